@@ -34,7 +34,7 @@ class Known:
     next_try: float = 0.0
 
 
-class CacheMachine(RuleBasedStateMachine):
+class CacheAgainstModel(RuleBasedStateMachine):
     """Makes one call after another; the model predicts the result of each, and whether the function is called."""
 
     @initialize(ttl=st.integers(1, 5), stale=st.integers(0, 5), errors_ttl=st.integers(1, 3), size=st.integers(1, 5))
@@ -81,7 +81,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.known.clear()
 
     @rule(key=KEYS, kind=st.sampled_from([None, Boom, Ignored, Kept]))
-    def ask(self, key: str, kind: type[Exception] | None) -> None:
+    def call(self, key: str, kind: type[Exception] | None) -> None:
         self.number += 1
         outcome: Any = self.number if kind is None else kind(self.number)
         calls = self.calls
@@ -125,7 +125,7 @@ class CacheMachine(RuleBasedStateMachine):
         return outcome, True
 
     @invariant()
-    def counted(self) -> None:
+    def statistics_agree(self) -> None:
         if not hasattr(self, "cache"):
             return
         stats = self.cache.stats()
@@ -134,5 +134,5 @@ class CacheMachine(RuleBasedStateMachine):
         assert stats.size <= self.size
 
 
-TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestCacheAgainstModel = CacheAgainstModel.TestCase
+TestCacheAgainstModel.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)

@@ -37,12 +37,12 @@ class Model:
     rates: tuple[Rate, ...]
     uses: list[tuple[float, float]] = field(default_factory=list)  # (when, units)
     closed_until: float = 0.0
-    told: list[tuple[float, float, float]] = field(default_factory=list)  # (since, remaining, until)
+    quotas: list[tuple[float, float, float]] = field(default_factory=list)  # (since, remaining, until)
     queue: list[Waiting] = field(default_factory=list)
 
     def instant(self, uses: list[tuple[float, float]], cost: float, floor: float) -> float:
         """Return the first instant that all limits allow."""
-        candidates = {floor, self.closed_until, *(until for _, _, until in self.told)}
+        candidates = {floor, self.closed_until, *(until for _, _, until in self.quotas)}
         for rate in self.rates:
             if rate.burst is None:
                 candidates |= {when + rate.per for when, _ in uses}
@@ -60,7 +60,7 @@ class Model:
     def allows(self, uses: list[tuple[float, float]], cost: float, at: float) -> bool:
         if at < self.closed_until:
             return False
-        for since, remaining, until in self.told:
+        for since, remaining, until in self.quotas:
             if at < until and sum(since <= when for when, _ in uses) + 1 > remaining:
                 return False
         for rate in self.rates:
@@ -89,7 +89,7 @@ class Model:
         self.queue = [it for it in self.queue if it.name != name]
 
 
-class LimiterInUse(TasksInVirtualTime):
+class LimiterAgainstModel(TasksInVirtualTime):
     """Tasks of one loop in virtual time. They begin exactly at the instants of the model, or are refused."""
 
     @initialize(rates=st.sampled_from(CASES), max_wait=st.none() | st.sampled_from([0.0, 1.0, 3.0]))
@@ -174,25 +174,25 @@ class LimiterInUse(TasksInVirtualTime):
     @rule(remaining=st.integers(1, 3), seconds=st.sampled_from([2.5, 5.0]))
     def learn(self, remaining: int, seconds: float) -> None:
         now = self.clock.now()
-        if all(abs(now + seconds - until) > 1 for _, _, until in self.model.told):  # separate windows, which all apply
+        if all(abs(now + seconds - until) > 1 for _, _, until in self.model.quotas):  # separate windows
             self.limiter.learn(remaining, seconds)
-            self.model.told.append((now, remaining, now + seconds))
+            self.model.quotas.append((now, remaining, now + seconds))
             self.counted_from(now)
         self.settle()
 
     def counted_from(self, now: float) -> None:
         """Let the model count only uses after `now`: an answer includes the calls that began at its own instant."""
-        since, remaining, until = self.model.told.pop()
-        self.model.told.append((since, remaining + sum(when == now for when, _ in self.model.uses), until))
+        since, remaining, until = self.model.quotas.pop()
+        self.model.quotas.append((since, remaining + sum(when == now for when, _ in self.model.uses), until))
 
     @rule()
     def reset(self) -> None:
         self.limiter.reset()
-        self.model.uses, self.model.told, self.model.closed_until = [], [], self.clock.now()
+        self.model.uses, self.model.quotas, self.model.closed_until = [], [], self.clock.now()
         self.settle()
 
     @invariant()
-    def the_books_agree(self) -> None:
+    def limiter_and_model_agree(self) -> None:
         if not self.is_open:
             return
         assert self.began == self.expected
@@ -206,5 +206,5 @@ class LimiterInUse(TasksInVirtualTime):
         assert not self.is_open or self.limiter.stats().queued == 0
 
 
-TestLimiterInUse = LimiterInUse.TestCase
-TestLimiterInUse.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestLimiterAgainstModel = LimiterAgainstModel.TestCase
+TestLimiterAgainstModel.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)

@@ -1,4 +1,4 @@
-"""RepeatCap: so many repeats at most in everything inside, however many layers try again."""
+"""RepeatCap: the total number of repeats inside, over all layers, executions, threads and tasks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.policies.retries import run
 LAYER = Retry(3, on=Boom, backoff=[0])
 
 
-async def calls_through(world: World, *around: Policy[Any], inner: Policy[Any] = LAYER) -> int:
-    """How often the bottom of three layers is called."""
+async def calls_through_layers(world: World, *around: Policy[Any], inner: Policy[Any] = LAYER) -> int:
+    """Return how often the innermost of three layers is called."""
     script = Script(Boom())
 
     async def middle(ctx: Context) -> Any:
@@ -34,15 +34,15 @@ async def calls_through(world: World, *around: Policy[Any], inner: Policy[Any] =
     return script.calls
 
 
-async def test_layers_do_not_multiply(world: World, clock: FakeClock) -> None:
-    """Three attempts in each of three layers: 27 calls, and 1 + 2 under a cap of 2."""
-    assert await calls_through(world, Retry(1)) == 27
-    assert await calls_through(world, RepeatCap(2)) == 3
-    assert await calls_through(world, RepeatCap(0)) == 1
+async def test_a_cap_bounds_the_repeats_of_all_layers(world: World, clock: FakeClock) -> None:
+    """With three attempts in each of three layers: 27 calls, and 1 + 2 under a cap of 2."""
+    assert await calls_through_layers(world, Retry(1)) == 27
+    assert await calls_through_layers(world, RepeatCap(2)) == 3
+    assert await calls_through_layers(world, RepeatCap(0)) == 1
 
 
 async def test_each_call_has_a_cap_of_its_own(world: World, clock: FakeClock) -> None:
-    """A cap remembers nothing between calls."""
+    """Repeats of an earlier call do not count."""
     policy = RepeatCap(1).wrap(LAYER)
     for _ in range(2):
         script = Script(Boom())
@@ -57,16 +57,16 @@ async def test_a_cap_may_be_of_any_size(world: World) -> None:
     assert script.calls == 3
 
 
-async def test_a_cap_inside_a_cap_counts_for_both(world: World, clock: FakeClock) -> None:
-    """The tighter one holds, whichever that is."""
+async def test_repeats_under_two_caps_count_for_both(world: World, clock: FakeClock) -> None:
+    """The smaller one holds, whether it is outside or inside."""
     for outer, inner in ((2, 5), (5, 2)):
         script = Script(Boom())
         await run(world, Policy.wrap(RepeatCap(outer), RepeatCap(inner), Retry(9, on=Boom, backoff=[0])), script)
         assert script.calls == 3
 
 
-async def test_the_cap_is_asked_before_the_budget(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    """What the cap refuses costs the budget nothing, and is no spent budget."""
+async def test_the_cap_is_checked_before_the_budget(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """A repeat that the cap refuses costs the budget nothing, and the budget does not count as spent."""
     budget = RetryBudget(0, saved=5)
     policy = RepeatCap(1).wrap(Retry(9, on=Boom, backoff=[0], budget=budget))
     await run(world, policy, Script(Boom()))
@@ -75,8 +75,8 @@ async def test_the_cap_is_asked_before_the_budget(world: World, clock: FakeClock
     assert not [event for event in heard if isinstance(event, events.BudgetSpent)]
 
 
-async def test_a_cap_goes_with_an_explicit_context_and_a_detached_block(world: World, clock: FakeClock) -> None:
-    """Clean-ups are executions inside, too; and a context of one's own does not get rid of the cap."""
+async def test_a_cap_holds_in_detached_blocks_and_for_explicit_contexts(world: World, clock: FakeClock) -> None:
+    """Both are executions inside the capped one."""
     script = Script(Boom())
 
     async def fn(ctx: Context) -> None:
@@ -91,8 +91,8 @@ async def test_a_cap_goes_with_an_explicit_context_and_a_detached_block(world: W
     assert script.calls == 7
 
 
-async def test_a_cap_goes_with_a_context_that_is_handed_over(world: World, clock: FakeClock) -> None:
-    """To code that has not inherited it: a thread without the variables of its maker."""
+async def test_a_cap_holds_for_its_context_in_another_thread(world: World, clock: FakeClock) -> None:
+    """The thread has not inherited the context variables."""
     script = Script(Boom())
     if not world.blocking:
         return
@@ -106,8 +106,8 @@ async def test_a_cap_goes_with_a_context_that_is_handed_over(world: World, clock
     assert script.calls == 2
 
 
-def test_exactly_so_many_over_threads_and_tasks() -> None:
-    """Threads and two event loops inside one call share one cap."""
+def test_threads_and_event_loops_share_one_cap_exactly() -> None:
+    """A thread and two event loops run inside one call."""
     retry = Retry(None, on=Boom, backoff=[0])
     calls: list[int] = []
 
@@ -147,8 +147,8 @@ def test_exactly_so_many_over_threads_and_tasks() -> None:
     assert len(calls) == 17 + 500
 
 
-async def test_what_is_cancelled_in_the_wait_is_given_back(in_asyncio: World) -> None:
-    """As for a budget: the repeat was not made."""
+async def test_a_retry_that_is_cancelled_during_its_wait_does_not_count(in_asyncio: World) -> None:
+    """The repeat was not made."""
     script = Script(Boom())
 
     async def fn(ctx: Context) -> None:
@@ -162,8 +162,7 @@ async def test_what_is_cancelled_in_the_wait_is_given_back(in_asyncio: World) ->
     assert script.calls == 3
 
 
-def test_a_cap_says_what_it_does() -> None:
-    """In a line, and as it was written."""
+def test_repr_and_description_of_a_cap() -> None:
     assert repr(RepeatCap(2)) == "RepeatCap(repeats=2)"
     assert (
         RepeatCap(2, name="cap").describe()

@@ -1,4 +1,4 @@
-"""Retry with a budget: what pays for retries, when it is asked, and when it gets them back."""
+"""Retry with a budget: what retries cost, what calls earn, and when a retry is refunded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.policies.retries import Response, bad, notes_of, run
 from tests.test_repeats import Own
 
 
-def given_up(heard: list[Any]) -> list[str]:
+def reasons(heard: list[Any]) -> list[str]:
     return [event.reason for event in heard if isinstance(event, events.RetryGaveUp)]
 
 
@@ -35,17 +35,16 @@ def spent(heard: list[Any]) -> list[tuple[str, str]]:
 async def test_a_spent_budget_ends_the_attempts_with_the_last_failure(
     world: World, clock: FakeClock, heard: list[Any]
 ) -> None:
-    """The failure comes out as ever, at once, with its note; the event says why."""
+    """It is raised at once with its note, and the event gives the reason."""
     budget = RetryBudget(0, saved=1)
     error = await run(world, Retry(3, on=Boom, backoff=[60], budget=budget, name="r"), Script(Boom("a"), Boom("b")))
     assert error.args == ("b",)
     assert "2 attempts" in notes_of(error)[0]
     assert clock.sleeps == [60]
-    assert (given_up(heard), spent(heard)) == (["budget"], [("r", "retry")])
+    assert (reasons(heard), spent(heard)) == (["budget"], [("r", "retry")])
 
 
-async def test_results_that_are_not_good_enough_cost_as_failures_do(world: World, clock: FakeClock) -> None:
-    """And earn nothing."""
+async def test_retries_of_bad_results_cost_and_bad_results_earn_nothing(world: World, clock: FakeClock) -> None:
     budget = RetryBudget(1.0, saved=2)
     result = await run(
         world, Retry(9, on_result=bad, backoff=[0], budget=budget), Script(*[Response() for _ in range(9)])
@@ -54,8 +53,8 @@ async def test_results_that_are_not_good_enough_cost_as_failures_do(world: World
     assert (budget.balance, budget.refused) == (0, 1)
 
 
-async def test_only_calls_that_end_well_earn(world: World, clock: FakeClock) -> None:
-    """Not failures that `on` does not name, nor refusals."""
+async def test_only_successful_calls_earn(world: World, clock: FakeClock) -> None:
+    """Neither unhandled errors nor refusals do."""
     budget = RetryBudget(0.5, saved=1)
     retry = Retry(2, on=Boom, backoff=[0], budget=budget)
     await run(world, retry, Script(Boom()))
@@ -66,8 +65,10 @@ async def test_only_calls_that_end_well_earn(world: World, clock: FakeClock) -> 
     assert budget.balance == 0.5
 
 
-async def test_it_is_asked_after_all_other_reasons_to_stop(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    """What ends anyway costs nothing."""
+async def test_the_budget_is_checked_after_all_other_reasons_to_stop(
+    world: World, clock: FakeClock, heard: list[Any]
+) -> None:
+    """A call that ends anyway costs nothing."""
     budget = RetryBudget(0, saved=1)
     unrepeatable = Boom()
     unrepeatable.repeatable = False  # type: ignore[attr-defined]
@@ -77,12 +78,12 @@ async def test_it_is_asked_after_all_other_reasons_to_stop(world: World, clock: 
     await run(world, Retry(on=Boom, backoff=[5], max_elapsed=1, budget=budget), Script(Boom()))
     open_inside = Retry(on=Boom, backoff=[5], budget=budget).wrap(CircuitBreaker(1, open_for=30))
     await run(world, open_inside, Script(Boom()))
-    assert given_up(heard) == ["attempts", "unrepeatable", "deadline", "max_elapsed", "circuit_open"]
+    assert reasons(heard) == ["attempts", "unrepeatable", "deadline", "max_elapsed", "circuit_open"]
     assert (budget.balance, budget.refused) == (1, 0)
 
 
-async def test_a_retry_in_front_of_an_open_circuit_costs_nothing(world: World, clock: FakeClock) -> None:
-    """What was refused inside has called nothing: neither where it is tried again, nor where it comes out."""
+async def test_a_retry_that_an_inner_policy_refuses_costs_nothing(world: World, clock: FakeClock) -> None:
+    """It made no call, whether the refusal is retried or raised."""
     budget = RetryBudget(0, saved=1)
     breaker = CircuitBreaker(1, open_for=30)
     waiting = Retry(5, on=(Boom, Rejected), backoff=[0], retry_after=False, budget=budget).wrap(breaker)
@@ -95,33 +96,35 @@ async def test_a_retry_in_front_of_an_open_circuit_costs_nothing(world: World, c
     assert budget.balance == 1
 
 
-class Slow(Boom):
-    """A failure that takes long to clean up."""
+class SlowToClose(Boom):
+    """A failure with a response that takes 100 s to close."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.response = self
         self.close = partial(clock.advance, 100)
 
 
-async def test_what_is_late_after_the_wait_is_given_back(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    """A wait that took too long: no attempt was made."""
+async def test_a_retry_that_is_too_late_after_its_wait_is_refunded(
+    world: World, clock: FakeClock, heard: list[Any]
+) -> None:
+    """No attempt was made."""
     budget = RetryBudget(0, saved=2)
     for limits in (Context(timeout=10), None):
         retry = Retry(3, on=Boom, backoff=[1], max_elapsed=None if limits else 10, budget=budget)
-        await run(world, retry, Script(Slow(clock)), limits)
-    assert given_up(heard) == ["deadline", "max_elapsed"]
+        await run(world, retry, Script(SlowToClose(clock)), limits)
+    assert reasons(heard) == ["deadline", "max_elapsed"]
     assert budget.balance == 2
     if world.blocking:
         with pytest.raises(Boom):
             for attempt in Retry(3, on=Boom, backoff=[1], max_elapsed=10, budget=budget).attempts():
                 with attempt:
-                    raise Slow(clock)
+                    raise SlowToClose(clock)
         assert budget.balance == 2
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_what_is_cancelled_in_the_wait_is_given_back(backend: str) -> None:
-    """Cancelled by the caller, in both forms."""
+def test_a_retry_that_is_cancelled_during_its_wait_is_refunded(backend: str) -> None:
+    """In a call and in a block."""
     budget = RetryBudget(0, saved=5)
     retry = Retry(5, on=Boom, backoff=[60], budget=budget)
 
@@ -140,23 +143,24 @@ def test_what_is_cancelled_in_the_wait_is_given_back(backend: str) -> None:
     anyio.run(main, backend=backend)
 
 
-async def test_an_attempt_that_was_made_stays_spent(world: World, clock: FakeClock) -> None:
-    """Also where it ends with what no policy handles, or is cut off."""
+async def test_an_attempt_that_was_made_is_not_refunded(world: World, clock: FakeClock) -> None:
+    """Even if it ends with an unhandled error or at a deadline."""
     for last in (ValueError(), DeadlineExceeded("late"), Boom()):
         budget = RetryBudget(0, saved=1)
         await run(world, Retry(2, on=Boom, backoff=[0], budget=budget), Script(Boom(), last))
         assert budget.balance == 0
 
 
-async def test_the_block_form_pays_likewise(threads: World, clock: FakeClock, heard: list[Any]) -> None:
-    """It earns where a block ends well, asks before the wait, and gives back what was refused."""
+async def test_a_retried_block_earns_costs_and_is_refunded_like_a_call(
+    threads: World, clock: FakeClock, heard: list[Any]
+) -> None:
     budget = RetryBudget(0.25, saved=2)
     retry = Retry(9, on=Boom, backoff=[1], budget=budget)
     with pytest.raises(Boom):
         for attempt in retry.attempts():
             with attempt:
                 raise Boom
-    assert (attempt.number, clock.sleeps, given_up(heard)) == (3, [1, 1], ["budget"])
+    assert (attempt.number, clock.sleeps, reasons(heard)) == (3, [1, 1], ["budget"])
     assert budget.balance == 0
     for attempt in retry.attempts():
         with attempt:
@@ -175,8 +179,7 @@ async def test_the_block_form_pays_likewise(threads: World, clock: FakeClock, he
     assert budget.balance == 1
 
 
-async def test_a_budget_of_the_users_is_told_and_asked(world: World, clock: FakeClock) -> None:
-    """What it raises comes out, as what a predicate raises."""
+async def test_a_custom_budget_is_called_and_its_errors_are_raised(world: World, clock: FakeClock) -> None:
     budget = Own(True, OSError("no answer"))
     await run(world, Retry(3, on=Boom, backoff=[0], budget=budget), Script(Boom(), "fine"))
     error = await run(world, Retry(3, on=Boom, backoff=[0], budget=budget), Script(Boom()))
@@ -184,8 +187,7 @@ async def test_a_budget_of_the_users_is_told_and_asked(world: World, clock: Fake
     assert budget.told == ["withdraw", "succeeded", "withdraw"]
 
 
-def test_a_retry_tells_what_pays_for_it() -> None:
-    """In `describe`, and in `repr` as it was written."""
+def test_repr_and_description_contain_the_budget() -> None:
     retry = Retry(3, budget=RetryBudget(0.2, saved=5))
     assert retry.describe().endswith("; paid for by RetryBudget(0.2, saved=5)")
     assert repr(Retry(budget=0.1)) == "Retry(budget=0.1)"

@@ -1,4 +1,4 @@
-"""Timeout(cooperative=True): a deadline that is carried, and nothing that is cut off."""
+"""`Timeout(cooperative=True)`: a deadline in the context, no call that is cut off, and warnings of overruns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, hanging
 
 
-async def test_a_cooperative_timeout_stays_in_its_thread_and_cuts_nothing_off(world: World) -> None:
-    """It only carries the deadline. A late result is returned."""
+async def test_a_cooperative_timeout_runs_the_function_in_the_callers_thread_to_its_end(world: World) -> None:
+    """The context has the deadline, and a late result is returned."""
     seen: list[Any] = []
 
     async def fn(ctx: Context) -> str:
@@ -30,8 +30,8 @@ async def test_a_cooperative_timeout_stays_in_its_thread_and_cuts_nothing_off(wo
     assert seen == [(threading.get_ident(), True), True]
 
 
-async def test_what_looks_at_the_deadline_keeps_to_a_cooperative_limit(world: World, clock: FakeClock) -> None:
-    """A retry inside it stops; a queue inside it gives up; `ctx.timeout` is what is left."""
+async def test_an_inner_retry_stops_at_a_cooperative_limit(world: World, clock: FakeClock) -> None:
+    """The limit is the deadline of its attempts."""
     script = Script(Boom())
     pipeline = Policy.wrap(Timeout(5, cooperative=True), Retry(None, on=Boom, backoff=[2]))
     assert isinstance(await world.attempt(pipeline, script.function()), Boom)
@@ -42,26 +42,26 @@ async def test_what_looks_at_the_deadline_keeps_to_a_cooperative_limit(world: Wo
 @pytest.mark.parametrize(
     ("budget", "kind"), [(None, TimeoutExceeded), (60, TimeoutExceeded), (5, DeadlineExceeded), (3, DeadlineExceeded)]
 )
-async def test_a_function_that_checks_gets_the_error_of_whichever_ran_out(
+async def test_check_raises_the_error_of_the_limit_or_of_an_earlier_deadline(
     world: World, clock: FakeClock, budget: float | None, kind: type[TimeoutExceeded]
 ) -> None:
-    """`ctx.check()` inside a limit of 5 s: the policy's own limit, or the execution's budget where that is earlier."""
-    told: list[Any] = []
+    """`ctx.check()` inside a limit of 5 s, at a deadline before, at or after it."""
+    timeouts: list[Any] = []
 
     async def fn(ctx: Context) -> None:
         clock.advance(5.5)
         ctx.check()
 
-    timeout = Timeout(5, cooperative=True, name="outer", on_timeout=told.append)
+    timeout = Timeout(5, cooperative=True, name="outer", on_timeout=timeouts.append)
     error = await world.attempt(timeout, fn, Context(timeout=budget))
     assert type(error) is kind
     if kind is TimeoutExceeded:
         assert (error.policy, error.timeout) == ("outer", 5)
-        assert [(event.timeout, event.by_deadline) for event in told] == [(5, False)]
+        assert [(event.timeout, event.by_deadline) for event in timeouts] == [(5, False)]
 
 
 async def test_an_enforced_timeout_inside_a_cooperative_one_fires_at_its_limit(world: World) -> None:
-    """And then it was the outer one's time that ran out."""
+    """The error names the cooperative one."""
     pipeline = Policy.wrap(Timeout(SHORT, cooperative=True, name="outer"), Timeout(LONG, name="inner"))
     with Stopwatch() as took:
         error = await world.attempt(pipeline, hanging(world))
@@ -70,15 +70,15 @@ async def test_an_enforced_timeout_inside_a_cooperative_one_fires_at_its_limit(w
     assert took.seconds < 5
 
 
-async def test_a_function_that_was_quick_is_not_accused(world: World, clock: FakeClock) -> None:
-    """The budget had been used up before the call began: that is not the function's doing."""
+async def test_a_fast_function_after_the_deadline_leaves_no_warning(world: World, clock: FakeClock) -> None:
+    """The deadline had passed before the call."""
     ctx = Context(timeout=1)
     clock.advance(60)
     assert await world.attempt(Timeout(5, cooperative=True), Script("fine").function(), ctx) == "fine"
 
 
-def test_at_the_very_instant_of_the_limit_it_is_over(clock: FakeClock) -> None:
-    """A function that finds no time left has run into this limit, and not into a deadline of the execution's."""
+def test_check_raises_at_the_very_instant_of_the_limit(clock: FakeClock) -> None:
+    """The error is that of the limit, not that of a deadline."""
 
     def fn(ctx: Context) -> None:
         clock.advance(5.0)
@@ -90,8 +90,10 @@ def test_at_the_very_instant_of_the_limit_it_is_over(clock: FakeClock) -> None:
 
 
 @pytest.mark.parametrize(("took", "warned"), [(0.9, 0), (1.1, 1)])
-def test_a_function_that_began_too_late_has_a_second(clock: FakeClock, took: float, warned: int) -> None:
-    """As one that has next to no time: that its time was over long ago neither adds to it nor takes from it."""
+def test_a_function_that_begins_after_the_deadline_has_a_second_before_a_warning(
+    clock: FakeClock, took: float, warned: int
+) -> None:
+    """The time between the deadline and the call does not count."""
 
     def fn(ctx: Context) -> None:
         clock.advance(took)
@@ -105,8 +107,8 @@ def test_a_function_that_began_too_late_has_a_second(clock: FakeClock, took: flo
 
 
 @pytest.mark.parametrize(("late", "left"), [(0.0, 0.25), (60.0, 0.0)])
-def test_the_error_of_the_budget_says_what_was_left_of_it(late: float, left: float) -> None:
-    """In seconds; never less than nothing, however late the call came."""
+def test_deadline_exceeded_carries_the_time_that_was_left(late: float, left: float) -> None:
+    """It is never negative, however late the call began."""
     gate = threading.Event()
     with virtual_time() as clock:
         ctx = Context(timeout=0.25)
@@ -118,10 +120,10 @@ def test_the_error_of_the_budget_says_what_was_left_of_it(late: float, left: flo
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
-def test_what_is_no_outcome_is_never_replaced_by_a_warning(
+def test_a_base_exception_is_never_replaced_by_a_warning(
     threads: World, clock: FakeClock, kind: type[BaseException]
 ) -> None:
-    """Where warnings are errors, a cancellation must not be swallowed for the sake of one."""
+    """Not even if warnings are errors."""
 
     async def fn(ctx: Context) -> None:
         clock.advance(60)
@@ -138,7 +140,7 @@ def test_what_is_no_outcome_is_never_replaced_by_a_warning(
 def test_the_warning_of_an_overrun_names_the_call_and_points_at_its_line(
     clock: FakeClock, operation: str | None, who: str, fails: bool
 ) -> None:
-    """The user's line, whatever policies stand between; also where the late call failed."""
+    """It is the line of the user's call, also if the late call failed."""
     pipeline = Policy.wrap(Fallback("instead"), Retry(1), Timeout(2.0, cooperative=True, name="patience"))
 
     def fn(ctx: Context) -> str:
@@ -157,10 +159,10 @@ def test_the_warning_of_an_overrun_names_the_call_and_points_at_its_line(
 
 
 @pytest.mark.parametrize(("limit", "took", "warned"), [(0.5, 1.5, 0), (0.5, 1.75, 1), (4.0, 8.0, 0), (4.0, 8.25, 1)])
-async def test_an_overrun_is_told_from_more_than_a_second_and_more_than_the_limit(
+async def test_an_overrun_of_more_than_a_second_and_more_than_the_limit_is_a_warning(
     world: World, clock: FakeClock, limit: float, took: float, warned: int
 ) -> None:
-    """Neither at the very second, nor at the very double. The late result is returned."""
+    """Both bounds are exclusive. The late result is returned."""
 
     async def fn(ctx: Context) -> str:
         clock.advance(took)
@@ -172,8 +174,7 @@ async def test_an_overrun_is_told_from_more_than_a_second_and_more_than_the_limi
     assert len(caught) == warned
 
 
-def test_the_description_says_whether_it_cuts_off() -> None:
-    """In a line, with the number."""
+def test_the_description_contains_the_limit_and_whether_calls_are_cut_off() -> None:
     assert Timeout(2.5).describe() == "Timeout: 2.5 s for everything inside, then it is cut off"
-    carried = "Timeout: 2.5 s for everything inside, carried as a deadline, nothing is cut off"
-    assert Timeout(2.5, cooperative=True).describe() == carried
+    cooperative = "Timeout: 2.5 s for everything inside, carried as a deadline, nothing is cut off"
+    assert Timeout(2.5, cooperative=True).describe() == cooperative

@@ -1,4 +1,4 @@
-"""The algorithms that learn a limit, against numbers; and the period that gathers their samples."""
+"""The algorithms that learn a limit, by numbers, and the period that collects their samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resilience import Sample, Seeking
 from resilience.state.concurrency import Aimd, Period
 
 
-def quick(inflight: int = 30, **numbers: Any) -> Sample:
+def fast(inflight: int = 30, **numbers: Any) -> Sample:
     return Sample(0.1, inflight, **{"full": False, "dropped": False, **numbers})
 
 
@@ -25,85 +25,88 @@ def slow(latency: float = 1.0, **numbers: Any) -> Sample:
 
 
 @pytest.mark.parametrize(
-    ("limit", "sample", "answer"),
+    ("limit", "sample", "expected"),
     [
-        (20, quick(10), (21, "room")),
-        (20, quick(9), (20, "idle")),
-        (30, quick(30, dropped=True), (27, "dropped")),
+        (20, fast(10), (21, "room")),
+        (20, fast(9), (20, "idle")),
+        (30, fast(30, dropped=True), (27, "dropped")),
         (30, slow(), (27, "slow")),
         (30, Sample(0.3, 30, False, False), (31, "room")),
-        (30, quick(latency_of_all=0.4), (27, "slow")),
-        (16.2, quick(9), (17.2, "room")),
+        (30, fast(latency_of_all=0.4), (27, "slow")),
+        (16.2, fast(9), (17.2, "room")),
     ],
 )
-def test_aimd(limit: float, sample: Sample, answer: tuple[float, str]) -> None:
-    """The first three are those of Netflix's AIMDLimitTest; 0.3 s is not longer than 0.3 s."""
+def test_aimd_adds_one_with_room_and_multiplies_by_nine_tenths_on_overload(
+    limit: float, sample: Sample, expected: tuple[float, str]
+) -> None:
+    """The first three cases are those of Netflix's AIMDLimitTest. The latency limit is exclusive."""
     new, reason = Aimd(0.3).update(limit, sample)
-    assert (new, reason) == (pytest.approx(answer[0]), answer[1])
+    assert (new, reason) == (pytest.approx(expected[0]), expected[1])
 
 
-def after(aimd: Aimd, limit: float, *samples: Sample) -> tuple[float, str]:
+def after_updates(aimd: Aimd, limit: float, *samples: Sample) -> tuple[float, str]:
     reason = ""
     for sample in samples:
         limit, reason = aimd.update(limit, sample)
     return limit, reason
 
 
-def test_eight_steps_down_that_make_nothing_quicker_are_taken_back() -> None:
-    """And it stays there while calls are as slow as that, whatever their number."""
+def test_eight_decreases_that_make_no_call_faster_are_reverted() -> None:
+    """The limit is kept while calls are as slow as that."""
     aimd = Aimd(0.3)
-    assert after(aimd, 30, *[slow(1.0)] * 8) == (pytest.approx(30 * 0.9**8), "slow")
-    assert after(aimd, 13, slow(0.81)) == (30, "slow anyway")
-    assert after(aimd, 30, *[slow(1.3)] * 20) == (30, "slow anyway")
+    assert after_updates(aimd, 30, *[slow(1.0)] * 8) == (pytest.approx(30 * 0.9**8), "slow")
+    assert after_updates(aimd, 13, slow(0.81)) == (30, "slow anyway")
+    assert after_updates(aimd, 30, *[slow(1.3)] * 20) == (30, "slow anyway")
 
 
-def test_steps_are_compared_with_what_was_usual_before_them() -> None:
-    """Not with the one slow sample that they began with."""
+def test_decreases_are_compared_with_the_latency_before_them() -> None:
+    """They are not compared with the single slow sample that caused the first one."""
     aimd = Aimd(0.3)
-    after(aimd, 30, *[Sample(0.29, 1, False, False)] * 10)
-    assert after(aimd, 30, slow(0.6), *[slow(0.4)] * 8) == (30, "slow anyway")
+    after_updates(aimd, 30, *[Sample(0.29, 1, False, False)] * 10)
+    assert after_updates(aimd, 30, slow(0.6), *[slow(0.4)] * 8) == (30, "slow anyway")
 
 
-def test_it_stays_at_what_calls_take_under_the_limit_that_it_went_back_to() -> None:
-    """With more of them at once that is longer than it was in the end of the steps."""
+def test_the_reverted_limit_is_kept_at_the_latency_of_that_limit() -> None:
+    """With more concurrent calls the latency is longer than at the end of the decreases."""
     aimd = Aimd(0.3)
-    after(aimd, 30, *[slow(1.0)] * 9)
+    after_updates(aimd, 30, *[slow(1.0)] * 9)
     assert {aimd.update(30, slow(3.0)) for _ in range(20)} == {(30, "slow anyway")}
 
 
 @pytest.mark.parametrize(
-    ("changed", "answer"),
-    [(slow(3.0), (27, "slow")), (quick(), (31, "room")), (slow(1.0, dropped=True), (27, "dropped"))],
+    ("changed", "expected"),
+    [(slow(3.0), (27, "slow")), (fast(), (31, "room")), (slow(1.0, dropped=True), (27, "dropped"))],
 )
-def test_it_moves_again_when_calls_are_otherwise(changed: Sample, answer: tuple[float, str]) -> None:
-    """Slower still, quick, or refused."""
+def test_a_kept_limit_changes_when_calls_get_slower_or_fast_or_are_dropped(
+    changed: Sample, expected: tuple[float, str]
+) -> None:
     aimd = Aimd(0.3)
-    assert after(aimd, 30, *[slow(1.0)] * 9) == (30, "slow anyway")
-    after(aimd, 30, slow(1.0))
+    assert after_updates(aimd, 30, *[slow(1.0)] * 9) == (30, "slow anyway")
+    after_updates(aimd, 30, slow(1.0))
     limit, reason = 30.0, "slow anyway"
     for _ in range(5):  # the latency is smoothed
         if reason == "slow anyway":
             limit, reason = aimd.update(30, changed)
-    assert (limit, reason) == (pytest.approx(answer[0]), answer[1])
+    assert (limit, reason) == (pytest.approx(expected[0]), expected[1])
 
 
-@pytest.mark.parametrize(("latency", "stays"), [(0.59, False), (0.61, True), (1.59, True), (1.61, False)])
-def test_it_stays_while_the_latency_is_about_the_same(latency: float, stays: bool) -> None:
-    """From 0.6 to 1.6 of what it was when the limit went back, smoothed."""
+@pytest.mark.parametrize(("latency", "is_kept"), [(0.59, False), (0.61, True), (1.59, True), (1.61, False)])
+def test_a_limit_is_kept_while_the_latency_is_about_the_same(latency: float, is_kept: bool) -> None:
+    """From 0.6 to 1.6 times the smoothed latency at the time when the limit was reverted."""
     aimd = Aimd(0.3)
-    after(aimd, 30, *[slow(1.0)] * 10)
+    after_updates(aimd, 30, *[slow(1.0)] * 10)
     reasons = {aimd.update(30, slow(latency))[1] for _ in range(15)}
-    assert (reasons == {"slow anyway"}) == stays
+    assert (reasons == {"slow anyway"}) == is_kept
 
 
-def test_once_it_moves_again_it_no_longer_knows_where_it_stayed() -> None:
+def test_a_limit_that_changes_again_is_no_longer_kept() -> None:
     aimd = Aimd(0.3)
-    after(aimd, 30, *[slow(1.0)] * 10)
-    assert after(aimd, 30, slow(1.0, dropped=True), slow(1.0)) == (pytest.approx(30 * 0.9**2), "slow")
+    after_updates(aimd, 30, *[slow(1.0)] * 10)
+    assert after_updates(aimd, 30, slow(1.0, dropped=True), slow(1.0)) == (pytest.approx(30 * 0.9**2), "slow")
 
 
-def test_steps_that_make_calls_a_fifth_quicker_go_on() -> None:
-    """Then it is the queue of the other side, and it gets shorter."""
+def test_decreases_that_make_calls_a_fifth_faster_continue() -> None:
+    """The latency is the queue of the service then, which gets shorter."""
     aimd, limit = Aimd(0.3), 100.0
     for step in range(20):
         limit, reason = aimd.update(limit, slow(5.0 * 0.9**step))
@@ -111,14 +114,14 @@ def test_steps_that_make_calls_a_fifth_quicker_go_on() -> None:
     assert limit == pytest.approx(100 * 0.9**20)
 
 
-def test_while_calls_are_refused_it_only_goes_down() -> None:
+def test_the_limit_only_falls_while_calls_are_dropped() -> None:
     aimd = Aimd(0.3)
-    assert after(aimd, 100, *[slow(dropped=True)] * 30) == (pytest.approx(100 * 0.9**30), "dropped")
+    assert after_updates(aimd, 100, *[slow(dropped=True)] * 30) == (pytest.approx(100 * 0.9**30), "dropped")
 
 
-def test_aimd_can_forget() -> None:
+def test_reset_of_aimd_discards_the_kept_limit() -> None:
     aimd = Aimd(0.3)
-    after(aimd, 30, *[slow(1.0)] * 10)
+    after_updates(aimd, 30, *[slow(1.0)] * 10)
     aimd.reset()
     assert aimd.update(30, slow(1.0)) == (pytest.approx(27), "slow")
 
@@ -126,8 +129,8 @@ def test_aimd_can_forget() -> None:
 # --- Seeking -------------------------------------------------------------------------------------
 
 
-def sought(throughput: Any, full: bool = True, rounds: int = 60, limit: float = 20.0) -> float:
-    """Where the limit goes, the throughput being a function of it; the mean of the last rounds."""
+def seek(throughput: Any, full: bool = True, rounds: int = 60, limit: float = 20.0) -> float:
+    """Return the mean limit of the last rounds, with a throughput that is a function of the limit."""
     seeking, limits = Seeking(), []
     for _ in range(rounds):
         limit, _ = seeking.update(limit, Sample(0.1, int(limit), full, False, throughput(limit)))
@@ -135,30 +138,30 @@ def sought(throughput: Any, full: bool = True, rounds: int = 60, limit: float = 
     return sum(limits[-10:]) / 10
 
 
-def test_seeking_goes_up_where_more_brings_more() -> None:
-    assert sought(lambda limit: 10 * limit) > 100
+def test_seeking_rises_while_the_throughput_rises() -> None:
+    assert seek(lambda limit: 10 * limit) > 100
 
 
-def test_seeking_goes_down_where_more_brings_nothing() -> None:
-    assert sought(lambda limit: 100.0, limit=60) < 10
+def test_seeking_falls_while_the_throughput_is_constant() -> None:
+    assert seek(lambda limit: 100.0, limit=60) < 10
 
 
-def test_seeking_settles_at_the_knee() -> None:
-    """Of a server with twenty workers, from below and from above."""
+def test_seeking_settles_at_the_number_of_workers() -> None:
+    """Of a server with twenty workers, from a lower and a higher limit."""
     for limit in (5.0, 80.0):
-        assert 15 < sought(lambda limit: 10 * min(limit, 20), limit=limit, rounds=120) < 27
+        assert 15 < seek(lambda limit: 10 * min(limit, 20), limit=limit, rounds=120) < 27
 
 
-def test_seeking_stays_where_the_limit_does_not_bind_or_nothing_is_known() -> None:
-    """The throughput is what comes, then, and says nothing about the limit."""
-    assert sought(lambda limit: 100.0, full=False) == 20
-    assert 18 < sought(lambda limit: 0.0) < 22
+def test_seeking_keeps_the_limit_if_it_is_not_reached_or_the_throughput_is_unknown() -> None:
+    """The throughput is that of the demand then."""
+    assert seek(lambda limit: 100.0, full=False) == 20
+    assert 18 < seek(lambda limit: 0.0) < 22
 
 
 @example(course=[(5e-324, True, False), (2.0, True, False)])
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.booleans(), st.booleans()), max_size=60))
-def test_a_limit_is_always_a_number(course: list[tuple[float, bool, bool]]) -> None:
-    """At least 1 in Seeking, whatever the samples."""
+def test_a_limit_is_finite_and_positive_for_any_samples(course: list[tuple[float, bool, bool]]) -> None:
+    """With Seeking it is at least 1."""
     for algorithm in (Aimd(0.3), Seeking()):
         limit = 20.0
         for number, full, dropped in course:
@@ -169,33 +172,35 @@ def test_a_limit_is_always_a_number(course: list[tuple[float, bool, bool]]) -> N
 
 
 @pytest.mark.parametrize(
-    ("limit", "throughputs", "answers"),
+    ("limit", "throughputs", "results"),
     [
-        # The first answer is 15 % lower. What follows goes by exp(gain * (elasticity - target)).
-        (20, (20, 17), (17, 20 * exp(0.25 * 0.5) * 1.15)),  # elasticity 1: as much more as there are more
-        (20, (20, 20), (17, 20 * exp(0.25 * -0.5) * 1.15)),  # 0
-        (20, (1, 1000), (17, 20 * exp(0.25 * -1) * 1.15)),  # no more than -2 counts, and -1 of the difference
+        # The first result is 15 % lower. The next one is scaled by exp(gain * (elasticity - target)).
+        (20, (20, 17), (17, 20 * exp(0.25 * 0.5) * 1.15)),  # elasticity 1: the throughput grows like the limit
+        (20, (20, 20), (17, 20 * exp(0.25 * -0.5) * 1.15)),  # elasticity 0
+        (20, (1, 1000), (17, 20 * exp(0.25 * -1) * 1.15)),  # the elasticity is at least -2, the exponent at least -1
         (20, (1000, 1), (17, 20 * exp(0.25 * 1) * 1.15)),
-        (4, (1, 1), (3, 4 * exp(0.25 * -0.5) + 1)),  # by one at least
-        (1.5, (1, 1), (1, 1.5 * exp(0.25 * -0.5) + 1)),  # never below one
+        (4, (1, 1), (3, 4 * exp(0.25 * -0.5) + 1)),  # the change is at least one
+        (1.5, (1, 1), (1, 1.5 * exp(0.25 * -0.5) + 1)),  # the limit is at least one
     ],
 )
-def test_seeking_by_numbers(limit: float, throughputs: tuple[float, float], answers: tuple[float, float]) -> None:
+def test_seeking_follows_the_elasticity_of_the_throughput(
+    limit: float, throughputs: tuple[float, float], results: tuple[float, float]
+) -> None:
     seeking, given = Seeking(), limit
-    for throughput, answer in zip(throughputs, answers, strict=True):
+    for throughput, result in zip(throughputs, results, strict=True):
         given, _ = seeking.update(given, slow(throughput=throughput))
-        assert given == pytest.approx(answer)
+        assert given == pytest.approx(result)
 
 
 def test_seeking_smooths_elasticities_between_minus_two_and_two() -> None:
-    """Each weighs 0.4 against those before it."""
+    """Each has a weight of 0.4 against the earlier ones."""
     seeking, limit = Seeking(gain=1.0), 100.0
-    for throughput in (1, 10**9, 10**9, 1):  # from above: -2, then 2
+    for throughput in (1, 10**9, 10**9, 1):  # elasticities of -2, then 2
         limit, _ = seeking.update(limit, slow(throughput=throughput))
     assert limit == pytest.approx(100 * exp(-1) * exp(-2 + 4 * 0.4 - 0.5) * 1.15)
 
 
-def test_seeking_is_shown_and_can_forget() -> None:
+def test_repr_and_reset_of_seeking() -> None:
     seeking = Seeking(gain=0.5)
     assert repr(seeking) == "Seeking(dither=0.15, gain=0.5, target=0.5)"
     first = seeking.update(20, slow(throughput=1.0))
@@ -207,8 +212,8 @@ def test_seeking_is_shown_and_can_forget() -> None:
 # --- periods -------------------------------------------------------------------------------------
 
 
-def test_a_period_gathers_what_ended_in_it() -> None:
-    """The latency is what a tenth exceeded; the throughput begins with the first call that ended."""
+def test_a_sample_of_a_period_summarizes_the_calls_that_ended_in_it() -> None:
+    """The latency is the one that a tenth exceeded; the throughput counts from the end of the first call."""
     period = Period()
     assert period.next_evaluation == -inf
     for number in range(1, 101):
@@ -221,15 +226,15 @@ def test_a_period_gathers_what_ended_in_it() -> None:
     assert period.next_evaluation == 34.0
 
 
-def test_calls_of_an_earlier_period_count_in_no_comparison() -> None:
-    """Only in the latency of all: else the slowest of all would never be seen."""
+def test_calls_of_an_earlier_period_count_in_latency_of_all_only() -> None:
+    """Otherwise the slowest calls would never count."""
     earlier, period = Period(), Period()
     period.note(0.1, period, 1, waiters=False, now=1.0)
     assert period.note(9.0, earlier, 1, waiters=False, now=2.0) == 1
     assert period.sample(2.0, 1.0, rejected=True) == Sample(0.1, 1, True, False, 0.0, 9.0)
 
 
-def test_a_period_keeps_so_many_samples_and_no_more() -> None:
+def test_a_period_keeps_at_most_ten_thousand_samples() -> None:
     period = Period()
     for _ in range(10_001):
         period.note(0.1, period, 1, waiters=False, now=1.0)

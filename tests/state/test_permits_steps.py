@@ -1,4 +1,4 @@
-"""Permits, cut to pieces: between any two instructions of a method there comes another thread, or a finalizer."""
+"""Permits, step by step: another thread or a finalizer runs between any two instructions of a method."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytestmark = [
 ]
 
 
-class Hall:
-    """Permits in some state: `i0, i1` are inside, `g0` was granted a permit and does not know yet, `w0, w1` wait."""
+class Scene:
+    """Permits in some state: `i0, i1` hold one, `g0` was granted one and was not woken yet, `w0, w1` wait."""
 
     def __init__(self, limit: int, queue: int, inside: int, granted: int, waiting: int) -> None:
         self.permits: Permits[str] = Permits(limit, queue)
@@ -38,19 +38,19 @@ class Hall:
         assert self.inside == [f"i{n}" for n in range(inside)] + [f"g{n}" for n in range(granted)]
         assert len(self.early) == waiting
 
-    # --- what callers do ---
+    # --- the steps of callers ---
 
     def arrive(self, name: str) -> None:
         if self.permits.take():
-            assert not self.someone_waits_since_before(), "overtaken"
+            assert not self.has_earlier_waiters(), "overtaken"
             self.inside.append(name)
         else:
             self.tickets[name] = ticket = Ticket(name)
-            self.note(self.permits.join(ticket))
+            self.wake(self.permits.join(ticket))
 
     def release(self, name: str) -> None:
         self.inside.remove(name)
-        self.note(self.permits.give_back())
+        self.wake(self.permits.give_back())
 
     def time_out(self, name: str) -> None:
         ticket = self.tickets[name]
@@ -62,27 +62,27 @@ class Hall:
         granted = self.permits.abandon(self.tickets[name])
         if name in self.inside:
             self.inside.remove(name)
-        self.note(granted)
+        self.wake(granted)
 
     def resize(self, limit: int) -> None:
         self.most = max(self.most, limit)
-        self.note(self.permits.resize(limit))
+        self.wake(self.permits.resize(limit))
 
-    def someone_waits_since_before(self, ticket: Ticket[str] | None = None) -> bool:
+    def has_earlier_waiters(self, ticket: Ticket[str] | None = None) -> bool:
         before = self.early[: self.early.index(ticket)] if ticket in self.early else self.early
         return any(it.state is TicketState.WAITING for it in before)
 
-    def note(self, granted: list[Ticket[str]] | None) -> None:
-        """What the caller of a method does with what it returns: it wakes them."""
+    def wake(self, granted: list[Ticket[str]] | None) -> None:
+        """Wake the waiters that a method returns, as its callers do."""
         for ticket in granted or []:
-            assert not self.someone_waits_since_before(ticket), "overtaken"
-            if ticket.state is not TicketState.GONE:  # else cancelled since, and passed on
+            assert not self.has_earlier_waiters(ticket), "overtaken"
+            if ticket.state is not TicketState.GONE:  # otherwise it was cancelled since, and its permit passed on
                 self.inside.append(ticket.waiter)
 
-    # --- afterwards ---
+    # --- checks ---
 
     def check(self) -> None:
-        """The counts are exact, nobody waits in vain, and in the end every permit is there again."""
+        """The counts are exact, no wake-up is lost, and in the end each permit is free again."""
         waiting = [name for name, ticket in self.tickets.items() if ticket.state is TicketState.WAITING]
         counts = self.permits.counts()
         assert (counts.in_flight, counts.queued) == (len(self.inside), len(waiting))
@@ -108,62 +108,62 @@ STATES = {
     "two granted, two wait": (3, 4, 1, 2, 2),
 }
 
-#: What somebody may do, if it can be done in that state.
-STEPS: dict[str, Callable[[Hall], Callable[[], None] | None]] = {
-    "arrive": lambda hall: lambda: hall.arrive("n0"),
-    "release": lambda hall: (lambda: hall.release("i0")) if "i0" in hall.inside else None,
-    "release granted": lambda hall: (lambda: hall.release("g0")) if "g0" in hall.inside else None,
-    "time out": lambda hall: (lambda: hall.time_out("w0")) if "w0" in hall.tickets else None,
-    "cancel": lambda hall: (lambda: hall.cancel("w0")) if "w0" in hall.tickets else None,
-    "cancel another": lambda hall: (lambda: hall.cancel("w1")) if "w1" in hall.tickets else None,
-    "cancel granted": lambda hall: (lambda: hall.cancel("g0")) if "g0" in hall.tickets else None,
-    "cancel another granted": lambda hall: (lambda: hall.cancel("g1")) if "g1" in hall.tickets else None,
-    "time out granted": lambda hall: (lambda: hall.time_out("g0")) if "g0" in hall.tickets else None,
-    "grow": lambda hall: lambda: hall.resize(hall.permits.limit + 1),
-    "shrink": lambda hall: lambda: hall.resize(1),
-    "arrive too": lambda hall: lambda: hall.arrive("n1"),
+#: The steps of callers; None if the step is not possible in that state.
+STEPS: dict[str, Callable[[Scene], Callable[[], None] | None]] = {
+    "arrive": lambda scene: lambda: scene.arrive("n0"),
+    "release": lambda scene: (lambda: scene.release("i0")) if "i0" in scene.inside else None,
+    "release granted": lambda scene: (lambda: scene.release("g0")) if "g0" in scene.inside else None,
+    "time out": lambda scene: (lambda: scene.time_out("w0")) if "w0" in scene.tickets else None,
+    "cancel": lambda scene: (lambda: scene.cancel("w0")) if "w0" in scene.tickets else None,
+    "cancel another": lambda scene: (lambda: scene.cancel("w1")) if "w1" in scene.tickets else None,
+    "cancel granted": lambda scene: (lambda: scene.cancel("g0")) if "g0" in scene.tickets else None,
+    "cancel another granted": lambda scene: (lambda: scene.cancel("g1")) if "g1" in scene.tickets else None,
+    "time out granted": lambda scene: (lambda: scene.time_out("g0")) if "g0" in scene.tickets else None,
+    "grow": lambda scene: lambda: scene.resize(scene.permits.limit + 1),
+    "shrink": lambda scene: lambda: scene.resize(1),
+    "arrive too": lambda scene: lambda: scene.arrive("n1"),
 }
 
-#: Who can do one of these cannot do another one at the same time: it is one and the same caller.
-SAME = [{"time out", "cancel"}, {"cancel granted", "time out granted", "release granted"}]
+#: Steps of the same caller, which cannot take place at the same time.
+SAME_CALLER = [{"time out", "cancel"}, {"cancel granted", "time out granted", "release granted"}]
 
 
 def can_meet(names: tuple[str, ...]) -> bool:
-    return not any(len(same.intersection(names)) > 1 for same in SAME)
+    return not any(len(same.intersection(names)) > 1 for same in SAME_CALLER)
 
 
-def steps_of(hall: Hall, names: tuple[str, ...]) -> list[Callable[[], None]] | None:
-    steps = [STEPS[name](hall) for name in names]
+def steps_of(scene: Scene, names: tuple[str, ...]) -> list[Callable[[], None]] | None:
+    steps = [STEPS[name](scene) for name in names]
     return None if None in steps else [step for step in steps if step is not None]
 
 
 # --- two threads -----------------------------------------------------------------------------
 
 
-def cut(state: str, names: tuple[str, ...], cuts: tuple[int, ...]) -> list[int] | None:
-    """Run the steps side by side, cut in these places; return how long they were, None if they make no sense here."""
-    hall = Hall(*STATES[state])
+def interleave(state: str, names: tuple[str, ...], cuts: tuple[int, ...]) -> list[int] | None:
+    """Interleave the steps, cut at these places; return their lengths, or None if the state does not allow them."""
+    scene = Scene(*STATES[state])
     stage = Stage(module)
-    stage.give_locks(hall.permits)
-    steps = steps_of(hall, names)
+    stage.give_locks(scene.permits)
+    steps = steps_of(scene, names)
     if steps is None:
         return None
     lengths = stage.interleave(steps, cuts)
-    hall.check()
+    scene.check()
     return lengths
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_two_threads_may_meet_between_any_two_instructions(state: str) -> None:
-    """One stops after each of its instructions in turn, the other goes all the way, the first goes on."""
+def test_two_threads_may_interleave_between_any_two_instructions(state: str) -> None:
+    """One stops after each of its instructions in turn, the other runs to its end, and the first continues."""
     for names in itertools.permutations(STEPS, 2):
-        if not can_meet(names) or (lengths := cut(state, names, (TO_THE_END, TO_THE_END))) is None:
+        if not can_meet(names) or (lengths := interleave(state, names, (TO_THE_END, TO_THE_END))) is None:
             continue
         for first in range(lengths[0] + 1):
-            cut(state, names, (first, TO_THE_END))
+            interleave(state, names, (first, TO_THE_END))
 
 
-#: Three who meet where it hurts, in one state each.
+#: Three steps that conflict, and the state in which they do.
 TRIPLES = [
     ("full", ("release", "arrive", "arrive too")),
     ("full, one waits", ("release", "arrive", "time out")),
@@ -174,29 +174,30 @@ TRIPLES = [
 
 
 @pytest.mark.parametrize(("state", "names"), TRIPLES)
-def test_three_threads_may_meet_between_any_instructions(state: str, names: tuple[str, str, str]) -> None:
-    """Two stop, each at every one of its places, a third goes all the way, and the two go on in either order."""
+def test_three_threads_may_interleave_between_any_instructions(state: str, names: tuple[str, str, str]) -> None:
+    """Two stop at each of their places, the third runs to its end, and the two continue in either order."""
     for order in itertools.permutations(names):
-        lengths = cut(state, order, (TO_THE_END,) * 3)
+        lengths = interleave(state, order, (TO_THE_END,) * 3)
         assert lengths is not None
-        assert min(lengths) > 2  # the places are there: the interpreter does trace
+        assert min(lengths) > 2  # there are places: the interpreter does trace
         for first in range(0, lengths[0] + 1, 2):
             for second in range(1, lengths[1] + 1, 3):
-                cut(state, order, (first, second, TO_THE_END))
+                interleave(state, order, (first, second, TO_THE_END))
 
 
 @pytest.mark.parametrize(
     "names", [("arrive", "arrive too"), ("arrive", "release"), ("arrive", "grow"), ("arrive", "shrink")]
 )
-def test_two_threads_may_meet_where_permits_are_made(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit that is laid out in batches is never exceeded by two who make one at the same time."""
+def test_two_threads_that_make_a_batch_of_permits_do_not_exceed_the_limit(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Permits, "BATCH", 1, raising=False)
     STATES["more to make"] = (3, 1, 1, 0, 0)
     try:
-        lengths = cut("more to make", names, (TO_THE_END, TO_THE_END))
+        lengths = interleave("more to make", names, (TO_THE_END, TO_THE_END))
         assert lengths is not None
         for first in range(lengths[0] + 1):
-            cut("more to make", names, (first, TO_THE_END))
+            interleave("more to make", names, (first, TO_THE_END))
     finally:
         del STATES["more to make"]
 
@@ -205,31 +206,34 @@ def test_two_threads_may_meet_where_permits_are_made(names: tuple[str, str], mon
 
 
 def interrupted(state: str, step: str, by: tuple[str, ...], place: int) -> bool | None:
-    """Run `step` and, at its n-th place, `by`; say whether there was such a place, None if it makes no sense here."""
-    hall = Hall(*STATES[state])
-    steps = steps_of(hall, (step, *by))
+    """Run `step` and, at its n-th place, `by`.
+
+    Return whether there was such a place, or None if the steps are not possible in this state.
+    """
+    scene = Scene(*STATES[state])
+    steps = steps_of(scene, (step, *by))
     if steps is None:
         return None
 
     def finalizers() -> None:
-        hall.early = []  # who is about to be granted a permit has not been overtaken
+        scene.early = []  # a waiter that is about to be granted a permit is not overtaken
         for each in steps[1:]:
             each()
 
     interruption = Interruption([module], place, finalizers)
     interruption.around(steps[0])
     if interruption.happened:
-        hall.check()
+        scene.check()
     return interruption.happened
 
 
-#: What a coroutine does that is thrown away: it gives back what it holds, or leaves the queue.
+#: What a coroutine that is garbage collected does: it releases its permit, or leaves the queue.
 FINALIZERS = ["release", "cancel", "cancel another", "cancel granted", "cancel another granted"]
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_finalizer_may_run_anywhere(state: str) -> None:
-    """Where the collector may run, coroutines that are thrown away give back permits or leave, in the same thread."""
+def test_a_finalizer_may_run_between_any_two_instructions(state: str) -> None:
+    """The collector may close coroutines there, which release permits or leave the queue in the same thread."""
     bys = [*itertools.combinations(FINALIZERS, 1), *itertools.permutations(FINALIZERS, 2)]
     for step, by in itertools.product(STEPS, bys):
         if not can_meet((step, *by)) or step in by:
@@ -237,4 +241,4 @@ def test_a_finalizer_may_run_anywhere(state: str) -> None:
         place = 0
         while interrupted(state, step, by, place):
             place += 1
-        assert place > 1 or interrupted(state, step, by, 0) is None  # the places are there
+        assert place > 1 or interrupted(state, step, by, 0) is None  # there are places

@@ -1,4 +1,4 @@
-"""Rates: when the next use may begin, against the tables of other libraries and against all uses that there were."""
+"""Rates: when the next use may begin, compared with tables of other libraries and with all earlier uses."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _TICK = 0.1  # the unit of the tests of golang.org/x/time/rate
         (3, [(0, 3, True), (3, 1, True), (4, 3, True), (4, 1, False), (9, 3, True)]),
     ],
 )
-def test_bursts_as_in_golang(burst: int, steps: list[tuple[int, int, bool]]) -> None:
+def test_bursts_are_admitted_as_in_golang(burst: int, steps: list[tuple[int, int, bool]]) -> None:
     """`TestLimiterBurst1` and `TestLimiterBurst3` of golang.org/x/time/rate: 10 a second."""
     rate = Spread(10, 1.0, burst)
     assert [rate.take_now(cost, tick * _TICK) for tick, cost, _ in steps] == [allowed for _, _, allowed in steps]
 
 
 def test_a_unit_leaves_the_window_when_it_is_as_old_as_the_period() -> None:
-    """2 in 100 ms, as in the sliding log of tower-resilience: at 0 and 60 ms; not at 99.9; at 100, not at 110."""
+    """As in the sliding log of tower-resilience, with 2 in 100 ms: at 0, 60 and 100 ms, but not at 99.9 and 110 ms."""
     window = Window(2, 0.1)
     allowed = [(at, window.take_now(1, at)) for at in (0.0, 0.06, 0.0999, 0.1, 0.11, 0.16)]
     assert [at for at, has_turn in allowed if has_turn] == [0.0, 0.06, 0.1, 0.16]
 
 
-def test_who_looks_ahead_lets_nothing_leave_the_window() -> None:
-    """Each rate is asked for the instant that the one before it names; for the next call it may be an earlier one."""
+def test_a_look_ahead_removes_no_unit_from_the_window() -> None:
+    """`ready` may be called for an instant, and later for an earlier one."""
     window = Window(2, 4.0)
     for at in (0.0, 0.5):
         assert window.take_now(1, at)
@@ -44,16 +44,16 @@ def test_who_looks_ahead_lets_nothing_leave_the_window() -> None:
     assert not window.take_now(1, 3.75)
 
 
-def test_a_window_has_no_edge_at_which_twice_the_limit_passes() -> None:
-    """100 a second: 100 at 0.9 s, none at 1.1 s, 100 at 1.9 s, as in tower-resilience."""
+def test_no_edge_of_a_window_admits_twice_the_limit() -> None:
+    """As in tower-resilience, with 100 a second: 100 at 0.9 s, none at 1.1 s, 100 at 1.9 s."""
     window = Window(100, 1.0)
     assert [sum(window.take_now(1, at) for _ in range(150)) for at in (0.9, 1.1, 1.9)] == [100, 0, 100]
 
 
 @given(st.integers(1, 6), st.lists(st.tuples(st.floats(0, 0.4), st.integers(1, 3)), max_size=60))
 @example(2, [(0.0, 1), (0.95, 1), (0.0, 1)])
-def test_no_period_sees_more_than_the_limit(limit: int, arrivals: list[tuple[float, int]]) -> None:
-    """And no unit stays longer than a 1024th of the period beyond its time."""
+def test_no_period_contains_more_than_the_limit(limit: int, arrivals: list[tuple[float, int]]) -> None:
+    """Each unit leaves the window at most a 1024th of the period late."""
     window, now, taken = Window(limit, 1.0), 0.0, []
     for gap, cost in arrivals:
         now += gap
@@ -65,8 +65,8 @@ def test_no_period_sees_more_than_the_limit(limit: int, arrivals: list[tuple[flo
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.floats(0, 0.8), st.integers(1, 6)), max_size=60))
-def test_no_span_sees_more_than_the_burst_and_its_share(burst: int, arrivals: list[tuple[float, int]]) -> None:
-    """Between any two uses lie no more units than the burst, or one that is larger, and the rate times the seconds."""
+def test_no_span_contains_more_than_the_burst_and_the_rate(burst: int, arrivals: list[tuple[float, int]]) -> None:
+    """At most the burst, or a first use that is larger, and the rate times the seconds."""
     rate, now, uses = Spread(2, 1.0, burst), 0.0, []
     for gap, cost in arrivals:
         now += gap
@@ -79,7 +79,7 @@ def test_no_span_sees_more_than_the_burst_and_its_share(burst: int, arrivals: li
             units += cost
 
 
-def test_what_is_larger_than_the_burst_waits_for_all_of_it_and_leaves_a_debt() -> None:
+def test_a_cost_above_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -> None:
     rate = Spread(1, 1.0, 2)
     assert rate.take_now(1, 0.0)
     assert rate.ready(5, 0.5) == 1.0
@@ -88,35 +88,35 @@ def test_what_is_larger_than_the_burst_waits_for_all_of_it_and_leaves_a_debt() -
 
 
 def test_the_memory_of_a_window_is_bounded() -> None:
-    """Uses within a 1024th of the period are one entry, and what has left is forgotten."""
+    """Uses within a 1024th of the period are one entry, and expired entries are deleted."""
     window = Window(10_000, 1.0)
     for number in range(30_000):
         window.take_now(1, number / 10_000)
     assert len(window._log) <= Window.STEPS + 1
 
 
-def test_a_use_is_kept_with_the_one_just_before_it() -> None:
-    """The earlier ones leave when they are as old as the period."""
+def test_a_use_shares_the_entry_of_the_one_just_before_it() -> None:
+    """Earlier entries expire separately."""
     window = Window(3, 1.0)
     assert [window.take_now(1, at) for at in (0.0, 0.5, 0.5001)] == [True] * 3
     assert (window.ready(1, 0.6), window.ready(2, 0.6)) == (1.0, 1.5001)
 
 
-def test_uses_that_follow_closely_are_not_all_kept_as_one() -> None:
-    """Each leaves in time, though there is always one within a 1024th of the period before it."""
+def test_a_long_row_of_close_uses_does_not_share_one_entry() -> None:
+    """Each use expires in time, although each follows another within a 1024th of the period."""
     window, gap = Window(1000, 1.0), 0.5 / Window.STEPS
     for number in range(1000):
         window.take(1, number * gap, number * gap)
     assert 1.0 <= window.ready(1, 0.6) <= 1.0 + 1 / Window.STEPS
 
 
-def test_fractions_are_not_refused_for_the_rounding_of_their_sum() -> None:
+def test_rounding_errors_of_fractional_costs_refuse_no_use() -> None:
     window = Window(1, 1.0)
     assert [window.take_now(0.1, 0.5) for _ in range(11)] == [True] * 10 + [False]
 
 
-def test_a_clock_that_was_read_before_another_ones_changes_no_order() -> None:
-    """Two threads read the clock, and come to the lock the other way round: the entry keeps its later instant."""
+def test_uses_recorded_out_of_order_keep_the_later_instant() -> None:
+    """Two threads may read the clock, and take the lock in the other order."""
     window = Window(2, 1.0)
     window.take(1, 5.0001, 5.0001)
     window.take(1, 5.0, 5.0)
@@ -126,8 +126,8 @@ def test_a_clock_that_was_read_before_another_ones_changes_no_order() -> None:
 # --- lateness ----------------------------------------------------------------------------------
 
 
-def test_a_turn_is_charged_by_its_schedule() -> None:
-    """0.2 s late are caught up; of 10 s, a quarter of a second, or the burst where that is longer."""
+def test_a_late_turn_is_charged_by_its_schedule() -> None:
+    """At most a quarter of a second is caught up, or the time of the burst if that is longer."""
     for late, burst, caught_up in [(0.125, 1, 0.125), (10.0, 1, 0.25), (10.0, 4, 0.5)]:
         rate = Spread(8, 1.0, burst)
         rate.take(burst, 0.0, 0.0)
@@ -136,7 +136,7 @@ def test_a_turn_is_charged_by_its_schedule() -> None:
         assert rate.full_at == max(burst / 8, at + late - caught_up) + 0.125
 
 
-def test_a_window_is_charged_when_the_call_begins() -> None:
+def test_a_window_charges_a_late_turn_when_it_begins() -> None:
     window = Window(1, 1.0)
     assert window.take(1, 0.0, 0.25) == 0.25
     assert window.ready(1, 0.5) == 1.25
@@ -145,20 +145,20 @@ def test_a_window_is_charged_when_the_call_begins() -> None:
 # --- corrections -------------------------------------------------------------------------------
 
 
-def test_a_window_gives_back_what_was_not_used_as_long_as_it_is_in_there() -> None:
-    """Not from the units of another call, once its own have left."""
+def test_a_window_credits_unused_units_while_they_are_in_the_window() -> None:
+    """Once they have left, the units of another call are not reduced."""
     window = Window(10, 1.0)
     window.take(9, 0.0, 0.0)
     window.correct(-8, 0.0, 0.5)
     assert window.ready(9, 0.5) == -inf
     window.take(9, 0.5, 0.5)
-    window.correct(-5, 0.25, 0.6)  # began at an instant of which nothing is left
+    window.correct(-5, 0.25, 0.6)  # its units have left the window
     assert window.ready(9, 0.6) == 1.5
     window.correct(-100, 0.5, 0.6)
     assert window.ready(9, 0.6) == -inf
 
 
-def test_a_window_charges_more_beyond_its_limit() -> None:
+def test_a_window_can_be_charged_beyond_its_limit() -> None:
     window = Window(10, 1.0)
     window.take(5, 0.0, 0.0)
     window.correct(20, 0.0, 0.5)
@@ -167,14 +167,14 @@ def test_a_window_charges_more_beyond_its_limit() -> None:
     assert window.ready(10, 0.6) == 1.6
 
 
-def test_a_bucket_gives_back_no_more_than_it_holds() -> None:
+def test_a_bucket_credits_at_most_up_to_its_size() -> None:
     rate = Spread(1, 1.0, 1)
     rate.take(10, 0.0, 0.0)
     rate.correct(-4, 0.0, 2.0)
     assert rate.full_at == 6.0
     rate.correct(-100, 0.0, 2.0)
     assert rate.full_at == 2.0
-    rate.correct(-1, 0.0, 3.0)  # it is full
+    rate.correct(-1, 0.0, 3.0)  # the bucket is full
     assert rate.full_at == 2.0
     rate.correct(2, 0.0, 3.0)
     assert rate.full_at == 5.0
@@ -182,8 +182,8 @@ def test_a_bucket_gives_back_no_more_than_it_holds() -> None:
 
 @pytest.mark.parametrize("at", [4.0, 5.0])
 @pytest.mark.parametrize("taken", ["in time", "from the queue"])
-def test_a_bucket_gives_nothing_back_that_has_been_refilled(taken: str, at: float) -> None:
-    """It was full after the first use: what the second one took is not to be given back for the first."""
+def test_a_bucket_does_not_credit_units_that_were_refilled_since(taken: str, at: float) -> None:
+    """It was full again after the first use, whose credit must not reduce the second use."""
     rate = Spread(1, 1.0, 4)
     rate.take(4, 0.0, 0.0)
     if taken == "in time":
@@ -196,10 +196,10 @@ def test_a_bucket_gives_nothing_back_that_has_been_refilled(taken: str, at: floa
     assert rate.full_at == 6.0
 
 
-# --- other limits ------------------------------------------------------------------------------
+# --- changed rates -----------------------------------------------------------------------------
 
 
-def test_what_was_used_stays_used_when_the_rate_changes() -> None:
+def test_earlier_uses_still_count_after_a_resize() -> None:
     rate = Spread(1, 1.0, 1)
     rate.take(10, 0.0, 0.0)
     rate.resize(2, 1.0, 4.0)
@@ -212,11 +212,11 @@ def test_what_was_used_stays_used_when_the_rate_changes() -> None:
     assert (window.ready(1, 0.5), window.ready(2, 0.5), window.ready(4, 0.5)) == (-inf, 1.0, inf)
 
 
-# --- what the other side says ------------------------------------------------------------------
+# --- quotas of the service ---------------------------------------------------------------------
 
 
-def test_of_one_window_the_smaller_number_counts() -> None:
-    """Resets within 1 s of the one that was said first are those of one window; its latest end holds."""
+def test_of_two_reports_of_one_window_the_smaller_remainder_counts() -> None:
+    """Reports whose ends differ by at most 1 s are those of one window; the latest end holds."""
     quota = Quota()
     for remaining, until in [(5, 30.0), (2, 30.9), (3, 29.5), (9, 31.0)]:
         quota.learn(remaining, until, 0.0)
@@ -226,8 +226,8 @@ def test_of_one_window_the_smaller_number_counts() -> None:
     assert quota.ready(1, 1.0) == 31.0
 
 
-def test_windows_that_differ_all_hold() -> None:
-    """Two until 10, and four until 60: only narrower ones count, and each until its own reset."""
+def test_reports_of_different_windows_all_hold() -> None:
+    """Two calls until 10 s and four until 60 s; a wider report does not count."""
     quota = Quota()
     for remaining, until in [(4, 60.0), (2, 10.0), (8, 40.0)]:
         quota.learn(remaining, until, 0.0)
@@ -241,17 +241,17 @@ def test_windows_that_differ_all_hold() -> None:
     assert not quota.has_expired(59.0)
 
 
-def test_a_window_that_is_over_is_forgotten() -> None:
+def test_an_expired_report_is_deleted() -> None:
     quota = Quota()
     quota.learn(2, 10.0, 0.0)
     quota.learn(5, 20.0, 15.0)
     assert quota._reports == ((5, 20.0, 20.0),)
-    quota.learn(3, 40.0, 16.0)  # fewer, and for longer
+    quota.learn(3, 40.0, 16.0)  # fewer calls for a longer time replace it
     assert quota._reports == ((3, 40.0, 40.0),)
 
 
-def test_of_two_pauses_the_later_end_holds() -> None:
-    """And more that is left of a later window ends none."""
+def test_of_two_reported_pauses_the_later_end_holds() -> None:
+    """A larger remainder of a later window ends no pause."""
     quota = Quota()
     quota.learn(0, 30.0, 0.0)
     quota.learn(0.5, 10.0, 0.0)

@@ -1,4 +1,4 @@
-"""The stepping tool finds what it is there to find: otherwise the tests that use it prove nothing."""
+"""The stepping tool finds races, deadlocks and code that is not reentrant, which the tests with it rely on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = sys.modules[__name__]
 
 
 class Counter:
-    """Counts in two steps, without a lock, or with one that is (not) reentrant."""
+    """Counts in two steps, without a lock or with a given one."""
 
     def __init__(self, lock: object = None) -> None:
         self.value = 0
@@ -34,8 +34,8 @@ class Counter:
         self.value = seen + 1
 
 
-def outcomes(locked: bool) -> set[int]:
-    """Every total that two threads can come to, each counting once."""
+def possible_totals(locked: bool) -> set[int]:
+    """Return all totals that two threads can reach if each counts once."""
     totals = set()
     for first in range(20):
         counter = Counter(threading.Lock())
@@ -47,20 +47,20 @@ def outcomes(locked: bool) -> set[int]:
     return totals
 
 
-def test_an_unlocked_sum_loses_a_count_in_some_order() -> None:
-    """Read, read, write, write: one of two is lost, and only in some orders."""
-    assert outcomes(locked=False) == {1, 2}
+def test_an_unlocked_counter_loses_a_count_in_some_order() -> None:
+    """One of two counts is lost in the order read, read, write, write."""
+    assert possible_totals(locked=False) == {1, 2}
 
 
-def test_a_locked_sum_loses_none() -> None:
-    """Whoever comes while the lock is held waits, and the other one goes on."""
-    assert outcomes(locked=True) == {2}
+def test_a_locked_counter_loses_no_count() -> None:
+    """A thread that finds the lock held waits, and the other one continues."""
+    assert possible_totals(locked=True) == {2}
 
 
 def test_two_locks_in_opposite_order_are_a_deadlock_in_some_order() -> None:
-    """And it is reported, not waited for."""
+    """The stage reports it without waiting."""
 
-    class Two:
+    class TwoLocks:
         def __init__(self) -> None:
             self.a = threading.Lock()
             self.b = threading.Lock()
@@ -73,19 +73,19 @@ def test_two_locks_in_opposite_order_are_a_deadlock_in_some_order() -> None:
             with self.b, self.a:
                 pass
 
-    met = 0
+    deadlocks = 0
     for first in range(1, 12):
-        two, stage = Two(), Stage(HERE)
-        stage.give_locks(two)
+        locks, stage = TwoLocks(), Stage(HERE)
+        stage.give_locks(locks)
         try:
-            stage.interleave([two.ab, two.ba], (first, TO_THE_END))
+            stage.interleave([locks.ab, locks.ba], (first, TO_THE_END))
         except Deadlock:
-            met += 1
-    assert 0 < met < 11
+            deadlocks += 1
+    assert 0 < deadlocks < 11
 
 
-def test_an_interruption_finds_what_is_not_reentrant() -> None:
-    """A finalizer between a look and a store makes the store overwrite what the finalizer did."""
+def test_an_interruption_finds_code_that_is_not_reentrant() -> None:
+    """If a finalizer runs between a read and a write, the write overwrites its effect."""
     totals = []
     for place in range(9):
         counter = Counter()
@@ -96,25 +96,23 @@ def test_an_interruption_finds_what_is_not_reentrant() -> None:
     assert set(totals) == {1, 2}
 
 
-def test_an_interruption_by_itself_of_a_plain_lock_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread would wait for itself; with a reentrant lock it does not."""
+def test_an_interruption_that_takes_a_plain_lock_again_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread would wait for itself. With a reentrant lock it does not."""
     monkeypatch.setattr("tests.state.stepping.PATIENCE", 0.2)
-    met = []
+    deadlocks = []
     for lock in (threading.Lock(), threading.RLock()):
         counter = Counter(lock)
         for place in range(4):
             try:
                 Interruption([HERE], place, counter.count_locked).around(counter.count_locked)
             except Deadlock:
-                met.append(type(lock))
-                lock.release()  # let the daemon thread go
+                deadlocks.append(type(lock))
+                lock.release()  # so that the daemon thread ends
                 break
-    assert met == [type(threading.Lock())]
+    assert deadlocks == [type(threading.Lock())]
 
 
-def test_an_error_on_the_stage_comes_out() -> None:
-    """What an actor raises is the test's to see."""
-
+def test_an_error_of_an_actor_is_raised_in_the_test() -> None:
     def fail() -> None:
         raise ZeroDivisionError
 

@@ -1,4 +1,4 @@
-"""Trip conditions: when a tally says that the circuit is to open."""
+"""Trip conditions: which results open a circuit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F, S = True, False  # failed, succeeded
 
 
 def tripped_at(trip: Trip, results: list[bool], *, every: float = 0.0, took: float = 0.0) -> int | None:
-    """Return the number of the first result (from 1) that trips the condition, None for none."""
+    """Return the number of the first result (from 1) that trips the condition, or None."""
     tally = trip.tally()
     for number, failed in enumerate(results):
         if tally.add(failed, took, 1000.0 + number * every):
@@ -28,48 +28,47 @@ def tripped_at(trip: Trip, results: list[bool], *, every: float = 0.0, took: flo
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_so_many_failures_in_a_row_trip(n: int) -> None:
-    """The n-th failure in a row trips, not the one before it."""
+def test_n_consecutive_failures_trip(n: int) -> None:
+    """The n-th failure trips, and no earlier one."""
     assert tripped_at(ConsecutiveFailures(n), [F] * 9) == n
 
 
-def test_a_success_ends_the_row() -> None:
-    """Failures count in a row only."""
+def test_a_success_restarts_the_count_of_consecutive_failures() -> None:
     assert tripped_at(ConsecutiveFailures(3), [F, F, S, F, F, S, F, F, F]) == 9
 
 
-def test_a_tally_is_its_own() -> None:
-    """A condition may be shared: what one tally counts, another does not see."""
+def test_tallies_of_one_condition_are_independent() -> None:
+    """A condition may be shared by breakers."""
     trip = ConsecutiveFailures(2)
-    one, other = trip.tally(), trip.tally()
-    assert not one.add(F, 0.0, 0.0)
-    assert not other.add(F, 0.0, 0.0)
-    assert one.add(F, 0.0, 0.0)
+    first, second = trip.tally(), trip.tally()
+    assert not first.add(F, 0.0, 0.0)
+    assert not second.add(F, 0.0, 0.0)
+    assert first.add(F, 0.0, 0.0)
 
 
-# --- ratios over the last so many calls ------------------------------------------------------
+# --- ratios over the last calls --------------------------------------------------------------
 
 
 def test_a_success_can_be_the_result_that_trips() -> None:
-    """The condition is looked at after every result: the call that completes `min_calls` may have succeeded."""
+    """The condition is evaluated after each result; the call that completes `min_calls` may have succeeded."""
     assert tripped_at(FailureRatio(0.5, min_calls=4, last=10), [F, F, F, S]) == 4
 
 
-def test_min_calls_is_at_most_the_window_of_calls() -> None:
-    """`last=5` with the default `min_calls=10` would never trip: five calls are then enough."""
+def test_min_calls_is_at_most_the_size_of_a_count_window() -> None:
+    """Otherwise `last=5` with the default `min_calls=10` would never trip."""
     assert tripped_at(FailureRatio(0.5, last=5), [F] * 9) == 5
     assert tripped_at(SlowRatio(0.5, slower_than=1.0, last=5), [S] * 9, took=1.0) == 5
 
 
-def test_what_left_the_window_of_calls_no_longer_counts() -> None:
-    """Failures that five later calls have pushed out are forgotten."""
+def test_results_that_left_a_count_window_do_not_count() -> None:
+    """Here after five further calls."""
     assert tripped_at(FailureRatio(0.6, min_calls=5, last=5), [F, F, S, S, S, S, F, S, F, F]) == 10
     assert tripped_at(FailureRatio(0.6, min_calls=5, last=5), [F, F, S, S, S, S, S, F, F]) is None
 
 
 @given(percent=st.integers(1, 100), total=st.integers(1, 200), data=st.data())
-def test_the_ratio_is_exact(percent: int, total: int, data: st.DataObject) -> None:
-    """7 of 25 are 0.28, in whatever way floats are rounded: one bad call less does not trip, that many do."""
+def test_the_ratio_is_compared_exactly(percent: int, total: int, data: st.DataObject) -> None:
+    """Rounding of floats has no effect: 7 of 25 are 0.28, and 6 are less."""
     enough = -(-Fraction(percent, 100) * total // 1)  # rounded up
     bad = data.draw(st.sampled_from([int(enough), int(enough) - 1]))
     results = [S] * (total - bad) + [F] * bad
@@ -78,36 +77,33 @@ def test_the_ratio_is_exact(percent: int, total: int, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize(("ratio", "bad", "total"), [(0.07, 7, 100), (0.28, 7, 25), (0.14, 7, 50), (0.55, 55, 100)])
-def test_the_ratio_is_exact_where_a_product_would_be_rounded_up(ratio: float, bad: int, total: int) -> None:
-    """`0.28 * 25` is a little more than 7 in floats; 7 of 25 are 0.28 all the same."""
-    assert ratio * total > bad  # what makes these numbers interesting
+def test_the_ratio_is_exact_if_the_product_of_floats_is_rounded_up(ratio: float, bad: int, total: int) -> None:
+    """`0.28 * 25` is a little more than 7 in floats."""
+    assert ratio * total > bad  # the condition that this test is about
     assert tripped_at(FailureRatio(ratio, min_calls=total, last=total), [S] * (total - bad) + [F] * bad) == total
 
 
 # --- ratios over time ------------------------------------------------------------------------
 
 
-def test_a_window_of_time_forgets() -> None:
-    """Failures that are as old as the window do not count any more."""
+def test_results_that_left_a_time_window_do_not_count() -> None:
     trip = FailureRatio(0.5, min_calls=4, window=10.0)
     assert tripped_at(trip, [F] * 20, every=2.0) == 4
-    assert tripped_at(trip, [F] * 20, every=4.0) is None  # never four within ten seconds
+    assert tripped_at(trip, [F] * 20, every=4.0) is None  # at most three within ten seconds
 
 
 @pytest.mark.parametrize("trip", [FailureRatio(0.5), SlowRatio(0.5, slower_than=1.0)])
-def test_ten_calls_are_needed_by_default(trip: Trip) -> None:
-    """Nine that are all bad do not trip."""
+def test_min_calls_is_ten_by_default(trip: Trip) -> None:
     assert tripped_at(trip, [F] * 20, took=1.0) == 10
 
 
-def test_the_window_of_time_is_thirty_seconds_by_default() -> None:
-    """Ten failures within thirty seconds trip, ten within a little more do not."""
+def test_the_window_is_thirty_seconds_by_default() -> None:
+    """Ten failures within thirty seconds trip; ten within a slightly longer time do not."""
     assert tripped_at(FailureRatio(1.0), [F] * 10, every=3.3) == 10
     assert tripped_at(FailureRatio(1.0), [F] * 99, every=3.4) is None
 
 
-def test_a_window_may_be_a_timedelta() -> None:
-    """Durations are seconds or `timedelta`."""
+def test_a_window_accepts_a_timedelta() -> None:
     trip = FailureRatio(1.0, min_calls=2, window=timedelta(minutes=1))
     assert tripped_at(trip, [F, F], every=59.0) == 2
     assert tripped_at(trip, [F, F], every=60.0) is None
@@ -117,21 +113,20 @@ def test_a_window_may_be_a_timedelta() -> None:
 
 
 @pytest.mark.parametrize(("took", "trips"), [(1.999, False), (2.0, True), (2.5, True)])
-def test_a_call_is_slow_from_the_limit_on(took: float, trips: bool) -> None:
-    """`slower_than=2.0` means two seconds and more."""
+def test_slower_than_is_inclusive(took: float, trips: bool) -> None:
+    """With `slower_than=2.0` a call of exactly two seconds is slow."""
     trip = SlowRatio(0.5, slower_than=2.0, min_calls=2)
     assert (tripped_at(trip, [S, S], took=took) is not None) is trips
 
 
 def test_slow_failures_count_as_slow_and_fast_failures_do_not() -> None:
-    """Slowness is a matter of time, not of success."""
     trip = SlowRatio(1.0, slower_than=timedelta(seconds=2), min_calls=2)
     assert tripped_at(trip, [F, S], took=2.0) == 2
     assert tripped_at(trip, [F] * 9, took=1.0) is None
 
 
-def test_a_slow_failure_counts_in_both() -> None:
-    """In `FailureRatio | SlowRatio` each counts it for itself."""
+def test_a_slow_failure_counts_as_a_failure_and_as_slow() -> None:
+    """In `FailureRatio | SlowRatio` each condition counts it."""
     trip = FailureRatio(0.75, min_calls=4, last=4) | SlowRatio(0.5, slower_than=1.0, min_calls=4, last=4)
     tally = trip.tally()
     results = [(S, 0.1), (F, 3.0), (S, 0.1), (S, 3.0)]  # one failure of four, two slow ones of four
@@ -141,14 +136,14 @@ def test_a_slow_failure_counts_in_both() -> None:
     assert [tally.add(failed, took, 0.0) for failed, took in results] == [False, False, False, True]
 
 
-def test_a_circuit_is_told_what_counts_as_slow() -> None:
-    """`slower_than` of a condition is infinite unless slowness trips; of two limits the smaller one holds."""
+def test_slower_than_of_a_condition_is_the_smallest_limit_or_infinite() -> None:
+    """It is infinite if slowness does not trip the condition."""
     slow, slower = SlowRatio(0.5, slower_than=1.0), SlowRatio(0.5, slower_than=2.0)
     assert ConsecutiveFailures(5).slower_than == FailureRatio(0.5).slower_than == inf
     assert (slower | slow).slower_than == (ConsecutiveFailures(5) | slow).slower_than == 1.0
 
 
-# --- either ----------------------------------------------------------------------------------
+# --- combined conditions ---------------------------------------------------------------------
 
 
 def test_either_condition_trips() -> None:
@@ -159,15 +154,15 @@ def test_either_condition_trips() -> None:
 
 
 def test_three_conditions_combine() -> None:
-    """`a | b | c`, in whatever order they are bracketed."""
+    """`a | b | c` means the same with any brackets."""
     a, b, c = ConsecutiveFailures(9), FailureRatio(0.9, last=9), SlowRatio(0.5, slower_than=1.0, min_calls=2)
     for trip in (a | b | c, a | (b | c)):
         assert tripped_at(trip, [S, S], took=1.0) == 2
         assert tripped_at(trip, [F] * 9) == 9
 
 
-def test_both_conditions_count_every_result() -> None:
-    """What trips one is not hidden from the other: no short circuit in `a | b`."""
+def test_both_conditions_count_each_result() -> None:
+    """Also a result that trips the first of them: `a | b` has no short circuit."""
     trip = FailureRatio(1.0, min_calls=2, last=2) | ConsecutiveFailures(3)
     tally = trip.tally()
     assert [tally.add(F, 0.0, 0.0) for _ in range(2)] == [False, True]
@@ -175,11 +170,11 @@ def test_both_conditions_count_every_result() -> None:
     assert [tally.add(F, 0.0, 0.0) for _ in range(2)] == [False, True]
 
 
-# --- what a success would change -------------------------------------------------------------
+# --- skipped successes -----------------------------------------------------------------------
 
 
-def test_a_success_is_skipped_only_where_it_would_change_nothing() -> None:
-    """A quiet tally may be left out of a success; one that keeps a window, or a row, may not."""
+def test_a_tally_is_quiet_if_a_success_would_change_nothing() -> None:
+    """A tally with a window, or with a row of failures, is not."""
     streak = ConsecutiveFailures(3).tally()
     assert streak.quiet
     streak.add(F, 0.0, 0.0)
@@ -195,10 +190,10 @@ def test_a_success_is_skipped_only_where_it_would_change_nothing() -> None:
     assert not both.quiet
 
 
-@pytest.mark.parametrize("loud", [FailureRatio(0.5), SlowRatio(0.5, slower_than=1.0)])
-def test_one_side_that_wants_every_success_is_enough(loud: Trip) -> None:
-    """Whichever side it stands on, at the beginning and after every result."""
-    for trip in (loud | ConsecutiveFailures(9), ConsecutiveFailures(9) | loud):
+@pytest.mark.parametrize("never_quiet", [FailureRatio(0.5), SlowRatio(0.5, slower_than=1.0)])
+def test_a_combined_tally_is_quiet_only_if_both_sides_are(never_quiet: Trip) -> None:
+    """Initially, and after each result."""
+    for trip in (never_quiet | ConsecutiveFailures(9), ConsecutiveFailures(9) | never_quiet):
         tally = trip.tally()
         assert not tally.quiet
         for failed in (S, F, S, S):
@@ -206,7 +201,7 @@ def test_one_side_that_wants_every_success_is_enough(loud: Trip) -> None:
             assert not tally.quiet
 
 
-# --- what it says of itself ------------------------------------------------------------------
+# --- repr ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -219,6 +214,6 @@ def test_one_side_that_wants_every_success_is_enough(loud: Trip) -> None:
         ConsecutiveFailures(5) | SlowRatio(0.5, slower_than=2.0),
     ],
 )
-def test_the_repr_builds_the_same_condition(trip: Trip) -> None:
-    """`repr` shows how it was built, with every number."""
+def test_repr_of_a_condition_can_be_evaluated(trip: Trip) -> None:
+    """It contains all arguments."""
     assert repr(eval(repr(trip))) == repr(trip)

@@ -1,4 +1,4 @@
-"""Turns: who wait for their instants, come late, come out of order, or never."""
+"""Turns: waiters that come in time, late, out of order, or never."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COST = (1.0, 1.0)
 
 
 def turns_of(rate: Spread | Window) -> Turns[str]:
-    """One turn has been taken at 0."""
+    """Return turns of one rate, of which one was taken at 0."""
     turns: Turns[str] = Turns((rate,), Quota())
     assert turns.take(COST, 0.0)
     return turns
@@ -30,8 +30,8 @@ def woken(result: Any) -> str | None:
     return None if result is None else str(result[1])
 
 
-def test_who_has_left_does_not_begin() -> None:
-    """A coroutine may be thrown away just as its instant comes."""
+def test_a_turn_that_was_left_does_not_begin() -> None:
+    """A coroutine may be closed at the very instant of its turn."""
     turns = turns_of(Window(1, 1.0))
     turn = joined(turns, "a")
     turns.leave(turn)
@@ -40,21 +40,21 @@ def test_who_has_left_does_not_begin() -> None:
     assert not turn.has_begun
 
 
-@pytest.mark.parametrize(("late", "newcomer"), [(0.0005, 3.0), (0.5, 3.5)])
-def test_the_plan_is_made_anew_where_a_window_is_charged_much_later(late: float, newcomer: float) -> None:
-    """By more than a hundredth of what a newcomer waits. Whether one may begin is always looked at exactly."""
+@pytest.mark.parametrize(("late", "new_caller"), [(0.0005, 3.0), (0.5, 3.5)])
+def test_the_plan_is_computed_again_if_a_turn_begins_much_later_than_planned(late: float, new_caller: float) -> None:
+    """By more than a hundredth of the wait of a new caller. Whether a turn may begin is always checked exactly."""
     turns = turns_of(Window(1, 1.0))
     first, second = joined(turns, "a"), joined(turns, "b")
     turns.go(first, 1.0 + late)
     assert first.has_begun
-    assert turns.seconds(COST, 1.0 + late) == pytest.approx(newcomer - 1.0 - late)
+    assert turns.seconds(COST, 1.0 + late) == pytest.approx(new_caller - 1.0 - late)
     turns.go(second, 2.0)
     assert not second.has_begun
     assert second.due == pytest.approx(2.0 + late)
 
 
-def test_who_is_not_the_first_is_timed_exactly_at_its_instant_too() -> None:
-    """The plan stands after half a millisecond; by then it may be too early."""
+def test_a_turn_that_is_not_the_first_is_checked_exactly_at_its_instant() -> None:
+    """Half a millisecond does not change the plan, which may be too early then."""
     turns = turns_of(Window(1, 1.0))
     first, _, third = (joined(turns, name) for name in "abc")
     turns.go(first, 1.0005)
@@ -63,7 +63,7 @@ def test_who_is_not_the_first_is_timed_exactly_at_its_instant_too() -> None:
     assert third.due == pytest.approx(3.0005)
 
 
-def test_who_is_not_the_first_comes_earlier_too_where_the_rate_rises() -> None:
+def test_a_turn_that_is_not_the_first_comes_earlier_if_the_rate_rises() -> None:
     turns = turns_of(Spread(1, 1.0, 1))
     _, second = joined(turns, "a"), joined(turns, "b")
     turns.change(lambda: turns.rates[0].resize(4, 1.0, 0.0))
@@ -71,8 +71,8 @@ def test_who_is_not_the_first_comes_earlier_too_where_the_rate_rises() -> None:
     assert second.due == 0.5
 
 
-def test_who_is_late_holds_up_no_other_and_gets_the_turn_that_is_left() -> None:
-    """Its loop stands still: the one behind begins at its own instant, and no turn is lost."""
+def test_a_late_caller_delays_no_other_and_takes_a_turn_that_is_left() -> None:
+    """Its event loop is blocked; the next caller begins at its own instant, and no turn is lost."""
     turns = turns_of(Spread(1, 1.0, 1))
     stalled, behind = joined(turns, "stalled"), joined(turns, "behind")
     assert behind.due == 2.0
@@ -85,8 +85,8 @@ def test_who_is_late_holds_up_no_other_and_gets_the_turn_that_is_left() -> None:
     assert turns.counts(COST, 2.25) == (0, 0.75, 0)
 
 
-def test_who_leaves_wakes_the_first_if_that_sleeps_too_long_and_once() -> None:
-    """Not for a millisecond, and not twice."""
+def test_leaving_wakes_the_first_caller_once_if_its_turn_is_earlier_now() -> None:
+    """It does not for a change of a millisecond."""
     turns = turns_of(Spread(1, 1.0, 1))
     first, second, third = (joined(turns, name) for name in "abc")
     assert woken(turns.leave(second)) is None
@@ -98,8 +98,8 @@ def test_who_leaves_wakes_the_first_if_that_sleeps_too_long_and_once() -> None:
     assert woken(turns.change(lambda: turns.rates[0].resize(4, 1.0, 0.5))) == "c"
 
 
-def test_who_would_come_too_late_is_not_let_into_the_queue() -> None:
+def test_a_caller_whose_turn_would_be_too_late_is_rejected() -> None:
     turns = turns_of(Spread(1, 1.0, 1))
     turn = joined(turns, "a", latest=0.5)
     assert (turn.waits, turn.instant, turns.rejected, turns.first()) == (False, 1.0, 1, None)
-    assert turns.seconds((inf, 1.0), 0.0) == 1.0  # more than the burst begins when all of that is there
+    assert turns.seconds((inf, 1.0), 0.0) == 1.0  # a cost above the burst begins when the bucket is full

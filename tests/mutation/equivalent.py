@@ -29,7 +29,7 @@ _QUICKLY = (
 #: module -> (lines before, lines after, why there is no difference)
 _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     "state/rates.py": [
-        ("if self.full_at > now:", "if self.full_at >= now:", "nothing of the bucket is used then"),
+        ("if self.full_at > now:", "if self.full_at >= now:", "at equality, nothing of the bucket is used"),
         (
             "if used <= self.limit and last <= now < first + self._step and now < log[0][1] + self._per: # usually",
             "if used <= self.limit and last <= now < first - self._step and now < log[0][1] + self._per: # usually",
@@ -82,7 +82,7 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         (_QUICKLY, "pass", _QUICK_WAY),
         (_TAKEN.format("del fast_path[-1]"), _TAKEN.format("del fast_path[- 2]"), _QUICK_WAY),
         (_TAKEN.format("del fast_path[-1]"), _TAKEN.format("del fast_path[1]"), _QUICK_WAY),
-        (_TAKEN.format("del fast_path[-1]"), _TAKEN.format("del fast_path[- 0]"), "it holds one at most"),
+        (_TAKEN.format("del fast_path[-1]"), _TAKEN.format("del fast_path[- 0]"), "it holds at most one entry"),
         (_ROOM.format("<=", "+"), _ROOM.format("<", "+"), _QUICK_WAY),
         (_ROOM.format("<=", "+"), _ROOM.format("<=", "-"), _QUICK_WAY),
         (f"{_ROOM.format('<=', '+')} {_CHARGED.format('>')} has_turn = True", "pass", _QUICK_WAY),
@@ -97,7 +97,7 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         (
             "self.leads = leader is self or leader in _enclosing.get() # nested in the leader's call",
             "self.leads = ((leader in _enclosing.get())) # nested in the leader's call",
-            f"{_QUICK_WAY}: it is inside of itself; 3 % of a call",
+            f"{_QUICK_WAY}: a call encloses itself; without it, a call takes 3 % more",
         ),
     ],
     "policies/live_circuit.py": [
@@ -105,7 +105,7 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         (
             'if frame.f_code.co_name == "around" and frame.f_locals.get("circuit") is self:',
             'if ((frame.f_locals.get("circuit") is self)):',
-            f"{_QUICK_WAY}: the variables of fewer frames are looked at",
+            f"{_QUICK_WAY}: it inspects the variables of fewer frames",
         ),
         (
             "if has_failed and admission.quiet and self._is_among_callers():",
@@ -133,8 +133,8 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("BATCH = 16", "BATCH = 17", _OF_MEMORY),
         ("BATCH = 16", "BATCH = 15", _OF_MEMORY),
         ("return False", "pass", _FALSE_ANYWAY),
-        ("break", "continue", "no one waits any more, so the loop ends"),
-        ("if missing > self.BATCH:", "if missing >= self.BATCH:", "then they are the same"),
+        ("break", "continue", "no caller waits any more, so the loop ends"),
+        ("if missing > self.BATCH:", "if missing >= self.BATCH:", "at equality, both give the same result"),
         (
             "self.busy = bool(waiting) or self._made > self.limit",
             "self.busy = bool(waiting) or self._made >= self.limit",
@@ -155,18 +155,18 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         (
             _FIRST.format(1),
             _FIRST.format(0),
-            "the first attempt may have a context of its own, too",
+            "the first attempt may have its own context, too",
         ),
     ],
     "policies/fallback.py": [
-        ("@overload", "", "the definition that follows takes its place"),
+        ("@overload", "", "the definition below replaces it"),
         (_VALUE, "pass", _QUICK_WAY),
     ],
     "policies/retry_state.py": [
         (
             "if self.attempt > 1 and isinstance(failed, Exception):",
             "if self.attempt > 0 and isinstance(failed, Exception):",
-            "what is called then asks the same",
+            "the function that is called then makes the same check",
         ),
     ],
     "policies/attempts.py": [

@@ -1,4 +1,4 @@
-"""How far a consumer comes with a source that loses its connection twice: the numbers of the page."""
+"""The items that a consumer gets from a source that loses its connection twice: the numbers of the page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.streams.broken import handed_out
 def test_a_stream_that_is_resumed_outlasts_two_connections(
     settings: dict[str, Any], number: int, last: float, ended: str
 ) -> None:
-    """It takes 10 s of items, 2 s of silence, and two pauses between attempts of at most 0.5 s each."""
+    """The items take 10 s, the silence 2 s, and the two pauses between attempts at most 0.5 s each."""
     instants, how = handed_out(16.0, **settings)
     assert (len(instants), how) == (number, ended)
     assert instants[-1] == pytest.approx(last)

@@ -1,4 +1,4 @@
-"""What is reported of a stream."""
+"""Events of a stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import Boom, World
 from tests.streams.sources import Consumed, Source, outcome, retry, streamed
 
 
-async def test_what_was_called_is_known(world: World, heard: list[Any]) -> None:
+async def test_events_and_context_report_the_attempts_and_items(world: World, heard: list[Any]) -> None:
     ctx = Context()
     source = Source(world, [Boom()], [1, 2])
     pipeline = Pipeline(retry(), name="shop")
@@ -32,8 +32,8 @@ async def test_what_was_called_is_known(world: World, heard: list[Any]) -> None:
     assert [it.attempt for it in heard if isinstance(it, events.CallFinished)] == []
 
 
-async def test_listeners_of_a_pipeline_hear_each_event_once(world: World) -> None:
-    """Also of one inside another, where they hear what happens in that one."""
+async def test_listeners_of_a_pipeline_get_each_event_once(world: World) -> None:
+    """Those of a nested pipeline get its events only."""
     outer: list[Any] = []
     inner: list[Any] = []
     pipeline = Pipeline(Bulkhead(9), Pipeline(retry(), listeners=[inner.append]), listeners=[outer.append])
@@ -43,7 +43,7 @@ async def test_listeners_of_a_pipeline_hear_each_event_once(world: World) -> Non
     assert [type(it) for it in inner] == kinds
 
 
-async def test_each_attempt_is_reported_to_those_that_ask(world: World) -> None:
+async def test_each_attempt_is_reported_to_listeners_of_call_finished(world: World) -> None:
     calls: list[Any] = []
     unsubscribe = events.subscribe(calls.append, events.CallFinished)
     try:
@@ -53,7 +53,7 @@ async def test_each_attempt_is_reported_to_those_that_ask(world: World) -> None:
     assert [(it.attempt, type(it.outcome).__name__) for it in calls] == [(1, "Failure"), (2, "Success")]
 
 
-async def test_policies_that_are_switched_off_are_no_policies(world: World) -> None:
+async def test_switched_off_policies_have_no_effect(world: World) -> None:
     was = subscribers.switch_policies_off(True)
     try:
         error = (await outcome(streamed(world, retry(), Source(world, [Boom()], [1]))))[1]

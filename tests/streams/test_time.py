@@ -41,7 +41,7 @@ def in_virtual_asyncio(main: Any) -> None:
         asyncio.run(main())
 
 
-def test_first_and_idle_limit_a_pull_each() -> None:
+def test_first_and_idle_each_limit_one_pull() -> None:
     async def main() -> None:
         streaming = retry(2, on=TimeoutExceeded).streaming(first=5.0, idle=1.0)
         got: list[float] = []
@@ -60,7 +60,7 @@ def test_first_and_idle_limit_a_pull_each() -> None:
     in_virtual_asyncio(main)
 
 
-def test_first_counts_from_the_opening() -> None:
+def test_first_includes_the_opening_of_the_source() -> None:
     async def opens() -> AsyncIterator[float]:
         await asyncio.sleep(3)
         return paced(3)
@@ -74,7 +74,7 @@ def test_first_counts_from_the_opening() -> None:
     in_virtual_asyncio(main)
 
 
-def test_a_timeout_around_cuts_off_a_pull_or_a_wait_but_not_the_consumer() -> None:
+def test_a_timeout_cuts_off_a_pull_or_a_wait_but_not_the_consumer() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         bulkhead = Bulkhead(1, queue=1)
@@ -109,12 +109,12 @@ def test_a_timeout_around_cuts_off_a_pull_or_a_wait_but_not_the_consumer() -> No
     in_virtual_asyncio(main)
 
 
-def test_a_thread_walks_away_from_a_pull(threads: World) -> None:
-    go = threading.Event()
+def test_a_thread_abandons_a_pull_at_its_limit(threads: World) -> None:
+    may_continue = threading.Event()
 
     def source() -> Iterator[int]:
         yield 1
-        go.wait(5)
+        may_continue.wait(5)
         yield 2
 
     limited = {"no result within": Timeout(0.2).streaming(), "no item": retry(1).streaming(idle=0.2)}
@@ -124,10 +124,10 @@ def test_a_thread_walks_away_from_a_pull(threads: World) -> None:
         with pytest.raises(TimeoutExceeded, match=message):
             next(stream)
         assert list(stream) == []
-    go.set()
+    may_continue.set()
 
 
-def test_a_thread_waits_in_a_queue_until_the_limit_around_it(threads: World) -> None:
+def test_a_thread_waits_in_a_queue_until_the_outer_limit(threads: World) -> None:
     bulkhead = Bulkhead(1, queue=1)
     with bulkhead.slot(), pytest.raises(TimeoutExceeded):
         next(Pipeline(Timeout(0.02), bulkhead).streaming().call(lambda: [1]))
@@ -137,8 +137,8 @@ def test_a_thread_waits_in_a_queue_until_the_limit_around_it(threads: World) -> 
         next(Pipeline(Timeout(5), patient).streaming().call(lambda: [1]))
 
 
-def test_what_a_pull_was_walked_away_from_is_closed_all_the_same(threads: World) -> None:
-    """That is how a connection lets go of the thread that reads from it."""
+def test_the_source_of_an_abandoned_pull_is_closed(threads: World) -> None:
+    """So that a connection releases the thread that reads from it."""
 
     class Connection:
         def __init__(self) -> None:
@@ -160,7 +160,7 @@ def test_what_a_pull_was_walked_away_from_is_closed_all_the_same(threads: World)
     assert connection.closed.is_set()
 
 
-async def test_a_cooperative_timeout_only_tells(world: World) -> None:
+async def test_a_cooperative_timeout_only_sets_the_deadline(world: World) -> None:
     async def left() -> AsyncIterator[float]:
         yield current_context().remaining()
 
@@ -172,7 +172,7 @@ async def test_a_cooperative_timeout_only_tells(world: World) -> None:
     assert 90 < (await stream.all())[0] <= 100
 
 
-async def test_nothing_is_opened_once_the_limit_is_over(world: World) -> None:
+async def test_no_source_is_opened_after_the_limit(world: World) -> None:
     class Slow(Policy[Any]):
         async def around(self, call: Any, ctx: Context) -> Any:
             time.sleep(0.03)
@@ -184,15 +184,15 @@ async def test_nothing_is_opened_once_the_limit_is_over(world: World) -> None:
     assert source.calls == []
 
 
-async def test_a_deadline_over_before_it_begins(world: World) -> None:
+async def test_a_stream_after_the_deadline_is_a_timeout(world: World) -> None:
     with deadline(0):
         got, error = await outcome(streamed(world, retry(), Source(world, [1])))
     assert got == []
     assert isinstance(error, TimeoutExceeded)
 
 
-async def test_what_ends_at_the_instant_of_a_limit_belongs_to_it(in_asyncio: World) -> None:
-    """Calls in the source find no time left, and say so first."""
+async def test_an_error_at_the_instant_of_a_limit_is_that_of_the_limit(in_asyncio: World) -> None:
+    """A call in the source may find no time left before the limit fires."""
 
     async def source() -> AsyncIterator[int]:
         for number in range(2):

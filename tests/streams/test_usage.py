@@ -1,4 +1,4 @@
-"""What may bring items, how its stream is written and pulled, and what is refused."""
+"""Sources of streams, how a stream is consumed, and misuse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.conftest import Boom, World
 from tests.streams.sources import Source, anext_of, outcome, paced, retry, streamed
 
 
-async def test_what_may_bring_items(world: World) -> None:
+async def test_any_callable_that_returns_an_iterator_may_be_a_source(world: World) -> None:
     """A generator function, a function or coroutine function that returns an iterator, a method, a partial."""
     streaming = retry().streaming()
 
@@ -82,7 +82,7 @@ def test_misuse_is_refused(call: Any, message: str) -> None:
         call(Fallback([]).wrap(retry()).streaming())
 
 
-def test_none_may_be_sent_as_to_a_generator() -> None:
+def test_none_may_be_sent() -> None:
     assert retry().streaming().call(iter, [1]).send(None) == 1
     assert asyncio.run(anext_sent(retry().streaming().call(paced, 0))) == 0
 
@@ -91,7 +91,7 @@ async def anext_sent(stream: Any) -> Any:
     return await stream.asend(None)
 
 
-async def test_a_policy_cannot_open_a_source_several_times_at_once(world: World) -> None:
+async def test_a_policy_cannot_race_the_calls_of_a_stream(world: World) -> None:
     class Races(Policy[Any]):
         races = True
 
@@ -107,14 +107,14 @@ async def test_a_policy_cannot_open_a_source_several_times_at_once(world: World)
 @pytest.mark.parametrize(
     "policy", [Cache(1), SingleFlight(), Hedge(0.1), Pipeline(retry(), Cache(1))], ids=lambda it: it.name
 )
-def test_what_hands_out_results_again_cannot_stand_around_a_stream(policy: Any) -> None:
+def test_policies_that_share_results_or_race_calls_refuse_streaming(policy: Any) -> None:
     with pytest.raises(TypeError, match="cannot stand around a stream"):
         policy.streaming()
 
 
 @pytest.mark.parametrize("inner", [Cache(1), SingleFlight(), Hedge(1)], ids=str)
-async def test_nor_where_another_policy_hands_a_stream_on_to_it(world: World, inner: Policy[Any]) -> None:
-    """Which is seen when it is asked; the source is not opened, and nothing is kept of it."""
+async def test_such_a_policy_inside_of_a_keyed_one_refuses_each_call(world: World, inner: Policy[Any]) -> None:
+    """The source is not opened, and nothing is kept of the call."""
     source = Source(world, [1])
     for _ in range(2):
         got, error = await outcome(streamed(world, Keyed(lambda key: inner, lambda: 1), source))
@@ -128,12 +128,12 @@ _MISUSED: dict[type, tuple[type]] = {
 }
 
 
-def test_how_it_is_shown() -> None:
+def test_repr_shows_the_limits() -> None:
     assert repr(Timeout(5).streaming(first=2, idle=1)) == "Timeout(seconds=5.0).streaming(first=2, idle=1)"
     assert "resume={'after':" in repr(Timeout(5).streaming(resume={"after": len}))
 
 
-async def test_two_cannot_pull_at_once(in_asyncio: World) -> None:
+async def test_two_tasks_cannot_pull_at_the_same_time(in_asyncio: World) -> None:
     bulkhead = Bulkhead(1)
     for streaming in (bulkhead.streaming(), bulkhead.streaming(idle=5)):
         stream = streaming.call(paced, 0.01, 0.02)
@@ -148,31 +148,31 @@ async def test_two_cannot_pull_at_once(in_asyncio: World) -> None:
     assert bulkhead.stats().in_flight == 0
 
 
-def test_two_threads_cannot_pull_at_once(threads: World) -> None:
+def test_two_threads_cannot_pull_at_the_same_time(threads: World) -> None:
     """Neither the first item nor a later one: the source is in one thread at a time."""
-    entered, may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+    entered, may_continue = threading.Semaphore(0), threading.Semaphore(0)
 
     def items() -> Iterator[int]:
         for number in range(2):
             entered.release()
-            assert may_go_on.acquire(timeout=10)
+            assert may_continue.acquire(timeout=10)
             yield number
 
     stream = retry().streaming().call(items)
     got: list[int] = []
 
-    def meddle() -> None:
+    def pull_meanwhile() -> None:
         assert entered.acquire(timeout=10)
         with pytest.raises(RuntimeError, match="waited for"):
             next(stream)
-        may_go_on.release()
+        may_continue.release()
 
     for _ in range(2):
-        run_all([threading.Thread(target=lambda: got.append(next(stream)))], meddle)
+        run_all([threading.Thread(target=lambda: got.append(next(stream)))], pull_meanwhile)
     assert got == [0, 1]
 
 
-async def test_a_pull_may_be_made_before_it_is_awaited(tasks_world: World) -> None:
+async def test_pulls_may_be_created_before_they_are_awaited(tasks_world: World) -> None:
     for ends in (True, False):
         stream = retry().streaming().call(Source(tasks_world, [1, 2, 3]).function)
         assert await anext(stream, None) == 1
@@ -189,13 +189,13 @@ async def anext_or_none(pull: Any) -> Any:
         return None
 
 
-async def test_a_pull_may_have_a_default(tasks_world: World) -> None:
+async def test_anext_may_have_a_default(tasks_world: World) -> None:
     stream = retry().streaming().call(Source(tasks_world, [1, 2]).function)
     assert [await anext(stream, "no more") for _ in range(4)] == [1, 2, "no more", "no more"]
 
 
-async def test_who_waits_for_an_item_may_be_closed(in_asyncio: World) -> None:
-    """As a task is whose event loop has ended: the source ends where it waits, and permits come back."""
+async def test_a_waiting_pull_may_be_closed(in_asyncio: World) -> None:
+    """As that of a task whose event loop has ended: the source ends at its wait, and permits are released."""
     for limits in ({}, {"idle": 5.0}):
         bulkhead, ended = Bulkhead(1), []
 

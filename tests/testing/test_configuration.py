@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Tagging(Policy):
-    """A user's policy, with settings of its own."""
+    """A user's policy with its own settings."""
 
     async def around(self, call: Call[T], ctx: Context) -> T:
         return await call(ctx)
@@ -30,8 +30,8 @@ def is_busy(error: BaseException) -> bool:
     return False
 
 
-def test_a_pipeline_is_told_policy_by_policy() -> None:
-    """Outermost first, nested ones spelled out, with every setting."""
+def test_a_pipeline_is_a_list_of_its_policies() -> None:
+    """Outermost first, with those of nested pipelines, and with every setting."""
     inner = Retry(5, on=(OSError, KeyError), backoff=Constant(2), name="again").wrap(Bulkhead(3))
     data = as_data(Policy.wrap(Fallback(None), Timeout(timedelta(seconds=8)), inner, name="outer"))
     assert [(it["policy"], it["name"]) for it in data] == [
@@ -46,8 +46,8 @@ def test_a_pipeline_is_told_policy_by_policy() -> None:
     assert (retry["attempts"], retry["on"], retry["backoff"]) == (5, ["OSError", "KeyError"], "Constant(2)")
 
 
-def test_the_data_is_plain() -> None:
-    """JSON can write it, whatever the settings are."""
+def test_the_data_can_be_written_as_json() -> None:
+    """With any settings."""
     policies: list[Policy[Any]] = [
         Tagging(),
         CircuitBreaker(FailureRatio(0.5), on=is_busy),
@@ -61,8 +61,8 @@ def test_the_data_is_plain() -> None:
     assert data[3]["settings"]["handler"].endswith("<lambda>")
 
 
-def test_one_policy_is_a_list_of_one() -> None:
-    """So that a test need not know whether something is a pipeline."""
+def test_a_single_policy_is_a_list_of_one() -> None:
+    """So that a test need not distinguish policies from pipelines."""
     assert as_data(Timeout(2, name="limit")) == [
         {"policy": "Timeout", "name": "limit", "settings": {"seconds": 2.0, "cooperative": False, "on_timeout": None}}
     ]

@@ -1,4 +1,4 @@
-"""Modes for a whole process: they nest, and are put back."""
+"""Modes for a whole process: they can be nested, and are restored."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ async def call(world: World, policy: Policy[Any], *steps: Any) -> Any:
 # --- no sleeping -----------------------------------------------------------------------------
 
 
-async def test_nothing_sleeps(world: World) -> None:
-    """Retries come at once; their delays are what they would have been."""
+async def test_retries_do_not_sleep(world: World) -> None:
+    """The events still have the configured delays."""
     began = time.monotonic()
     with no_sleeping(), recording(RetryScheduled) as recorder:
         retry = Retry(on=Boom, backoff=[3600, 7200])
@@ -53,16 +53,15 @@ async def test_nothing_sleeps(world: World) -> None:
     assert time.monotonic() - began < 5
 
 
-def test_only_policies_do_not_sleep() -> None:
-    """The user's own sleeps take their time."""
+def test_sleeps_of_the_user_are_not_skipped() -> None:
     with no_sleeping():
         began = time.monotonic()
         anyio.run(anyio.sleep, 0.02)
         assert time.monotonic() - began >= 0.015
 
 
-def test_sleeping_is_put_back() -> None:
-    """Block by block, also after an error."""
+def test_sleeping_is_restored() -> None:
+    """After each block, also after an error."""
     sleep, shorten = process_clock.sleep, process_clock.shorten
     with pytest.raises(Boom), no_sleeping():
         with no_sleeping():
@@ -85,8 +84,8 @@ def test_virtual_time_sleeps_inside_no_sleeping() -> None:
 # --- switched off ----------------------------------------------------------------------------
 
 
-async def test_no_policy_does_anything(world: World) -> None:
-    """The function is entered once, and what it raises comes out as it is."""
+async def test_switched_off_policies_have_no_effect(world: World) -> None:
+    """The function is called once, and its error is raised unchanged."""
     pipeline = everything()
     with switched_off():
         with pytest.raises(Boom):
@@ -96,8 +95,8 @@ async def test_no_policy_does_anything(world: World) -> None:
         assert await call(world, pipeline, Boom(), ...) == "unknown"
 
 
-async def test_a_pipeline_that_was_used_before_is_switched_off_too(world: World) -> None:
-    """And on again, with the state that it had."""
+async def test_a_pipeline_that_was_used_before_is_switched_off(world: World) -> None:
+    """Afterwards it has the state that it had."""
     breaker = CircuitBreaker(2)
     pipeline = Fallback("unknown").wrap(breaker)
 
@@ -114,8 +113,8 @@ async def test_a_pipeline_that_was_used_before_is_switched_off_too(world: World)
     assert breaker.state is CircuitState.OPEN
 
 
-def test_every_way_into_a_policy_is_switched_off() -> None:
-    """Execute, call, capture, decorators, proxies."""
+def test_every_way_of_calling_a_policy_is_switched_off() -> None:
+    """Execute, call, capture, decorators and proxies."""
 
     class Client:
         def get(self) -> str:
@@ -141,8 +140,8 @@ def test_every_way_into_a_policy_is_switched_off() -> None:
     assert decorated() == "unknown"
 
 
-def test_listening_changes_nothing_about_it() -> None:
-    """Subscribing or unsubscribing meanwhile does not switch anything on."""
+def test_listeners_do_not_switch_policies_on() -> None:
+    """Neither subscribing nor unsubscribing."""
     fallback = Fallback("unknown")
     with switched_off():
         with recording():
@@ -150,8 +149,8 @@ def test_listening_changes_nothing_about_it() -> None:
         assert isinstance(fallback.capture(script(Boom())), Failure)
 
 
-def test_switching_off_nests_and_is_put_back() -> None:
-    """The inner block's end does not end the outer one; an error ends both."""
+def test_switching_off_can_be_nested_and_is_restored() -> None:
+    """The end of the inner block does not end the outer one; an error ends both."""
     fallback = Fallback("unknown")
     with pytest.raises(Boom), switched_off():
         with switched_off():
@@ -170,22 +169,21 @@ def drawn(seed: int) -> list[float]:
 
 
 def test_seeded_delays_repeat() -> None:
-    """The same seed gives the same delays, another one others, and they are those of `random.Random`."""
+    """The same seed gives the same delays, those of `random.Random`, and another one gives others."""
     assert drawn(1) == drawn(1) != drawn(2)
     rng = random.Random(1)
     assert drawn(1) == [rng.uniform(0, 2**n) for n in range(5)]
 
 
-def test_a_policys_own_randomness_stays_its_own() -> None:
-    """`rng=` is stronger."""
+def test_the_rng_of_a_policy_is_not_replaced() -> None:
     with seeded(1) as source:
         before = source.getstate()
         next(Exponential(1.0).delays(random.Random(2)))
         assert source.getstate() == before
 
 
-def test_randomness_is_put_back() -> None:
-    """Block by block, also after an error."""
+def test_randomness_is_restored() -> None:
+    """After each block, also after an error."""
     modes: list[Callable[[], AbstractContextManager[object]]] = [seeded, lambda: seeded(5)]
     before = backoff.SHARED_RANDOMNESS
     for mode in modes:

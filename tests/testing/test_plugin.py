@@ -1,4 +1,4 @@
-"""The fixtures for pytest."""
+"""The fixtures of the plugin for pytest."""
 
 from __future__ import annotations
 
@@ -43,38 +43,34 @@ def test_events_are_recorded(retry, resilience_recorder, resilience_time):
     assert resilience_time.sleeps == [60]
 
 
-def test_each_test_has_a_clock_of_its_own(resilience_time, resilience_recorder):
+def test_each_test_has_its_own_clock(resilience_time, resilience_recorder):
     assert resilience_time.now() == 0
     assert resilience_recorder.events == []
 """
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a project of its own, where nothing else is loaded."""
+    """Run pytest in a separate project without other plugins."""
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "resilience.testing.plugin", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_fixtures_have_the_name_of_the_library_in_front(tmp_path: Path) -> None:
-    """pytest loads them into every project, which may have a `recorder` of its own, or lack one and notice it."""
+def test_the_names_of_the_fixtures_begin_with_that_of_the_library(tmp_path: Path) -> None:
+    """pytest loads them into every project, which may have another `recorder`."""
     shown = run_pytest(tmp_path, "--fixtures").stdout
     ours = re.findall(r"^(\w+) -- .*resilience/testing/plugin\.py", shown, re.MULTILINE)
     assert sorted(ours) == ["resilience_recorder", "resilience_time"]
 
 
-def test_the_fixtures_do_what_they_say(tmp_path: Path) -> None:
-    """In a project of its own, where nothing else is loaded."""
+def test_the_fixtures_work_in_a_separate_project(tmp_path: Path) -> None:
     (tmp_path / "test_them.py").write_text(TESTS, encoding="utf-8")
     done = run_pytest(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
 
 
-def test_a_fixture_is_the_clock_and_another_one_the_record(
-    resilience_time: VirtualClock, resilience_recorder: Recorder
-) -> None:
-    """Both hold for this test."""
+def test_the_fixtures_work_together(resilience_time: VirtualClock, resilience_recorder: Recorder) -> None:
     assert Retry(on=KeyError, backoff=[60]).call(script(KeyError(), "fine")) == "fine"
     assert resilience_time.now() == 60
     resilience_recorder.assert_happened(RetryScheduled, times=1, delay=60)

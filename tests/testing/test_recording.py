@@ -1,4 +1,4 @@
-"""A recorder keeps events, and its assertions say what happened instead."""
+"""A recorder keeps events, and its failed assertions show what happened instead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def a_run(recorder: Recorder | None = None) -> None:
 
 
 def test_a_recording_keeps_every_event_of_the_process_in_order() -> None:
-    """While its block runs, and no longer."""
+    """During its block only."""
     with recording() as recorder:
         a_run()
     a_run()
@@ -38,31 +38,28 @@ def test_a_recording_keeps_every_event_of_the_process_in_order() -> None:
     recorder.assert_sequence()
 
 
-def test_a_recording_may_be_of_some_kinds() -> None:
-    """Those that are named."""
+def test_a_recording_may_be_limited_to_some_kinds() -> None:
     with recording(RetryGaveUp, FallbackUsed) as recorder:
         a_run()
     assert recorder.kinds == [RetryGaveUp, FallbackUsed]
 
 
 def test_a_recording_ends_with_an_error() -> None:
-    """The recorder does not listen afterwards."""
+    """The recorder no longer listens afterwards."""
     with pytest.raises(Boom), recording(RetryGaveUp) as recorder:
         raise Boom
     a_run()
     assert recorder.events == []
 
 
-def test_a_recorder_is_a_listener() -> None:
-    """Of one pipeline."""
+def test_a_recorder_can_listen_to_one_pipeline() -> None:
     recorder = Recorder()
     a_run(recorder)
     a_run()
     recorder.assert_happened(ExecutionFinished, times=1)
 
 
-def test_assertions_hold() -> None:
-    """On kinds, on numbers, on how many."""
+def test_assertions_check_kinds_attributes_and_counts() -> None:
     recorder = Recorder()
     a_run(recorder)
     recorder.assert_happened(RetryScheduled)
@@ -74,8 +71,8 @@ def test_assertions_hold() -> None:
     recorder.assert_never(RetryScheduled, attempt=3)
 
 
-def test_an_assertion_that_fails_shows_the_whole_course() -> None:
-    """Expected on the first line, then what happened, each with its time."""
+def test_a_failed_assertion_shows_all_events() -> None:
+    """The expectation is in the first line, then the events follow with their times."""
     recorder = Recorder()
     a_run(recorder)
     timeline = str(recorder)
@@ -97,22 +94,22 @@ def test_an_assertion_that_fails_shows_the_whole_course() -> None:
         recorder.assert_happened(RetryGaveUp)
 
 
-def test_a_number_that_a_kind_does_not_have_is_refused() -> None:
-    """A slip would otherwise never be found by `assert_never`."""
+def test_an_attribute_that_a_kind_does_not_have_is_refused() -> None:
+    """Otherwise `assert_never` would hide a typing error."""
     with pytest.raises(TypeError, match="RetryGaveUp has no delay, reasn"):
         Recorder().assert_never(RetryGaveUp, delay=1, reasn="attempts")
 
 
-def test_a_circuits_changes_are_told() -> None:
-    """Values of all kinds have a short form."""
+def test_a_circuit_change_is_shown_with_its_values() -> None:
+    """Values of all types have a short form."""
     with virtual_time(), recording() as recorder:
         CircuitBreaker(1, on_transition=None).capture(script(Boom("down")))
     assert "CircuitBreaker  CircuitChanged old=" in str(recorder)
     assert "retry_after=30 last_failure=Boom: down" in str(recorder)
 
 
-def test_numbers_that_are_there_only_now_and_then_are_told_only_then() -> None:
-    """A refusal without a queue says nothing of one."""
+def test_attributes_without_a_value_are_not_shown() -> None:
+    """For example those of the queue, in a refusal without a queue."""
     bulkhead = Bulkhead(1)
     with recording(CallRejected) as recorder:
         bulkhead.execute(lambda ctx: bulkhead.capture(lambda ctx: "never"))

@@ -19,7 +19,7 @@ from tests.conftest import Boom
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_each_call_takes_the_next_step(kind: str) -> None:
-    """Exceptions and their classes are raised, all else is returned."""
+    """Exceptions and their classes are raised, everything else is returned."""
 
     def step() -> object:
         try:
@@ -41,7 +41,7 @@ def test_each_call_takes_the_next_step(kind: str) -> None:
 
 
 def test_the_step_before_an_ellipsis_repeats() -> None:
-    """For ever; an error that is raised again does not grow."""
+    """Without end; the traceback of an error that is raised again does not grow."""
     fn = script("first", Boom("again"), ...)
     assert fn() == "first"
     depths = []
@@ -52,7 +52,7 @@ def test_the_step_before_an_ellipsis_repeats() -> None:
     assert len(set(depths)) == 1
 
 
-def test_threads_that_call_at_once_take_different_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_calls_take_different_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the attempts of a hedge do, each on a worker."""
     both = threading.Barrier(2)
     taken: list[str] = []
@@ -67,7 +67,7 @@ def test_threads_that_call_at_once_take_different_steps(monkeypatch: pytest.Monk
     assert sorted(taken) == ["one", "other"]
 
 
-def test_a_call_too_many_is_no_outcome() -> None:
+def test_a_call_after_the_last_step_is_no_outcome() -> None:
     """No policy hides it from the test."""
     policies = Fallback("hidden").wrap(Retry(on=Exception, backoff=[0]))
     fn = script(Boom())
@@ -77,8 +77,8 @@ def test_a_call_too_many_is_no_outcome() -> None:
     assert issubclass(ScriptEnded, AssertionError)
 
 
-def test_calls_tell_the_attempt_and_the_time_that_was_left() -> None:
-    """Also where the context is passed by the library."""
+def test_calls_record_the_attempt_and_the_time_left() -> None:
+    """Also if the library passes the context."""
     fn = script(Boom(), "fine")
     with virtual_time():
         Timeout(10, cooperative=True).wrap(Retry(on=Boom, backoff=[4])).execute(fn, Context())
@@ -89,14 +89,13 @@ def test_calls_tell_the_attempt_and_the_time_that_was_left() -> None:
     assert alone.calls[0].remaining == inf
 
 
-def test_a_hang_takes_real_time_where_time_is_real() -> None:
-    """Nothing about it needs the virtual clock."""
+def test_a_hang_takes_real_time_without_virtual_time() -> None:
     assert script(hang(0.001, then=hang(0.001, then="done")))() == "done"
     assert asyncio.run(ascript(hang(0.001, then="done"))()) == "done"
 
 
-def test_a_script_is_what_the_library_takes_it_for() -> None:
-    """`execute` and `call` see that one is asynchronous and the other is not."""
+def test_scripts_are_recognized_as_blocking_or_asynchronous() -> None:
+    """By `execute` and `call`."""
     assert Retry().call(script("fine")) == "fine"
     coroutine = Retry().call(ascript("fine"))
     assert inspect.iscoroutine(coroutine)
@@ -105,20 +104,19 @@ def test_a_script_is_what_the_library_takes_it_for() -> None:
 
 @pytest.mark.parametrize("steps", [(), (...,), (1, ..., 2), (..., 1)])
 def test_a_script_without_steps_is_refused(steps: tuple[Any, ...]) -> None:
-    """As is an ellipsis that is not at the end."""
+    """Also an ellipsis that is not at the end."""
     with pytest.raises(ValueError, match="a script has one step or more"):
         script(*steps)
     with pytest.raises(ValueError, match="seconds must be more than zero"):
         hang(0)
 
 
-def test_a_script_shows_its_steps() -> None:
-    """In messages of tests."""
+def test_repr_shows_the_steps() -> None:
     fn = script(KeyError("k"), hang(5), ...)
     assert repr(fn) == "<script KeyError('k'), Hang(seconds=5.0, then=None), ...; 0 calls>"
 
 
-def test_a_step_may_bring_items() -> None:
+def test_a_step_may_return_items() -> None:
     """And fail before the first, or after some; each item has its own time."""
     steps = [items(Boom("early")), hang(2, items("a", hang(3, "b"), Boom("late")))]
     failed, got = [], []
@@ -134,8 +132,8 @@ def test_a_step_may_bring_items() -> None:
     assert list(script(items("a", "b"))()) == ["a", "b"]
 
 
-def test_a_coroutine_function_may_bring_items() -> None:
-    """As an SDK's stream does: it is awaited, and then iterated over."""
+def test_a_coroutine_function_may_return_items() -> None:
+    """As an SDK's stream: it is awaited, and then iterated."""
 
     async def consume() -> list[str]:
         read = ascript(Boom, items("a", hang(0.01, "b")))
@@ -148,6 +146,6 @@ def test_items_end() -> None:
     assert list(Retry().streaming().call(script(items("a", "b")))) == ["a", "b"]
 
 
-def test_items_do_not_repeat() -> None:
+def test_an_ellipsis_among_items_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be one of the items"):
         items("a", ...)

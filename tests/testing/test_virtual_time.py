@@ -1,4 +1,4 @@
-"""Virtual time: nothing waits for real, in threads, asyncio and trio, and the order of events is that of real time."""
+"""Virtual time: no real waiting in threads, asyncio and trio, with the order of events of real time."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def scripted(world: World, *steps: Any) -> Any:
 
 
 async def call(policy: Any, fn: Any) -> Any:
-    """Call `fn`, and await what comes out in the worlds of tasks."""
+    """Call `fn`, and await the result if it is a coroutine."""
     result = policy.call(fn)
     return await result if asyncio.iscoroutine(result) else result
 
 
-async def test_an_hour_of_back_off_takes_no_time_and_is_exact(world: World) -> None:
-    """The waits are noted, the clock shows their sum, and nothing was waited for."""
+async def test_an_hour_of_backoff_takes_no_real_time_and_is_exact(world: World) -> None:
+    """The waits are recorded, and the clock shows their sum."""
     fetch = scripted(world, Boom(), Boom(), Boom(), "fine")
     retry = Retry(4, on=Boom, backoff=[60, 600, 3600])
     began = time.monotonic()
@@ -51,8 +51,8 @@ async def test_an_hour_of_back_off_takes_no_time_and_is_exact(world: World) -> N
     assert time.monotonic() - began < 5
 
 
-async def test_a_timeout_comes_when_the_function_hangs(world: World) -> None:
-    """It comes at its instant; what returns before it is in time."""
+async def test_a_timeout_fires_at_its_virtual_instant(world: World) -> None:
+    """A function that returns before is in time."""
     timeout = Timeout(2.0)
     with virtual_time() as clock:
         with pytest.raises(TimeoutExceeded):
@@ -63,7 +63,7 @@ async def test_a_timeout_comes_when_the_function_hangs(world: World) -> None:
 
 
 async def test_a_script_hangs_and_then_raises(world: World) -> None:
-    """The step after a hang is done after it, in virtual time."""
+    """The step after a hang comes after its time."""
     with virtual_time() as clock:
         with pytest.raises(Boom):
             await call(Retry(1), scripted(world, hang(5, then=Boom())))
@@ -71,8 +71,8 @@ async def test_a_script_hangs_and_then_raises(world: World) -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_many_tasks_interleave_as_they_would_in_real_time(backend: str) -> None:
-    """Retries, timeouts and sleeps of several tasks happen in the order of their instants."""
+def test_tasks_interleave_as_in_real_time(backend: str) -> None:
+    """Retries, timeouts and sleeps of several tasks come in the order of their instants."""
     log: list[tuple[float, str]] = []
 
     async def main(clock: VirtualClock) -> None:
@@ -111,7 +111,7 @@ def test_many_tasks_interleave_as_they_would_in_real_time(backend: str) -> None:
 
 
 def test_the_users_own_sleeps_are_virtual() -> None:
-    """`asyncio.sleep`, `asyncio.timeout`, `trio.sleep` and `trio.move_on_after` take no time."""
+    """`asyncio.sleep`, `asyncio.timeout`, `trio.sleep` and `trio.move_on_after` take no real time."""
 
     async def in_asyncio() -> None:
         with pytest.raises(TimeoutError):
@@ -131,8 +131,8 @@ def test_the_users_own_sleeps_are_virtual() -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_block_inside_a_running_loop_makes_it_virtual_and_real_again(backend: str) -> None:
-    """The loop's own time goes on without a break, so every timer has as much time left as before."""
+def test_a_block_in_a_running_loop_makes_its_time_virtual_and_real_again(backend: str) -> None:
+    """The loop's own time continues, so that every timer has as much time left as before."""
 
     async def main() -> None:
         began = anyio.current_time()
@@ -156,10 +156,10 @@ def test_a_block_inside_a_running_loop_makes_it_virtual_and_real_again(backend: 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("uptime", [0.0, 7_654_321.123])
-def test_a_loop_that_runs_already_wakes_at_the_exact_instant(
+def test_a_running_loop_wakes_at_the_exact_instant(
     backend: str, uptime: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own time is a large number; that fractions are rounded beside it keeps no circuit open for longer."""
+    """Its own time is a large number, beside which fractions are rounded; no circuit stays open for longer."""
     monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: uptime + time.monotonic())
 
     async def main() -> None:
@@ -184,8 +184,8 @@ def test_a_loop_that_runs_already_wakes_at_the_exact_instant(
     anyio.run(main, backend=backend)
 
 
-def test_a_loop_that_brings_its_own_timers_is_refused() -> None:
-    """Nothing would be waited for in virtual time there; and everything is put back."""
+def test_a_loop_with_its_own_timers_is_refused() -> None:
+    """Its waits would be real. Everything is restored after the error."""
     uvloop = pytest.importorskip("uvloop")
 
     async def main() -> None:
@@ -198,8 +198,7 @@ def test_a_loop_that_brings_its_own_timers_is_refused() -> None:
     uvloop.run(main())
 
 
-def test_a_timer_set_before_the_block_comes_in_it() -> None:
-    """It counts the virtual seconds."""
+def test_a_timer_set_before_the_block_fires_in_virtual_time() -> None:
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
@@ -223,8 +222,8 @@ def state_of_the_process() -> list[object]:
     return [clock.now, clock.sleep, clock.wait, clock.shorten, loop.time, loop._run_once, *own]
 
 
-def test_everything_is_put_back_also_after_an_error() -> None:
-    """No trace is left on the clock, on asyncio or on trio."""
+def test_everything_is_restored_after_an_error() -> None:
+    """The clock, asyncio and trio."""
     before = state_of_the_process()
     with pytest.raises(Boom), virtual_time():
         assert state_of_the_process() != before
@@ -234,7 +233,7 @@ def test_everything_is_put_back_also_after_an_error() -> None:
 
 
 def test_trio_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is left alone then."""
+    """It is not changed then."""
     trios = trio._core._run.SystemClock.current_time
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with virtual_time() as clock:
@@ -243,8 +242,8 @@ def test_trio_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert clock.now() == 10
 
 
-def test_a_block_inside_another_shares_its_clock() -> None:
-    """Time goes on where it was, and ends with the outer block."""
+def test_a_nested_block_shares_the_clock() -> None:
+    """Its time ends with the outer block."""
     with virtual_time() as outer:
         process_clock.sleep(10)
         with virtual_time() as inner:
@@ -258,8 +257,7 @@ def test_a_block_inside_another_shares_its_clock() -> None:
         assert fresh.now() == 0
 
 
-def test_who_sleeps_when_virtual_time_ends_goes_on() -> None:
-    """A thread that still waits is not left behind."""
+def test_a_thread_that_sleeps_at_the_end_of_virtual_time_wakes() -> None:
     woken = threading.Event()
 
     def sleeps() -> None:
@@ -276,8 +274,8 @@ def test_who_sleeps_when_virtual_time_ends_goes_on() -> None:
     thread.join(5)
 
 
-def test_who_queues_when_virtual_time_ends_goes_on_queueing() -> None:
-    """A wait for a permit becomes a real one, and ends when the permit comes."""
+def test_a_thread_that_queues_at_the_end_of_virtual_time_stays_queued() -> None:
+    """A wait for a permit becomes a real one."""
     bulkhead = Bulkhead(1, queue=1)
     got: list[str] = []
     thread = threading.Thread(target=lambda: got.append(bulkhead.call(script("mine"))))
@@ -292,8 +290,8 @@ def test_who_queues_when_virtual_time_ends_goes_on_queueing() -> None:
     assert got == ["mine"]
 
 
-def test_advance_lets_time_pass() -> None:
-    """By seconds, for all code that reads the clock; never backwards."""
+def test_advance_moves_the_clock_forward() -> None:
+    """For all code that reads the clock; never backwards."""
     with virtual_time() as clock:
         clock.advance(1.5)
         assert clock.now() == process_clock.now() == 1.5
@@ -304,7 +302,7 @@ def test_advance_lets_time_pass() -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_advance_wakes_the_tasks_whose_time_has_come(backend: str) -> None:
-    """They run when the one who advanced the clock next waits."""
+    """They run when the task that advanced the clock next waits."""
     woken: list[float] = []
 
     async def main(clock: VirtualClock) -> None:
@@ -326,15 +324,15 @@ def test_advance_wakes_the_tasks_whose_time_has_come(backend: str) -> None:
         anyio.run(main, clock, backend=backend)
 
 
-def test_a_worker_that_has_just_been_handed_a_job_is_at_work() -> None:
-    """It stands where idle workers stand, and has not come to run yet: time does not jump over what it will do."""
+def test_a_worker_with_a_job_that_has_not_begun_counts_as_busy() -> None:
+    """It still stands where idle workers stand, and time does not jump over its job."""
     with virtual_time() as clock:
         Timeout(1).call(len, "")  # an idle worker is there
         worker = workers.pool.idle[-1]
         wait = clocks.Wait(5.0, lambda: False)
         clock.enter(wait)
         try:
-            worker._job = cast(Any, "a job")  # handed over, and not woken yet
+            worker._job = cast(Any, "a job")  # assigned, while the worker is not yet awake
             for _ in range(20):
                 assert not clock.jump(wait)
                 time.sleep(wait.pause)
@@ -348,8 +346,8 @@ def test_a_worker_that_has_just_been_handed_a_job_is_at_work() -> None:
         assert clock.now() == 5.0
 
 
-def test_a_thread_that_takes_long_to_begin_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine that takes longer than the patience; time does not jump to where another thread waits."""
+def test_a_thread_that_starts_slowly_counts_as_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine starting may take longer than the patience; time does not jump meanwhile."""
     begin = threading.Thread._bootstrap  # type: ignore[attr-defined]
 
     def begin_late(thread: threading.Thread) -> None:
@@ -366,8 +364,8 @@ def test_a_thread_that_takes_long_to_begin_is_at_work(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("meanwhile", ["a job is done", "what is waited for happens"])
-def test_what_happens_while_a_waiting_thread_looks_is_seen(monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
-    """To ask the kernel about one thread lets another run, which may be at rest again when its turn comes."""
+def test_progress_during_the_check_of_the_threads_is_detected(monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
+    """Reading the state of one thread lets another run, which may be idle again when its turn comes."""
     ask = clocks._from_kernel
     looks: list[int] = []
     happened: list[int] = []
@@ -406,6 +404,5 @@ def test_what_happens_while_a_waiting_thread_looks_is_seen(monkeypatch: pytest.M
 
 
 def test_a_patience_that_is_no_duration_is_refused() -> None:
-    """Like every other duration."""
     with pytest.raises(ValueError, match="patience must be more than zero"), virtual_time(patience=0):
         pass

@@ -1,4 +1,4 @@
-"""Virtual time that can't go on: what is raised then, where, and how a thread is left out."""
+"""Virtual time that cannot pass: the error, where it is raised, and how to ignore a thread."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from resilience.testing import hang, script, virtual_time
 from resilience.testing.stuck import stuck
 from tests.testing.virtual import in_threads
 
-#: Long enough that a thread which polls is not taken to wait, where the machine is busy.
+#: Long enough that a polling thread does not count as waiting on a busy machine.
 PATIENCE = 0.2
 
 
 @contextmanager
 def polling(name: str = "poller") -> Iterator[threading.Thread]:
-    """A thread that looks for work every five milliseconds, in two places in turn, for as long as the block runs."""
+    """A thread that polls every five milliseconds, at two instructions in turn, during the block."""
     ended = threading.Event()
 
     def poll() -> None:
@@ -86,8 +86,8 @@ WAITS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_a_thread_that_polls_makes_the_waiting_code_fail(wait: str) -> None:
-    """After some real seconds, with the name of the thread, where it stands and what to write."""
+def test_a_polling_thread_makes_the_waiting_code_fail(wait: str) -> None:
+    """After some real seconds. The error has the name of the thread, its position, and what to write."""
     began = time.monotonic()
     with polling(), pytest.raises(RuntimeError) as caught, virtual_time(patience=PATIENCE, stuck_after=0.2):
         WAITS[wait]()
@@ -97,12 +97,12 @@ def test_a_thread_that_polls_makes_the_waiting_code_fail(wait: str) -> None:
     assert "test_virtual_time_stuck.py" in message
     assert "in poll" in message
     assert "virtual_time(ignore=['poller'])" in message
-    while Timeout.abandoned():  # the function that hangs goes on in real time, for a second
+    while Timeout.abandoned():  # the hanging function continues in real time, for a second
         time.sleep(0.001)
 
 
-def test_an_idle_http_server_does_not_hang_a_test_whose_patience_is_longer_than_its_poll() -> None:
-    """The limit comes on top of the patience: here 1.1 seconds in all."""
+def test_an_idle_http_server_makes_a_test_fail_with_a_long_patience() -> None:
+    """Longer than the interval of its polls. The limit is added to the patience: 1.1 seconds here."""
     with (
         idle_server(),
         pytest.raises(RuntimeError, match=r"'http-server'.*socketserver\.py"),
@@ -112,15 +112,14 @@ def test_an_idle_http_server_does_not_hang_a_test_whose_patience_is_longer_than_
 
 
 @pytest.mark.parametrize("pattern", ["poller-7", "poller-*", "*-7"])
-def test_a_thread_is_left_out_by_its_name(pattern: str) -> None:
-    """`*` stands for anything, as the numbers in names are not known beforehand."""
+def test_a_thread_is_ignored_by_its_name(pattern: str) -> None:
+    """`*` matches anything, as the numbers in names are not known beforehand."""
     with polling("poller-7"), virtual_time(ignore=[pattern], stuck_after=5) as clock:
         process_clock.sleep(60)
         assert clock.now() == 60
 
 
-def test_another_name_leaves_nothing_out() -> None:
-    """The pattern is that of the whole name."""
+def test_a_pattern_matches_the_whole_name() -> None:
     with (
         polling("poller-7"),
         pytest.raises(RuntimeError, match="poller-7"),
@@ -129,8 +128,8 @@ def test_another_name_leaves_nothing_out() -> None:
         process_clock.sleep(60)
 
 
-def test_an_inner_block_leaves_threads_out_while_it_runs() -> None:
-    """So a test can use the fixture for pytest, and leave out threads of its own."""
+def test_a_nested_block_ignores_threads_while_it_runs() -> None:
+    """So a test can use the fixture for pytest, and ignore its own threads."""
     with polling() as thread, virtual_time(patience=PATIENCE, stuck_after=0.2) as clock:
         with virtual_time(ignore=[thread]):
             process_clock.sleep(60)
@@ -139,8 +138,8 @@ def test_an_inner_block_leaves_threads_out_while_it_runs() -> None:
             process_clock.sleep(60)
 
 
-def test_no_policy_treats_it_as_an_outcome() -> None:
-    """It is an error in the test: not retried, not counted, not answered."""
+def test_no_policy_treats_the_error_as_an_outcome() -> None:
+    """It is an error of the test: not retried, not counted, not replaced."""
     breaker = CircuitBreaker(1, on=Exception)
     inner = Retry(on=OSError, backoff=[60])
     with (
@@ -153,8 +152,8 @@ def test_no_policy_treats_it_as_an_outcome() -> None:
     assert breaker.state.value == "closed"
 
 
-def test_a_thread_that_works_for_longer_than_the_limit_is_waited_for_if_others_go_on() -> None:
-    """Time that passes, or a wait that ends, is progress."""
+def test_a_busy_thread_is_waited_for_if_other_threads_make_progress() -> None:
+    """Passing time, or the end of a wait, is progress."""
     lock = threading.Lock()
     lock.acquire()
     at: list[float] = []
@@ -166,18 +165,18 @@ def test_a_thread_that_works_for_longer_than_the_limit_is_waited_for_if_others_g
             if lock.locked():
                 lock.release()
 
-    def is_woken_now_and_then() -> None:
+    def is_woken_repeatedly() -> None:
         for _ in range(60):
             assert process_clock.wait(lock, 3600)
         at.append(clock.now())
 
     with virtual_time(patience=0.2, stuck_after=0.3) as clock:
-        in_threads(works, is_woken_now_and_then)
+        in_threads(works, is_woken_repeatedly)
     assert at == [0]
 
 
-def test_code_that_waits_for_something_real_alone_is_not_stuck() -> None:
-    """Where no deadline is set, there is no instant to go to."""
+def test_a_wait_without_a_deadline_is_not_stuck() -> None:
+    """There is no instant to jump to."""
     lock = threading.Lock()
     lock.acquire()
     releases = threading.Timer(1.0, lock.release)
@@ -186,8 +185,8 @@ def test_code_that_waits_for_something_real_alone_is_not_stuck() -> None:
         assert process_clock.wait(lock, None)
 
 
-def test_a_function_that_hangs_for_good_is_no_reason_to_fail() -> None:
-    """It stands still: the patience ends before the limit, however long both are."""
+def test_a_function_that_hangs_is_timed_out_and_no_error() -> None:
+    """It does not run: the patience ends before the limit, however long both are."""
     released = threading.Event()
     with virtual_time(patience=0.4, stuck_after=0.1), pytest.raises(TimeoutExceeded):
         Timeout(60).call(released.wait, 10)
@@ -198,21 +197,21 @@ def test_a_function_that_hangs_for_good_is_no_reason_to_fail() -> None:
     ("ignore", "error"),
     [("poller", "ignore.*list"), ([7], "ignore.*7"), (threading.Thread(), "ignore.*list")],
 )
-def test_what_names_no_threads_is_refused(ignore: object, error: str) -> None:
-    """A bare name would be a list of letters."""
+def test_an_invalid_ignore_is_refused(ignore: object, error: str) -> None:
+    """A single name would be a list of letters."""
     with pytest.raises(TypeError, match=error), virtual_time(ignore=ignore):  # type: ignore[arg-type]
         pass
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), "5"])
-def test_the_limit_is_a_number_of_seconds(seconds: object) -> None:
-    """Zero would fail at the first look."""
+def test_an_invalid_limit_is_refused(seconds: object) -> None:
+    """Zero would fail at the first check."""
     with pytest.raises((ValueError, TypeError), match="stuck_after"), virtual_time(stuck_after=seconds):  # type: ignore[arg-type]
         pass
 
 
 def test_of_many_threads_a_few_are_named_and_the_others_counted() -> None:
-    """One that has not begun has no place in the code."""
+    """A thread that has not begun has no position in the code."""
     threads = [threading.Thread(name=f"worker {number}") for number in range(50)]
     message = str(stuck(threads, 3.0, 1.5))
     assert "thread 'worker 0' is about to begin or to end" in message
@@ -222,9 +221,9 @@ def test_of_many_threads_a_few_are_named_and_the_others_counted() -> None:
     assert "stuck_after=3" in message
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what a run leaves that breaks down
-def test_a_trio_run_whose_main_task_cannot_be_interrupted_breaks_down() -> None:
-    """As it can't where it waits for a thread of trio's own."""
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of objects that the run leaves behind
+def test_a_trio_run_with_an_uninterruptible_main_task_breaks_down() -> None:
+    """For example if it waits for a thread of trio's own."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""Virtual time in threads: it stands still while one of them works."""
+"""Virtual time in threads: it does not pass while one of them works."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.policies.bulkheads import wait_until
 from tests.testing.virtual import in_threads
 
 
-def test_threads_that_wait_go_on_in_the_order_of_their_instants() -> None:
-    """The clock jumps when all of them wait, also where the main thread joins them."""
+def test_waiting_threads_wake_in_the_order_of_their_instants() -> None:
+    """The clock jumps when all of them wait, also if the main thread joins them."""
     log: list[tuple[float, str]] = []
 
     def retrying(name: str, *delays: float) -> Callable[[], None]:
@@ -40,32 +40,32 @@ def test_threads_that_wait_go_on_in_the_order_of_their_instants() -> None:
     assert log == [(50, "quick"), (130, "middle"), (400, "slow")]
 
 
-def test_what_a_thread_held_while_it_waited_goes_with_it() -> None:
-    """To see where threads stand, the clock looks at their frames. It keeps none of them."""
-    known: list[weakref.ref[Boom]] = []
+def test_the_objects_of_a_waiting_thread_are_freed_when_it_ends() -> None:
+    """The clock reads the frames of threads, and keeps none of them."""
+    references: list[weakref.ref[Boom]] = []
 
     def waits() -> None:
         held = Boom()
-        known.append(weakref.ref(held))
+        references.append(weakref.ref(held))
         process_clock.sleep(1.0)
 
     with no_collector(), virtual_time():
         in_threads(waits, waits)
-        assert [it() for it in known] == [None, None]
+        assert [reference() for reference in references] == [None, None]
 
 
-def test_what_a_thread_held_where_it_stood_goes_when_it_has_moved_on() -> None:
-    """Here while it waited for a real lock. The next look at the threads forgets the frame, though not at this one."""
+def test_the_objects_of_an_earlier_frame_are_freed_at_the_next_check() -> None:
+    """Here the frame waited for a real lock."""
 
-    def waits_for_real() -> weakref.ref[Boom]:
+    def wait_in_real_time() -> weakref.ref[Boom]:
         held = Boom()
         in_threads(lambda: process_clock.sleep(1.0))
         return weakref.ref(held)
 
     with no_collector(), virtual_time():
-        known = waits_for_real()
+        reference = wait_in_real_time()
         process_clock.sleep(1.0)
-        assert known() is None
+        assert reference() is None
 
 
 def test_the_clock_stands_still_while_a_thread_works() -> None:
@@ -83,8 +83,8 @@ def test_the_clock_stands_still_while_a_thread_works() -> None:
     assert at == [0]
 
 
-def test_a_thread_that_is_woken_comes_before_the_next_instant() -> None:
-    """What one thread hands to another is dealt with at that time, not after the next jump: 200 times."""
+def test_a_woken_thread_runs_before_the_next_instant() -> None:
+    """A permit is taken at the time at which it was released, not after the next jump: 200 times."""
     slots = Bulkhead(1, queue=1)
     seen: list[tuple[float, float]] = []
 
@@ -108,8 +108,8 @@ def test_a_thread_that_is_woken_comes_before_the_next_instant() -> None:
     assert {after - before for before, after in seen[1:]} == {0.5}
 
 
-def test_work_that_comes_by_a_queue_is_done_before_time_goes_on() -> None:
-    """A thread in `queue.get` is taken to wait; one that has just been given something is not."""
+def test_work_from_a_queue_is_done_before_time_passes() -> None:
+    """A thread in `queue.get` counts as waiting, unless it has just been given an item."""
     box: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     at: list[float] = []
 
@@ -128,8 +128,8 @@ def test_work_that_comes_by_a_queue_is_done_before_time_goes_on() -> None:
     assert at == list(range(20))
 
 
-def test_an_abandoned_function_goes_on_when_its_time_comes() -> None:
-    """It ends in virtual time as well, and is no longer counted then."""
+def test_an_abandoned_function_ends_in_virtual_time() -> None:
+    """It is no longer counted then."""
     wait_until(lambda: not Timeout.abandoned())  # by other tests
     with virtual_time() as clock:
         with pytest.raises(TimeoutExceeded):
@@ -152,8 +152,8 @@ def test_a_function_that_hangs_for_real_is_timed_out_after_the_patience() -> Non
     assert 0.02 <= time.monotonic() - began < 5
 
 
-def test_a_call_that_is_over_leaves_no_instant_to_jump_to() -> None:
-    """The limit that it did not need is no event: time stands still while the loop waits for something real."""
+def test_a_finished_call_leaves_no_instant_to_jump_to() -> None:
+    """Its unused limit is no event: time does not pass while the loop waits for something real."""
 
     async def quick() -> None: ...
 
@@ -172,7 +172,7 @@ def test_a_call_that_is_over_leaves_no_instant_to_jump_to() -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_loop_and_a_thread_share_the_clock(backend: str) -> None:
-    """A permit goes from a thread to a task and back, each at its instant."""
+    """A permit passes from a thread to a task and back, each time at its instant."""
     bulkhead = Bulkhead(1, queue=5)
     log: list[tuple[float, str]] = []
 
@@ -194,13 +194,13 @@ def test_a_loop_and_a_thread_share_the_clock(backend: str) -> None:
     with virtual_time() as clock:
         loop = threading.Thread(target=lambda: anyio.run(task, backend=backend))
         loop.start()
-        thread()  # here, so that no third thread stands by
+        thread()  # here, so that there is no third thread
         loop.join(20)
     assert log == [(0, "thread"), (10, "task"), (20, "thread"), (30, "task"), (40, "thread"), (50, "task")]
 
 
-def test_time_does_not_jump_over_a_wait_that_has_ended_even_where_its_owner_asks() -> None:
-    """trio asks whether time may jump wherever no task can run, and its queue may have filled a moment ago."""
+def test_time_does_not_jump_over_a_wait_that_has_ended() -> None:
+    """trio asks for a jump when no task can run, and its queue may have been filled a moment ago."""
     clock = VirtualClock(patience=0.01, stuck_after=60)
     has_happened = True
     wait = clocks.Wait(10.0, lambda: has_happened)
@@ -217,8 +217,8 @@ def test_time_does_not_jump_over_a_wait_that_has_ended_even_where_its_owner_asks
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_task_that_was_woken_by_a_thread_works_while_time_stands_still(backend: str) -> None:
-    """Its loop no longer waits, though a later timer is set in it."""
+def test_time_does_not_pass_while_a_task_woken_by_a_thread_works(backend: str) -> None:
+    """Its loop no longer waits, although it has a later timer."""
     bulkhead = Bulkhead(1, queue=1)
     at: list[float] = []
 
@@ -243,7 +243,7 @@ def test_a_task_that_was_woken_by_a_thread_works_while_time_stands_still(backend
 
 
 def test_time_never_goes_back() -> None:
-    """A thread whose instant has long passed is woken before time goes on from where it is."""
+    """A thread whose instant has long passed is woken at the present time."""
     woken: list[float] = []
 
     def sleeps() -> None:
@@ -263,8 +263,8 @@ def test_time_never_goes_back() -> None:
     assert woken == [20]
 
 
-def test_a_guest_run_of_trio_needs_no_thread_to_wait_in() -> None:
-    """One that is busy with short waits never stands still, and the other threads would never see all others wait."""
+def test_a_guest_run_of_trio_waits_in_no_thread() -> None:
+    """A thread that is busy with short waits would never count as waiting, and time would not pass."""
     todo: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
     outcomes: list[Any] = []
     waits_in_threads: list[int] = []
@@ -316,8 +316,8 @@ def test_a_call_in_a_worker_thread_of_the_loop_is_waited_for(backend: str) -> No
         assert anyio.run(main, backend=backend) == (0, 0)
 
 
-def test_a_wait_for_what_is_there_already_takes_no_time() -> None:
-    """A lock that is free is taken at once, with a limit and without one; a held one only until the limit."""
+def test_a_wait_for_a_free_lock_takes_no_time() -> None:
+    """With a limit and without one; a wait for a held one ends at the limit."""
     with virtual_time() as clock:
         free, held = threading.Lock(), threading.Lock()
         held.acquire()
@@ -330,8 +330,8 @@ def test_a_wait_for_what_is_there_already_takes_no_time() -> None:
         assert clock.now() == 5
 
 
-def test_a_thread_that_python_did_not_start_and_that_has_ended_holds_up_no_time() -> None:
-    """`threading` goes on listing some of these."""
+def test_a_foreign_thread_that_has_ended_does_not_stop_time() -> None:
+    """`threading` still lists some of the threads that Python did not start."""
     ended = threading.Event()
 
     def run() -> None:
@@ -345,17 +345,17 @@ def test_a_thread_that_python_did_not_start_and_that_has_ended_holds_up_no_time(
         assert clock.now() == 10
 
 
-def test_nothing_is_known_of_threads_where_the_kernel_does_not_say() -> None:
-    """Then the instruction alone shows whether a thread waits."""
+def test_without_data_from_the_kernel_a_thread_is_not_counted_as_busy() -> None:
+    """Then only its instruction shows whether a thread waits."""
     thread = threading.Thread()
     thread._native_id = 0  # type: ignore[attr-defined]
     assert clocks._seconds_run(thread) == 0
     assert not clocks._is_runnable(thread)
 
 
-def test_tasks_that_wait_until_all_others_wait_come_before_the_next_instant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time does not jump while there is something to do for trio."""
-    monkeypatch.setattr(VirtualClock, "_busy", lambda clock, mine: [])  # threads of other tests do
+def test_wait_all_tasks_blocked_returns_before_the_next_instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time does not jump while trio has something to do."""
+    monkeypatch.setattr(VirtualClock, "_busy", lambda clock, mine: [])  # threads of other tests may be busy
     log: list[tuple[float, str]] = []
 
     async def main() -> None:
@@ -373,8 +373,8 @@ def test_tasks_that_wait_until_all_others_wait_come_before_the_next_instant(monk
     assert log == [(0, "all wait"), (10, "slept")]
 
 
-def test_a_loop_that_has_a_timer_before_it_first_runs_keeps_its_time() -> None:
-    """The timer was set on the loop's own clock, so that clock goes on, and the timer has as long to go as before."""
+def test_a_loop_with_a_timer_before_its_first_run_keeps_its_time() -> None:
+    """The timer was set on the loop's own clock, and has as much time left as before."""
     loop = asyncio.new_event_loop()
     loop.call_later(10, loop.stop)
     with virtual_time() as clock:
@@ -383,8 +383,8 @@ def test_a_loop_that_has_a_timer_before_it_first_runs_keeps_its_time() -> None:
     loop.close()
 
 
-def test_nothing_of_ours_stays_in_a_run_of_trio() -> None:
-    """After the block each step of a task costs what it cost before."""
+def test_no_instrument_stays_in_a_run_of_trio_after_the_block() -> None:
+    """It would slow each step of a task."""
 
     async def main() -> None:
         with virtual_time():

@@ -1,4 +1,4 @@
-"""each: bounded calls at once, and no further read than there is room."""
+"""`each`: a bounded number of calls at the same time, which reads no more items than it has room for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import Boom, World, no_collector
 
 
 async def outcomes_of(world: World, function: Any, items: Any, policy: Any = None, **settings: Any) -> list[Any]:
-    """Return all pairs."""
+    """Return all pairs of item and outcome."""
     block = each(policy or Retry(1), world.native(function), items, **settings)
     if world.blocking:
         with block as pairs:
@@ -46,7 +46,7 @@ async def test_each_item_has_its_outcome(world: World, ordered: bool) -> None:
 
 
 @pytest.mark.parametrize("is_generator", [True, False])
-async def test_items_may_be_asynchronous(tasks_world: World, is_generator: bool) -> None:
+async def test_items_may_come_from_an_async_iterable(tasks_world: World, is_generator: bool) -> None:
     async def source() -> AsyncIterator[int]:
         for number in range(3):
             await anyio.sleep(0)
@@ -64,11 +64,11 @@ async def test_items_may_be_asynchronous(tasks_world: World, is_generator: bool)
     assert pairs == [(number, Success(number)) for number in range(3)]
 
 
-async def test_no_items_no_outcomes(world: World) -> None:
+async def test_without_items_there_are_no_outcomes(world: World) -> None:
     assert await outcomes_of(world, str, [], limit=1) == []
 
 
-async def test_the_policy_is_around_each_call(world: World) -> None:
+async def test_the_policy_applies_to_each_call(world: World) -> None:
     attempts: list[int] = []
 
     async def work(number: int) -> int:
@@ -81,7 +81,7 @@ async def test_the_policy_is_around_each_call(world: World) -> None:
     assert attempts == [7, 7, 7]
 
 
-async def test_the_deadline_of_the_block_is_that_of_each_call(world: World) -> None:
+async def test_the_deadline_of_the_block_applies_to_each_call(world: World) -> None:
     async def work(number: int) -> float:
         return current_context().remaining()
 
@@ -91,7 +91,7 @@ async def test_the_deadline_of_the_block_is_that_of_each_call(world: World) -> N
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_it_is_bounded_and_reads_no_further_than_there_is_room(tasks_world: World, ordered: bool) -> None:
+async def test_calls_and_read_items_are_bounded_in_tasks(tasks_world: World, ordered: bool) -> None:
     read, inside, most, taken = [0], [0], [0], 0
 
     async def source() -> AsyncIterator[int]:
@@ -122,7 +122,7 @@ async def test_it_is_bounded_and_reads_no_further_than_there_is_room(tasks_world
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_so_it_is_in_threads(ordered: bool) -> None:
+def test_calls_and_read_items_are_bounded_in_threads(ordered: bool) -> None:
     read, inside, most, taken, lock = [0], [0], [0], 0, threading.Lock()
 
     def source() -> Iterator[int]:
@@ -149,26 +149,26 @@ def test_so_it_is_in_threads(ordered: bool) -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_threads_hand_out_what_has_ended_before_they_read_a_slow_item(ordered: bool) -> None:
-    go = threading.Event()
+def test_a_finished_outcome_is_returned_before_a_slow_item_is_read_in_threads(ordered: bool) -> None:
+    may_read = threading.Event()
 
     def source() -> Iterator[int]:
         yield 0
         wait_until(outcomes._has_outcome)
         yield 1
-        assert go.wait(5), "it was read first"
+        assert may_read.wait(5), "it was read first"
         yield 2
 
     outcomes: Any
     with each(Retry(1), str, source(), limit=2, ordered=ordered) as outcomes:
         assert next(outcomes)[0] in {0, 1}
-        go.set()
+        may_read.set()
         assert len(list(outcomes)) == 2
 
 
 @pytest.mark.parametrize("leave", ["break", "raise", "cancel"])
-async def test_leaving_the_block_cancels_and_waits(tasks_world: World, leave: str) -> None:
-    """And the block's own error is in no group."""
+async def test_leaving_the_block_cancels_the_calls_and_waits_for_them(tasks_world: World, leave: str) -> None:
+    """The block's own error is not in an exception group."""
     begun: list[int] = []
     ended: list[int] = []
 
@@ -203,8 +203,8 @@ async def test_leaving_the_block_cancels_and_waits(tasks_world: World, leave: st
     assert sorted(ended) == sorted(begun)
 
 
-async def test_no_call_begins_once_the_block_is_left(in_asyncio: World) -> None:
-    """Although the one that ended just before has made room. Trio may let the reader come first."""
+async def test_no_call_begins_after_the_block_was_left(in_asyncio: World) -> None:
+    """Although the last outcome has made room. Trio may schedule the reader first."""
     begun: list[int] = []
 
     async def work(number: int) -> None:
@@ -216,7 +216,7 @@ async def test_no_call_begins_once_the_block_is_left(in_asyncio: World) -> None:
     assert begun == [0]
 
 
-def test_leaving_waits_for_threads_and_begins_no_other() -> None:
+def test_leaving_the_block_waits_for_threads_and_begins_no_other_call() -> None:
     begun, ended = [], []
 
     def work(number: int) -> None:
@@ -233,8 +233,8 @@ def test_leaving_waits_for_threads_and_begins_no_other() -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_what_the_items_raise_comes_out_last(world: World, ordered: bool) -> None:
-    """No outcome of an item that was read is lost, and the error is freed with its last name."""
+async def test_an_error_of_the_items_is_raised_after_all_outcomes(world: World, ordered: bool) -> None:
+    """No outcome of an item that was read is lost, and the error is freed with its last reference."""
     raised: list[weakref.ref[Boom]] = []
 
     def source() -> Iterator[int]:
@@ -272,8 +272,8 @@ async def test_what_the_items_raise_comes_out_last(world: World, ordered: bool) 
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_no_item_is_read_after_the_items_have_raised(world: World, ordered: bool) -> None:
-    """Even from an iterator that could go on."""
+async def test_no_item_is_read_after_an_error_of_the_items(world: World, ordered: bool) -> None:
+    """Even if the iterator could continue."""
 
     class Source:
         read = 0
@@ -307,7 +307,7 @@ async def test_no_item_is_read_after_the_items_have_raised(world: World, ordered
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_a_misuse_is_no_outcome(world: World, ordered: bool) -> None:
+async def test_a_call_with_wrong_arguments_is_an_error_and_no_outcome(world: World, ordered: bool) -> None:
     async def task(number: int, other: int) -> None:
         raise AssertionError
 
@@ -320,7 +320,7 @@ async def test_a_misuse_is_no_outcome(world: World, ordered: bool) -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_what_failed_is_freed_with_its_outcome(world: World, ordered: bool) -> None:
+async def test_an_error_is_freed_with_its_outcome(world: World, ordered: bool) -> None:
     raised: list[weakref.ref[Boom]] = []
 
     async def work(number: int) -> None:
@@ -340,7 +340,7 @@ async def test_what_failed_is_freed_with_its_outcome(world: World, ordered: bool
         assert [it() for it in raised] == [None] * 3
 
 
-async def test_progress_hears_of_each_outcome(world: World) -> None:
+async def test_progress_is_called_for_each_outcome(world: World) -> None:
     counts: list[int] = []
 
     async def work(number: int) -> int:
@@ -351,7 +351,7 @@ async def test_progress_hears_of_each_outcome(world: World) -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_progress_that_raises_loses_no_outcome(
+async def test_an_error_of_progress_is_logged_and_loses_no_outcome(
     world: World, ordered: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(number: int) -> int:
@@ -365,7 +365,7 @@ async def test_progress_that_raises_loses_no_outcome(
     assert [it.getMessage() for it in caplog.records] == ["progress raised; it changes nothing"] * 3
 
 
-def test_a_timeout_holds_for_each_call() -> None:
+def test_a_timeout_applies_to_each_call() -> None:
     async def work(seconds: float) -> float:
         await asyncio.sleep(seconds)
         return seconds
@@ -377,7 +377,7 @@ def test_a_timeout_holds_for_each_call() -> None:
     assert asyncio.run(main()) == [True, False, True]
 
 
-def test_many_items_in_few_threads() -> None:
+def test_many_items_are_worked_on_in_few_threads() -> None:
     def work(number: int) -> tuple[int, str]:
         return number, threading.current_thread().name
 
@@ -392,7 +392,7 @@ def test_many_items_in_few_threads() -> None:
     wait_until(lambda: not any(it.name.startswith("resilience-each") for it in threading.enumerate()))
 
 
-def test_asynchronous_items_are_for_tasks() -> None:
+def test_async_items_in_a_blocking_block_are_refused() -> None:
     async def source() -> AsyncIterator[int]:
         yield 1
 
@@ -402,8 +402,8 @@ def test_asynchronous_items_are_for_tasks() -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_an_outcome_that_was_not_waited_for_is_the_next_one(tasks_world: World, ordered: bool) -> None:
-    """A limit to a wait for the next outcome loses none, at whatever moment it comes."""
+async def test_a_cancelled_wait_for_an_outcome_loses_none(tasks_world: World, ordered: bool) -> None:
+    """At any moment."""
 
     async def work(number: int) -> int:
         await anyio.sleep(0.002)
@@ -421,15 +421,15 @@ async def test_an_outcome_that_was_not_waited_for_is_the_next_one(tasks_world: W
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_a_call_that_is_cancelled_from_inside_is_not_left_out(in_asyncio: World, ordered: bool) -> None:
-    """What it awaited was cancelled by other code: that is no outcome, and comes out of the loop."""
-    lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    lost.cancel()
+async def test_the_cancellation_of_a_future_that_a_call_awaits_is_raised(in_asyncio: World, ordered: bool) -> None:
+    """Other code has cancelled it: that is no outcome."""
+    cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
     seen: list[int] = []
 
     async def work(number: int) -> None:
         if number == 2:
-            await lost
+            await cancelled
 
     async with asyncio.timeout(5):
         with pytest.raises(asyncio.CancelledError):
@@ -440,7 +440,7 @@ async def test_a_call_that_is_cancelled_from_inside_is_not_left_out(in_asyncio: 
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_a_shielded_loop_does_not_wait_for_calls_that_are_cancelled(tasks_world: World, ordered: bool) -> None:
+async def test_a_shielded_loop_does_not_wait_for_cancelled_calls(tasks_world: World, ordered: bool) -> None:
     seen: list[int] = []
 
     async def work(number: int) -> None:
@@ -456,8 +456,8 @@ async def test_a_shielded_loop_does_not_wait_for_calls_that_are_cancelled(tasks_
     assert seen == [0]
 
 
-async def test_a_block_that_is_in_use_is_not_entered_again(world: World) -> None:
-    """It may be used once more after its end."""
+async def test_a_block_in_use_cannot_be_entered_again(world: World) -> None:
+    """It can be after its end."""
 
     async def work(number: int) -> int:
         return number
@@ -477,8 +477,8 @@ async def test_a_block_that_is_in_use_is_not_entered_again(world: World) -> None
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_threads_bring_what_is_no_outcome_once(ordered: bool) -> None:
-    """A consumer may catch it, and go on."""
+def test_an_exit_exception_of_a_thread_is_raised_once(ordered: bool) -> None:
+    """The consumer may catch it, and continue."""
 
     class Stop(BaseException):
         pass
@@ -499,7 +499,7 @@ def test_threads_bring_what_is_no_outcome_once(ordered: bool) -> None:
 
 
 @pytest.mark.parametrize("raises", [False, True])
-async def test_what_the_items_raise_as_they_are_closed_is_in_no_group(tasks_world: World, raises: bool) -> None:
+async def test_an_error_of_closing_the_items_is_in_no_exception_group(tasks_world: World, raises: bool) -> None:
     async def items() -> AsyncIterator[int]:
         try:
             for number in range(9):

@@ -1,4 +1,4 @@
-"""Gate: new calls are refused once it is shut, and it waits until no call is under way."""
+"""Gate: new calls are refused after it was shut, and a drain waits for the running ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_a_shut_gate_refuses_new_calls(world: World, heard: list[Any]) -> 
     assert await world.execute(pipeline, script.function()) == "fine"
 
 
-async def test_a_call_inside_an_admitted_one_goes_through(world: World) -> None:
+async def test_a_call_inside_an_admitted_one_is_admitted(world: World) -> None:
     gate = Gate()
 
     async def outer(ctx: Context) -> Any:
@@ -46,8 +46,7 @@ async def test_a_call_inside_an_admitted_one_goes_through(world: World) -> None:
     assert gate.stats() == GateStats(inside=0, is_shut=True, rejected=0)
 
 
-async def test_what_follows_an_admitted_call_is_a_new_one(in_asyncio: World) -> None:
-    """A child task that outlives it."""
+async def test_a_call_of_a_task_that_outlives_an_admitted_call_is_refused(in_asyncio: World) -> None:
     gate = Gate()
 
     async def later() -> Any:
@@ -93,7 +92,7 @@ def test_a_drain_waits_for_threads_and_tasks() -> None:
     )
 
 
-def test_a_drain_in_a_task_takes_virtual_time_too() -> None:
+def test_a_drain_in_a_task_waits_in_virtual_time() -> None:
     gate = Gate()
 
     async def main() -> None:
@@ -111,7 +110,7 @@ def test_a_drain_in_a_task_takes_virtual_time_too() -> None:
         asyncio.run(main())
 
 
-async def test_a_cancelled_drain_leaves_nothing_behind(in_asyncio: World) -> None:
+async def test_a_cancelled_drain_is_removed(in_asyncio: World) -> None:
     gate = Gate()
     task = asyncio.create_task(gate.acall(asyncio.sleep, 0.03))
     await asyncio.sleep(0)
@@ -122,7 +121,7 @@ async def test_a_cancelled_drain_leaves_nothing_behind(in_asyncio: World) -> Non
     await task
 
 
-def test_a_gate_that_is_opened_in_a_drain_waits_for_what_comes_in() -> None:
+def test_a_gate_opened_during_a_drain_also_waits_for_new_calls() -> None:
     gate = Gate()
 
     async def main() -> None:
@@ -141,7 +140,7 @@ def test_a_gate_that_is_opened_in_a_drain_waits_for_what_comes_in() -> None:
         asyncio.run(main())
 
 
-def test_a_drain_ends_with_the_last_call_though_the_gate_was_opened_meanwhile() -> None:
+def test_a_drain_ends_with_the_last_call_also_if_the_gate_was_opened() -> None:
     gate = Gate()
 
     async def main() -> None:
@@ -158,8 +157,8 @@ def test_a_drain_ends_with_the_last_call_though_the_gate_was_opened_meanwhile() 
         asyncio.run(main())
 
 
-def test_calls_that_are_refused_hold_up_no_drain() -> None:
-    """However long a listener takes to hear of one: it was never inside."""
+def test_a_refused_call_does_not_delay_a_drain() -> None:
+    """However long a listener of its event takes."""
     gate = Gate()
     gate.shut()
     drained: list[bool] = []
@@ -172,8 +171,8 @@ def test_calls_that_are_refused_hold_up_no_drain() -> None:
     assert drained == [True]
 
 
-def test_a_gate_that_is_shut_as_a_call_comes_in_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drain may have looked before the call was counted, so the call looks once more."""
+def test_a_gate_that_is_shut_while_a_call_enters_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain may have looked before the call was counted, so the call checks again."""
     gate = Gate()
 
     class Shuts(set[Any]):
@@ -187,7 +186,7 @@ def test_a_gate_that_is_shut_as_a_call_comes_in_refuses_it(monkeypatch: pytest.M
     assert gate.stats() == GateStats(inside=0, is_shut=True, rejected=1)
 
 
-async def test_tasks_that_begin_one_another_keep_nothing_of_the_calls_before(in_asyncio: World) -> None:
+async def test_a_chain_of_admitted_tasks_keeps_no_reference_to_earlier_calls(in_asyncio: World) -> None:
     gate, tasks, known = Gate(), [], []
 
     async def begins_the_next(left: int) -> None:
@@ -202,7 +201,7 @@ async def test_tasks_that_begin_one_another_keep_nothing_of_the_calls_before(in_
     assert max(known) <= 2
 
 
-def test_a_drain_whose_loop_has_ended_holds_up_no_call() -> None:
+def test_a_drain_whose_loop_has_ended_does_not_block_calls() -> None:
     gate = Gate()
     loop = asyncio.new_event_loop()
     gate._admitted.add(gates._Admitted())
@@ -217,7 +216,7 @@ def test_a_drain_whose_loop_has_ended_holds_up_no_call() -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGTERM"), reason="there is no such signal on this platform")
-def test_a_signal_handler_may_shut_it() -> None:
+def test_a_signal_handler_may_shut_the_gate() -> None:
     gate = Gate()
     before = signal.signal(signal.SIGTERM, lambda number, frame: gate.shut())
     try:
@@ -251,7 +250,7 @@ def test_under_contention_no_call_begins_after_a_drain() -> None:
     assert gate.stats() == GateStats(inside=0, is_shut=True, rejected=8)
 
 
-def test_it_is_one_for_all_who_use_it() -> None:
+def test_a_gate_can_be_neither_copied_nor_pickled() -> None:
     gate = Gate(name="shop")
     assert repr(gate) == "Gate(name='shop')"
     assert gate.describe() == "shop: lets calls through until it is shut; 0 inside"

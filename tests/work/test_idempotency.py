@@ -42,7 +42,7 @@ async def test_each_execution_has_one_key_for_all_attempts(world: World, order: 
     assert seen == ["key-1", "key-1", "key-2", "key-2"]
 
 
-async def test_it_is_found_through_the_ambient_context_too(world: World) -> None:
+async def test_the_key_is_in_the_ambient_context(world: World) -> None:
     async def fn() -> Any:
         return current_context().properties["idempotency_key"]
 
@@ -52,7 +52,7 @@ async def test_it_is_found_through_the_ambient_context_too(world: World) -> None
 
 
 @pytest.mark.parametrize("inside", [False, True])
-async def test_a_key_of_the_callers_own_is_kept(world: World, inside: bool) -> None:
+async def test_a_key_of_the_caller_is_kept(world: World, inside: bool) -> None:
     pipeline = Pipeline(twice(), numbered()) if inside else Pipeline(numbered(), twice())
     ctx = Context(properties={"idempotency_key": "order-7", "tenant": "blue"})
 
@@ -62,8 +62,8 @@ async def test_a_key_of_the_callers_own_is_kept(world: World, inside: bool) -> N
     assert await world.execute(pipeline, fn, ctx) == {"idempotency_key": "order-7", "tenant": "blue"}
 
 
-async def test_a_nested_execution_has_a_key_of_its_own(world: World) -> None:
-    """And where it makes none, it does not send that of the call around it."""
+async def test_a_nested_execution_has_its_own_key_or_none(world: World) -> None:
+    """Without an `IdempotencyKey` in its policy it does not send that of the outer call."""
     outer, inner, seen = numbered("outer"), numbered("inner"), []
 
     async def innermost(ctx: Context) -> None:
@@ -78,8 +78,8 @@ async def test_a_nested_execution_has_a_key_of_its_own(world: World) -> None:
     assert seen == ["outer-1", "inner-1", None]
 
 
-async def test_a_key_of_the_callers_own_is_for_everything_inside(world: World) -> None:
-    """Else a client inside, with a policy of its own, would send another one."""
+async def test_a_key_of_the_caller_applies_to_nested_executions(world: World) -> None:
+    """Otherwise a client in the call, with its own policy, would send another one."""
     seen: list[Any] = []
 
     async def innermost(ctx: Context) -> None:
@@ -94,14 +94,14 @@ async def test_a_key_of_the_callers_own_is_for_everything_inside(world: World) -
     assert seen == ["order-7", "order-7", "second"]
 
 
-def test_a_random_uuid_by_default() -> None:
+def test_keys_are_random_uuids_by_default() -> None:
     keys = {IdempotencyKey().execute(lambda ctx: ctx.properties["idempotency_key"]) for _ in range(10)}
     assert len(keys) == 10
     assert {len(it) for it in keys} == {36}
     assert {type(pickle.loads(pickle.dumps(it))) for it in keys} == {str}
 
 
-def test_a_policy_that_hands_its_call_on_may_hand_it_to_one() -> None:
+def test_a_keyed_policy_may_choose_a_pipeline_with_an_idempotency_key() -> None:
     seen: list[Any] = []
 
     def fn() -> None:
@@ -117,8 +117,8 @@ def test_a_policy_that_hands_its_call_on_may_hand_it_to_one() -> None:
 
 
 @pytest.mark.parametrize("repeats", [twice(), Hedge(5, on=Boom, eager=True)], ids=["retry", "hedge"])
-def test_where_it_cannot_know_the_key_of_the_attempt_before_it_gives_no_other(repeats: Policy[Any]) -> None:
-    """Two keys would have the work done twice."""
+def test_an_attempt_without_access_to_the_earlier_key_is_an_error(repeats: Policy[Any]) -> None:
+    """With two keys the work would be done twice."""
     seen: list[Any] = []
 
     def fn() -> None:
@@ -137,15 +137,15 @@ def test_a_key_that_is_no_text_is_refused(make: Any) -> None:
         IdempotencyKey(make).call(int)
 
 
-def test_how_it_is_shown() -> None:
+def test_describe_and_repr_show_the_settings() -> None:
     assert IdempotencyKey(name="key").describe() == (
         "key: one idempotency key for each execution, the same in all its attempts"
     )
     assert repr(IdempotencyKey(name="key")).endswith("name='key')")
 
 
-async def test_attempts_side_by_side_have_one_key(anywhere: Virtual) -> None:
-    """Also where each of them asks for it, and they begin at once; and each still knows which one it is."""
+async def test_concurrent_attempts_have_one_key(anywhere: Virtual) -> None:
+    """Also if they read it at the same time; each attempt keeps its number."""
     seen: list[Any] = []
 
     async def fn(ctx: Context) -> None:

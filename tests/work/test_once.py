@@ -1,4 +1,4 @@
-"""Once: one call for each key, over all who share the store; its result for all who come with the key again."""
+"""Once: one call for each key among all users of the store, and its result for every later call with that key."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def clocks(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """The process clock, and that of the machine, which databases go by."""
+    """The process clock, and the machine's clock, whose time databases store."""
     monkeypatch.setattr(claims.time, "time", clock.now)
     return clock
 
 
-async def run(world: World, policy: Any, fn: Callable[..., Any], *args: Any) -> Any:
+async def outcome_of(world: World, policy: Any, fn: Callable[..., Any], *args: Any) -> Any:
     try:
         return policy.call(world.native(fn), *args) if world.blocking else await policy.acall(fn, *args)
     except Exception as error:
@@ -65,15 +65,15 @@ async def test_a_call_is_made_once_for_each_key(world: World, store: Any) -> Non
         calls.append(order)
         return {"paid": amount}
 
-    assert [await run(world, once, pay, "a", 5) for _ in range(3)] == [{"paid": 5}] * 3
-    assert await run(world, once, pay, "b", 6) == {"paid": 6}
+    assert [await outcome_of(world, once, pay, "a", 5) for _ in range(3)] == [{"paid": 5}] * 3
+    assert await outcome_of(world, once, pay, "b", 6) == {"paid": 6}
     assert calls == ["a", "b"]
-    other = await run(world, once, pay, "a", 7)
+    other = await outcome_of(world, once, pay, "a", 7)
     assert isinstance(other, KeyMismatch)
     assert "another payload" in str(other)
 
 
-def test_the_payload_is_asked_with_keyword_arguments_too() -> None:
+def test_the_payload_function_gets_keyword_arguments_too() -> None:
     once = Once({}, key=by_order, payload=lambda order, amount: amount)
 
     def pay(order: str, amount: int) -> int:
@@ -84,7 +84,7 @@ def test_the_payload_is_asked_with_keyword_arguments_too() -> None:
         once.call(pay, "a", amount=6)
 
 
-async def test_what_fails_gives_its_claim_up(world: World, store: Any) -> None:
+async def test_a_failed_call_gives_up_its_claim(world: World, store: Any) -> None:
     once, replies = Once(store, key=by_order), iter([Boom(), "fine"])
 
     async def pay(order: str) -> Any:
@@ -93,19 +93,19 @@ async def test_what_fails_gives_its_claim_up(world: World, store: Any) -> None:
             raise reply
         return reply
 
-    assert isinstance(await run(world, once, pay, "a"), Boom)
-    assert await run(world, once, pay, "a") == "fine"
+    assert isinstance(await outcome_of(world, once, pay, "a"), Boom)
+    assert await outcome_of(world, once, pay, "a") == "fine"
 
 
-async def test_a_call_under_way_refuses_others(world: World, store: Any, heard: list[Any]) -> None:
+async def test_a_running_call_refuses_others_with_the_same_key(world: World, store: Any, heard: list[Any]) -> None:
     once = Once(store, key=by_order, lease=30, name="pay")
 
     seen: list[Any] = []
 
     async def pay(order: str) -> None:
-        seen.append(await run(world, once, pay, order))
+        seen.append(await outcome_of(world, once, pay, order))
 
-    await run(world, once, pay, "a")
+    await outcome_of(world, once, pay, "a")
     [refused] = seen
     assert isinstance(refused, KeyInUse)
     assert refused.policy == "pay"
@@ -115,7 +115,7 @@ async def test_a_call_under_way_refuses_others(world: World, store: Any, heard: 
     assert (rejected.policy, rejected.reason, rejected.retry_after) == ("pay", "KeyInUse", refused.retry_after)
 
 
-def test_a_claim_and_a_result_end_with_their_time(clocks: FakeClock, store: Any) -> None:
+def test_a_claim_ends_with_its_lease_and_a_result_after_keep(clocks: FakeClock, store: Any) -> None:
     once, calls = Once(store, key=by_order, lease=30, keep=100), []
 
     def pay(order: str) -> str:
@@ -137,7 +137,7 @@ def test_a_claim_and_a_result_end_with_their_time(clocks: FakeClock, store: Any)
     assert len(calls) == 3
 
 
-def test_a_holder_that_is_too_late_changes_nothing(clocks: FakeClock, store: Any) -> None:
+def test_a_holder_whose_lease_has_ended_changes_nothing(clocks: FakeClock, store: Any) -> None:
     once = Once(store, key=by_order, lease=30)
 
     def overtaken(order: str, fails: bool) -> str:
@@ -154,7 +154,7 @@ def test_a_holder_that_is_too_late_changes_nothing(clocks: FakeClock, store: Any
         assert once.call(lambda order: "third", order) == "second"
 
 
-def test_many_threads_and_loops_make_one_call(store: Any) -> None:
+def test_threads_and_event_loops_make_one_call_for_each_key(store: Any) -> None:
     once, calls, got = Once(store, key=by_order), [], []
     patient = Retry(200, on=KeyInUse, backoff=[0.002], retry_after=False).wrap(once)
 
@@ -178,26 +178,26 @@ def test_many_threads_and_loops_make_one_call(store: Any) -> None:
     assert len(got) == 4 * len(threads) + 8
 
 
-def test_a_store_that_cannot_be_asked_refuses_the_call(caplog: pytest.LogCaptureFixture) -> None:
-    class Away:
+def test_an_unavailable_store_refuses_calls_and_loses_no_result(caplog: pytest.LogCaptureFixture) -> None:
+    class Unavailable:
         def claim(self, *args: Any) -> Claim:
             raise ConnectionError("gone")
 
         finish = give_up = claim
 
-    once = Once(Away(), key=by_order)
+    once = Once(Unavailable(), key=by_order)
     with pytest.raises(Rejected, match="is not available") as caught:
         once.call(str.upper, "a")
     assert isinstance(caught.value.__cause__, ConnectionError)
 
-    class Leaves(Away):
+    class UnavailableAfterTheClaim(Unavailable):
         def claim(self, *args: Any) -> Claim:
             return Claim(True)
 
-    leaving = Once(Leaves(), key=by_order)
-    assert leaving.call(str.upper, "a") == "A"
+    once_without_finish = Once(UnavailableAfterTheClaim(), key=by_order)
+    assert once_without_finish.call(str.upper, "a") == "A"
     with pytest.raises(Boom):
-        leaving.call(fails, "a")
+        once_without_finish.call(fails, "a")
     assert [it.message for it in caplog.records] == ["Once could not record in its store how a call has ended"] * 2
 
 
@@ -205,8 +205,8 @@ def fails(order: str) -> None:
     raise Boom
 
 
-def test_a_store_may_be_asynchronous_in_tasks() -> None:
-    class Later:
+def test_an_async_store_works_in_tasks_only() -> None:
+    class AsyncStore:
         async def claim(self, *args: Any) -> Claim:
             await asyncio.sleep(0)
             return Claim(False, "", '"kept"', 1.0)
@@ -216,10 +216,10 @@ def test_a_store_may_be_asynchronous_in_tasks() -> None:
     async def never(order: str) -> str:
         raise AssertionError
 
-    once = Once(Later(), key=by_order)
+    once = Once(AsyncStore(), key=by_order)
     assert asyncio.run(once.acall(never, "a")) == "kept"
     with pytest.raises(TypeError, match="awaitable"):
-        Once(Later(), key=by_order).call(str.upper, "a")
+        Once(AsyncStore(), key=by_order).call(str.upper, "a")
 
 
 def test_a_cancelled_holder_keeps_its_claim() -> None:
@@ -241,7 +241,7 @@ def test_a_cancelled_holder_keeps_its_claim() -> None:
         asyncio.run(main())
 
 
-def test_results_pass_a_serializer() -> None:
+def test_results_are_stored_with_the_serializer() -> None:
     once = Once({}, key=by_order, serializer=pickle, payload=lambda order: {"order": order})
     assert [once.call(lambda order: {1, 2}, "a") for _ in range(2)] == [{1, 2}] * 2
     with pytest.raises(TypeError, match="not JSON serializable"):
@@ -249,12 +249,12 @@ def test_results_pass_a_serializer() -> None:
 
 
 @pytest.mark.parametrize("key", [None, True, 1.5, ("a", "b"), ""])
-def test_a_key_is_a_text_or_a_number(key: Any) -> None:
+def test_a_key_that_is_no_text_or_number_is_refused(key: Any) -> None:
     with pytest.raises(TypeError, match="a text or a whole number"):
         Pipeline(Fallback("no"), Once({}, key=lambda: key)).call(int)
 
 
-def test_how_it_is_shown() -> None:
+def test_describe_and_repr_show_the_settings() -> None:
     once = Once(MemoryStore({}), key=by_order, name="pay")
     assert once.describe() == "pay: one call for each key, claimed for 60 s; its result is kept for 86400 s"
     assert repr(once).startswith("Once(store=<MemoryStore entries=0>, key=")
@@ -268,10 +268,10 @@ def test_how_it_is_shown() -> None:
 PARAMETERS = {"qmark": r"\?", "numeric": r":\d+", "format": "%s", "pyformat": "%s"}
 
 
-def drivers_connect(style: str, path: Path, monkeypatch: pytest.MonkeyPatch, inside: str = "") -> Callable[[], Any]:
-    """Return what connects by a driver of this `paramstyle`, to a database that takes "a" and "A" for the same text.
+def connect_of_driver(style: str, path: Path, monkeypatch: pytest.MonkeyPatch, inside: str = "") -> Callable[[], Any]:
+    """Return the `connect` of a driver with this `paramstyle`, for a database in which "a" equals "A".
 
-    :param inside: where in the driver's package the class of its connections is.
+    :param inside: the module of the connection class inside of the driver's package.
     """
     driver: Any = ModuleType("some_driver")
     driver.paramstyle, driver.Error, driver.IntegrityError = style, sqlite3.Error, sqlite3.IntegrityError
@@ -296,8 +296,8 @@ def drivers_connect(style: str, path: Path, monkeypatch: pytest.MonkeyPatch, ins
 
 
 @pytest.mark.parametrize("style", ["qmark", "numeric", "named", "format", "pyformat"])
-def test_a_driver_of_any_paramstyle_will_do(style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    once = Once(drivers_connect(style, tmp_path, monkeypatch), key=by_order, payload=lambda order, amount: amount)
+def test_drivers_of_any_paramstyle_are_supported(style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = Once(connect_of_driver(style, tmp_path, monkeypatch), key=by_order, payload=lambda order, amount: amount)
     assert [once.call(lambda order, amount: amount, "a", 5) for _ in range(2)] == [5, 5]
     with pytest.raises(KeyMismatch):
         once.call(max, "a", 6)
@@ -307,15 +307,15 @@ def test_a_driver_of_any_paramstyle_will_do(style: str, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("inside", ["", ".connector.connection"])
-def test_keys_are_told_apart_whatever_the_database_takes_for_the_same(
+def test_keys_that_the_database_treats_as_equal_are_distinct(
     inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once = Once(drivers_connect("format", tmp_path, monkeypatch, inside), key=by_order)
+    once = Once(connect_of_driver("format", tmp_path, monkeypatch, inside), key=by_order)
     keys = ["order", "ORDER", "order ", "o" * 300, "o" * 301, "nul \0", "half \udc80"]
     assert [once.call(str.title, key) for key in keys] == [key.title() for key in keys]
 
 
-def test_a_pool_may_hand_out_connections_in_a_wrapping(tmp_path: Path) -> None:
+def test_a_pool_may_return_wrapped_connections(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'once.db'}")
     once = Once(engine.raw_connection, key=by_order)
     assert [once.call(str.upper, "a") for _ in range(2)] == ["A", "A"]
@@ -323,8 +323,8 @@ def test_a_pool_may_hand_out_connections_in_a_wrapping(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_what_is_no_connection_of_a_driver_is_a_mistake(tmp_path: Path) -> None:
-    """And no outage of the store, which a policy would answer."""
+def test_a_store_that_is_no_connection_of_a_driver_is_a_type_error(tmp_path: Path) -> None:
+    """And no unavailable store, which a fallback would replace."""
 
     class Foreign:
         def cursor(self) -> None: ...
@@ -336,7 +336,7 @@ def test_what_is_no_connection_of_a_driver_is_a_mistake(tmp_path: Path) -> None:
             Fallback("no").wrap(Once(store, key=by_order)).call(str, "a")
 
 
-def test_two_processes_that_make_the_table_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_can_create_the_table_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In PostgreSQL, `CREATE TABLE IF NOT EXISTS` fails for the second one."""
 
     def connect() -> sqlite3.Connection:
@@ -350,7 +350,7 @@ def test_two_processes_that_make_the_table_at_once(tmp_path: Path, monkeypatch: 
         if statement == claims._CREATE and not overtaken_by:
             overtaken_by.append(1)
             other.call(str.upper, "a")
-            return "CREATE TABLE resilience_once (name)", ()  # which fails, as it is there
+            return "CREATE TABLE resilience_once (name)", ()  # which fails, as the table exists
         return bound(style, statement, values)
 
     overtaken_by: list[int] = []
@@ -359,13 +359,13 @@ def test_two_processes_that_make_the_table_at_once(tmp_path: Path, monkeypatch: 
     assert overtaken_by == [1]
 
 
-def test_bytes_of_a_serializer_are_kept_as_well(tmp_path: Path) -> None:
+def test_a_serializer_may_return_bytes(tmp_path: Path) -> None:
     once = Once(lambda: sqlite3.connect(tmp_path / "once.db"), key=by_order, serializer=pickle)
     assert [once.call(lambda order: {1, 2}, "a") for _ in range(2)] == [{1, 2}] * 2
 
 
-def test_what_is_over_leaves_the_memory(clocks: FakeClock) -> None:
-    """Not with each claim, which would take long: where there is twice as much as was needed."""
+def test_expired_entries_are_removed_from_memory(clocks: FakeClock) -> None:
+    """When their number has doubled, and not with each claim, which would take long."""
     entries: dict[str, Any] = {"of another part": 1}
     once = Once(entries, key=by_order, keep=10)
     for number in range(1500):
@@ -379,13 +379,13 @@ def test_what_is_over_leaves_the_memory(clocks: FakeClock) -> None:
     assert once.call(lambda order: "kept", "1600") == "1600"
 
 
-def test_it_stands_around_no_stream() -> None:
+def test_streaming_is_refused() -> None:
     with pytest.raises(TypeError, match="Once cannot stand around a stream"):
         Once({}, key=by_order).streaming()
 
 
-def test_two_processes_that_insert_a_key_at_once(tmp_path: Path) -> None:
-    """The second finds that it is there, and what it says."""
+def test_two_processes_that_insert_a_key_at_the_same_time_make_one_claim(tmp_path: Path) -> None:
+    """The second one finds the claim of the first, with its fingerprint."""
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "once.db", timeout=10)
@@ -396,7 +396,7 @@ def test_two_processes_that_insert_a_key_at_once(tmp_path: Path) -> None:
     def overtaken(run: Any, *arguments: Any) -> Claim:
         if not steps:
             steps.append(other.claim("key", "theirs", "print", 30))
-            return run(claims._INSERT, arguments[0], "ours", "print", 0.0)  # as it would, had it looked before
+            return run(claims._INSERT, arguments[0], "ours", "print", 0.0)  # as if it had read before that
         return claim(run, *arguments)
 
     late._claim = overtaken  # type: ignore[method-assign]
@@ -405,7 +405,7 @@ def test_two_processes_that_insert_a_key_at_once(tmp_path: Path) -> None:
     assert (answer.is_mine, answer.fingerprint, answer.result) == (False, "print", None)
 
 
-def test_a_step_that_fails_leaves_no_transaction_open(tmp_path: Path) -> None:
+def test_a_failed_statement_leaves_no_transaction_open(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "once.db")
     kept = claims.DbApiClaims(connection)
     with pytest.raises(sqlite3.Error):
@@ -414,7 +414,7 @@ def test_a_step_that_fails_leaves_no_transaction_open(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_a_step_that_fails_the_second_time_leaves_no_transaction_open(tmp_path: Path) -> None:
+def test_a_failed_second_statement_leaves_no_transaction_open(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "once.db")
     kept, failures = claims.DbApiClaims(connection), [sqlite3.IntegrityError(), sqlite3.OperationalError("locked")]
 
@@ -429,8 +429,8 @@ def test_a_step_that_fails_the_second_time_leaves_no_transaction_open(tmp_path: 
     connection.close()
 
 
-def test_a_driver_may_commit_nothing_before_all_rows_are_read(tmp_path: Path) -> None:
-    """As MySQL's own: "Unread result found"."""
+def test_all_rows_are_read_before_the_commit(tmp_path: Path) -> None:
+    """MySQL's own driver raises "Unread result found" otherwise."""
     path = tmp_path / "once.db"
 
     class Cursor(sqlite3.Cursor):

@@ -1,4 +1,4 @@
-"""Supervisor: tasks that fail are restarted with a delay, and given up where they keep failing."""
+"""Supervisor: failed tasks are restarted after a delay, and given up if they keep failing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_virtual_asyncio(main: Any) -> None:
 
 
 class Task:
-    """Fails after each of these runs, in seconds; then returns."""
+    """A task that fails after each of these runs, in seconds, and then returns."""
 
     def __init__(self, *runs: float) -> None:
         self._runs = iter(runs)
@@ -42,7 +42,7 @@ class Task:
         return [round(after - before, 3) for before, after in zip(self.began, self.began[1:], strict=False)]
 
 
-def test_a_task_that_fails_is_restarted_later_each_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_task_is_restarted_after_increasing_delays(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         task = Task(0, 0, 0, 0)
         async with Supervisor(restart=[1, 2, 4, 60]) as supervisor:
@@ -55,7 +55,7 @@ def test_a_task_that_fails_is_restarted_later_each_time(caplog: pytest.LogCaptur
 
 
 def test_delays_are_exponential_by_default() -> None:
-    """From a second to a minute, with full jitter."""
+    """From one second to a minute, with full jitter."""
 
     async def main() -> None:
         task = Task(*[0] * 8)
@@ -91,7 +91,7 @@ async def test_no_failure_is_kept_during_a_delay(tasks_world: World, caplog: pyt
             await supervisor.adrain(0)
 
 
-def test_a_healthy_run_begins_the_delays_anew() -> None:
+def test_a_long_run_resets_the_delays() -> None:
     async def main() -> None:
         task = Task(0, 0, 300, 0)
         async with Supervisor(restart=[1, 2, 4, 60]) as supervisor:
@@ -101,7 +101,7 @@ def test_a_healthy_run_begins_the_delays_anew() -> None:
     in_virtual_asyncio(main)
 
 
-def test_a_task_that_keeps_failing_is_parked_and_the_others_go_on(heard: list[Any]) -> None:
+def test_a_task_that_keeps_failing_is_parked_and_the_others_continue(heard: list[Any]) -> None:
     parked: list[Any] = []
 
     def reports(event: Any) -> None:
@@ -124,7 +124,7 @@ def test_a_task_that_keeps_failing_is_parked_and_the_others_go_on(heard: list[An
     assert event in heard
 
 
-def test_restarts_long_ago_do_not_count() -> None:
+def test_only_restarts_within_the_window_count() -> None:
     async def main() -> None:
         task = Task(*[50] * 20)
         async with Supervisor(restart=Constant(1), max_restarts=2, within=100) as supervisor:
@@ -134,7 +134,7 @@ def test_restarts_long_ago_do_not_count() -> None:
     in_virtual_asyncio(main)
 
 
-def test_none_is_restarted_where_none_may() -> None:
+def test_max_restarts_of_zero_restarts_no_task() -> None:
     async def main() -> None:
         async with Supervisor(max_restarts=0) as supervisor:
             supervisor.start_soon(Task(0))
@@ -143,7 +143,7 @@ def test_none_is_restarted_where_none_may() -> None:
     in_virtual_asyncio(main)
 
 
-def test_a_drain_waits_and_then_cancels() -> None:
+def test_a_drain_waits_for_the_tasks_and_then_cancels_them() -> None:
     async def main() -> None:
         loop, cleaned = asyncio.get_running_loop(), []
 
@@ -187,7 +187,7 @@ def test_a_drain_waits_and_then_cancels() -> None:
     in_virtual_asyncio(main)
 
 
-async def test_the_blocks_own_error_cancels_the_tasks_and_stays_bare(tasks_world: World) -> None:
+async def test_an_error_of_the_block_cancels_the_tasks_and_is_in_no_group(tasks_world: World) -> None:
     ended: list[int] = []
 
     async def forever() -> None:
@@ -204,14 +204,14 @@ async def test_the_blocks_own_error_cancels_the_tasks_and_stays_bare(tasks_world
     assert ended == [1]
 
 
-async def test_a_cancellation_ends_it(tasks_world: World) -> None:
+async def test_a_cancellation_ends_the_block(tasks_world: World) -> None:
     with anyio.move_on_after(0.02) as scope:
         async with Supervisor() as supervisor:
             supervisor.start_soon(anyio.sleep, 60)
     assert scope.cancelled_caught
 
 
-async def test_it_is_used_once_and_inside_its_block(tasks_world: World) -> None:
+async def test_a_supervisor_is_used_once_and_inside_its_block(tasks_world: World) -> None:
     supervisor = Supervisor()
     assert supervisor.is_stopping is False
     with pytest.raises(RuntimeError, match="inside its block"):
@@ -226,8 +226,8 @@ async def test_it_is_used_once_and_inside_its_block(tasks_world: World) -> None:
         await supervisor.__aenter__()
 
 
-async def test_a_task_cannot_wait_for_its_own_end(tasks_world: World) -> None:
-    """Nor can one that it has started: that would never end."""
+async def test_a_task_cannot_drain_its_own_supervisor(tasks_world: World) -> None:
+    """It would wait for its own end."""
     errors: list[str] = []
 
     async def task(supervisor: Supervisor) -> None:
@@ -241,15 +241,15 @@ async def test_a_task_cannot_wait_for_its_own_end(tasks_world: World) -> None:
 
 
 def test_a_task_whose_awaited_future_was_cancelled_has_failed(caplog: pytest.LogCaptureFixture) -> None:
-    """And the others go on: it was not the task that was cancelled."""
+    """The other tasks continue: the task itself was not cancelled."""
 
     async def main() -> None:
-        lost: list[asyncio.Future[None]] = []
+        futures: list[asyncio.Future[None]] = []
 
         async def waits() -> None:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            lost.append(future)
-            if len(lost) < 3:
+            futures.append(future)
+            if len(futures) < 3:
                 future.cancel()
                 await future
 
@@ -257,7 +257,7 @@ def test_a_task_whose_awaited_future_was_cancelled_has_failed(caplog: pytest.Log
         async with Supervisor(restart=[1]) as supervisor:
             supervisor.start_soon(waits, name="waits")
             supervisor.start_soon(other)
-        assert len(lost) == len(other.began) == 3
+        assert len(futures) == len(other.began) == 3
 
     in_virtual_asyncio(main)
     assert caplog.records[0].message == "Supervisor: waits failed with RuntimeError and is restarted in 1 s"
@@ -266,7 +266,7 @@ def test_a_task_whose_awaited_future_was_cancelled_has_failed(caplog: pytest.Log
 
 
 def test_a_cancelled_block_in_asyncio_restarts_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The cancellation of asyncio itself, in which each task is cancelled in fact."""
+    """A cancellation of asyncio reaches each task."""
 
     async def main() -> None:
         async def serve() -> None:
@@ -287,8 +287,8 @@ def test_a_cancelled_block_in_asyncio_restarts_nothing(caplog: pytest.LogCapture
     assert [it.message.partition(" failed")[0] for it in caplog.records] == ["Supervisor: Task"]
 
 
-async def test_two_drains_at_once_end_together(tasks_world: World) -> None:
-    """Also where the task takes its time to be cancelled."""
+async def test_concurrent_drains_end_together(tasks_world: World) -> None:
+    """Also if the task takes time to be cancelled."""
     drained: list[bool] = []
 
     async def slow() -> None:
@@ -311,7 +311,7 @@ async def test_two_drains_at_once_end_together(tasks_world: World) -> None:
     assert drained == [False, False]
 
 
-async def test_after_its_block_it_starts_nothing_and_is_drained(tasks_world: World) -> None:
+async def test_after_its_block_a_supervisor_starts_nothing_and_is_drained(tasks_world: World) -> None:
     async with Supervisor() as supervisor:
         supervisor.start_soon(anyio.sleep, 0)
     assert supervisor.is_stopping
@@ -321,7 +321,7 @@ async def test_after_its_block_it_starts_nothing_and_is_drained(tasks_world: Wor
         assert await supervisor.adrain(0) is True
 
 
-async def test_tasks_that_start_one_another_keep_nothing_of_those_before(tasks_world: World) -> None:
+async def test_a_chain_of_started_tasks_keeps_no_reference_to_earlier_ones(tasks_world: World) -> None:
     known: list[int] = []
 
     async def starts_the_next(supervisor: Supervisor, left: int) -> None:

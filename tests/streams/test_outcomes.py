@@ -1,4 +1,4 @@
-"""Streams under every policy as it is: failures, answers, and consumers that leave."""
+"""Streams under the policies: failures, fallbacks, and consumers that leave."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from resilience import (
 from tests.conftest import Boom, FakeClock, World
 from tests.streams.sources import Consumed, Source, outcome, retry, streamed
 
-# --- what fails ------------------------------------------------------------------------------------
+# --- failures --------------------------------------------------------------------------------------
 
 
 async def test_a_failure_before_the_first_item_is_retried(world: World) -> None:
@@ -33,7 +33,7 @@ async def test_a_failure_before_the_first_item_is_retried(world: World) -> None:
 
 
 async def test_a_failure_after_an_item_is_raised(world: World, heard: list[Any]) -> None:
-    """It is not retried, not answered, and counted."""
+    """It is counted, and neither retried nor replaced by a fallback."""
     failed, breaker = Boom("mid"), CircuitBreaker(1, on=Boom)
     source = Source(world, [1, failed])
     pipeline = Pipeline(Fallback(["no"]), retry(), breaker)
@@ -44,8 +44,8 @@ async def test_a_failure_after_an_item_is_raised(world: World, heard: list[Any])
     assert [it for it in heard if isinstance(it, events.FallbackUsed)] == []
 
 
-async def test_a_stream_of_many_items_ends_and_fails_as_one_of_two(world: World) -> None:
-    """After the first item, a pull that nothing limits takes a shorter way."""
+async def test_a_stream_of_many_items_ends_and_fails_like_a_short_one(world: World) -> None:
+    """After the first item, a pull without a limit takes a shorter path."""
     source = Source(world, [1, 2, 3, 4])
     assert await streamed(world, retry(), source).all() == [1, 2, 3, 4]
     failed = Boom("late")
@@ -65,14 +65,14 @@ async def test_a_function_may_fail_before_it_returns_an_iterator(world: World) -
     assert await stream.all() == [1]
 
 
-async def test_with_resume_the_next_call_goes_on_after_the_last_item(world: World) -> None:
+async def test_with_resume_the_next_call_continues_after_the_last_item(world: World) -> None:
     source = Source(world, [1, 2, Boom()], [Boom()], [3, Boom()], [4, 5])
     stream = streamed(world, retry(5), source, resume={"after": lambda item: item, "double": lambda item: 2 * item})
     assert await stream.all() == [1, 2, 3, 4, 5]
     assert source.calls == [{}, {"after": 2, "double": 4}, {"after": 2, "double": 4}, {"after": 3, "double": 6}]
 
 
-async def test_what_resume_raises_is_raised(world: World) -> None:
+async def test_an_error_of_resume_is_raised(world: World) -> None:
     source = Source(world, [1, 2])
     got, error = await outcome(streamed(world, retry(1), source, resume={"after": lambda item: item.id}))
     assert got == []
@@ -80,8 +80,8 @@ async def test_what_resume_raises_is_raised(world: World) -> None:
     assert source.closed == 1
 
 
-async def test_what_resume_raises_is_not_retried(world: World) -> None:
-    """As what a predicate raises: to call anew would bring the same item."""
+async def test_an_error_of_resume_is_not_retried(world: World) -> None:
+    """As that of a predicate: the next call would bring the same item."""
     source = Source(world, [1, "two"])
     stream = streamed(world, Pipeline(Fallback([]), retry(on=Exception)), source, resume={"after": lambda item: -item})
     got, error = await outcome(stream)
@@ -99,10 +99,10 @@ async def test_a_policy_may_call_again_after_the_last_item(world: World) -> None
     assert await streamed(world, Twice(), Source(world, [1, 2, 3], [4, 5])).all() == [1, 2, 3, 4, 5]
 
 
-# --- what stands in --------------------------------------------------------------------------------
+# --- fallbacks -------------------------------------------------------------------------------------
 
 
-async def test_a_policy_of_the_users_own_cannot_answer_a_stream_that_has_begun(world: World) -> None:
+async def test_a_policy_cannot_replace_a_stream_after_its_first_item(world: World) -> None:
     class Answers(Policy[Any]):
         async def around(self, call: Any, ctx: Context) -> Any:
             try:
@@ -118,14 +118,14 @@ async def test_a_policy_of_the_users_own_cannot_answer_a_stream_that_has_begun(w
 @pytest.mark.parametrize(
     "answer", [lambda: ["a", "b"], lambda: "ab", lambda: iter("ab")], ids=["list", "text", "iterator"]
 )
-async def test_the_items_of_a_fallbacks_answer_are_the_stream(world: World, answer: Any) -> None:
+async def test_the_result_of_a_fallback_is_iterated(world: World, answer: Any) -> None:
     source = Source(world, [Boom()])
     stream = streamed(world, Pipeline(Fallback(answer()), retry(2)), source)
     assert await stream.all() == ["a", "b"]
     assert len(source.calls) == 2
 
 
-async def test_an_asynchronous_answer(tasks_world: World) -> None:
+async def test_the_result_of_a_fallback_may_be_an_async_iterator(tasks_world: World) -> None:
     async def answer(failure: Any, ctx: Context) -> AsyncIterator[str]:
         return items()
 
@@ -138,7 +138,7 @@ async def test_an_asynchronous_answer(tasks_world: World) -> None:
     assert str(error) == "of the answer"
 
 
-async def test_a_refused_stream_is_answered(world: World) -> None:
+async def test_a_refused_stream_is_replaced_by_a_fallback(world: World) -> None:
     breaker = CircuitBreaker(1)
     breaker.isolate()
     source = Source(world, [1])
@@ -147,14 +147,14 @@ async def test_a_refused_stream_is_answered(world: World) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, 5])
-async def test_an_answer_without_items_is_a_misuse(world: World, answer: Any) -> None:
+async def test_a_fallback_whose_result_has_no_items_is_a_type_error(world: World, answer: Any) -> None:
     got, error = await outcome(streamed(world, Fallback(answer), Source(world, [Boom()])))
     assert got == []
     assert isinstance(error, TypeError)
     assert "must have items" in str(error)
 
 
-async def test_a_predicate_over_results_sees_none(world: World) -> None:
+async def test_on_result_gets_none_for_a_stream(world: World) -> None:
     seen: list[Any] = []
     policy = Pipeline(Fallback(["none"], on_result=lambda it: it is None), retry(on_result=seen.append))
     assert await streamed(world, policy, Source(world, [1])).all() == [1]
@@ -163,7 +163,7 @@ async def test_a_predicate_over_results_sees_none(world: World) -> None:
 
 
 @pytest.mark.parametrize("end", ["left", "failed", "exhausted"])
-async def test_what_stands_in_is_closed_as_a_source_is(world: World, end: str) -> None:
+async def test_the_result_of_a_fallback_is_closed_like_a_source(world: World, end: str) -> None:
     closed: list[str] = []
 
     def fail() -> None:
@@ -206,17 +206,17 @@ async def test_what_stands_in_is_closed_as_a_source_is(world: World, end: str) -
     assert await stream.all() == []
 
 
-async def test_an_answer_may_be_left(world: World) -> None:
+async def test_the_result_of_a_fallback_may_be_closed_early(world: World) -> None:
     stream = streamed(world, Fallback([1, 2]), Source(world, [Boom()]))
     assert await stream.next() == 1
     await stream.close()
     assert await stream.all() == []
 
 
-# --- who leaves ------------------------------------------------------------------------------------
+# --- consumers that leave --------------------------------------------------------------------------
 
 
-async def test_a_stream_that_its_consumer_closes_has_ended_well(world: World, clock: FakeClock) -> None:
+async def test_a_stream_that_its_consumer_closes_is_a_success(world: World, clock: FakeClock) -> None:
     breaker, bulkhead = CircuitBreaker(1, open_for=10), Bulkhead(1)
     pipeline = Pipeline(bulkhead, breaker)
     await outcome(streamed(world, pipeline, Source(world, [Boom()])))
@@ -233,7 +233,7 @@ async def test_a_stream_that_its_consumer_closes_has_ended_well(world: World, cl
     assert await stream.all() == []
 
 
-async def test_one_that_is_closed_before_its_first_item_has_not_been_a_call(world: World) -> None:
+async def test_a_stream_closed_before_its_first_pull_makes_no_call(world: World) -> None:
     source = Source(world, [1])
     stream = streamed(world, retry(), source)
     await stream.close()
@@ -241,8 +241,8 @@ async def test_one_that_is_closed_before_its_first_item_has_not_been_a_call(worl
     assert source.calls == []
 
 
-async def test_nothing_is_called_again_for_who_has_left(world: World) -> None:
-    """Neither by a Retry, which sees None as the result, nor by a policy of the user's own."""
+async def test_no_call_is_made_after_the_consumer_has_left(world: World) -> None:
+    """Neither by a Retry, which gets None as the result, nor by a policy of the user."""
 
     class Again(Policy[Any]):
         async def around(self, call: Any, ctx: Context) -> Any:
@@ -260,7 +260,7 @@ async def test_nothing_is_called_again_for_who_has_left(world: World) -> None:
 
 
 @pytest.mark.parametrize("items", [0, 1])
-async def test_a_cancelled_pull_is_a_cancellation(tasks_world: World, items: int) -> None:
+async def test_a_cancelled_pull_cancels_the_source_and_is_no_failure(tasks_world: World, items: int) -> None:
     bulkhead, breaker, closed = Bulkhead(1), CircuitBreaker(1), []
 
     async def source() -> AsyncIterator[int]:
@@ -282,7 +282,7 @@ async def test_a_cancelled_pull_is_a_cancellation(tasks_world: World, items: int
     assert breaker.state is CircuitState.CLOSED
 
 
-async def test_an_interrupt_in_a_pull_goes_through(world: World) -> None:
+async def test_an_interrupt_in_a_pull_is_raised(world: World) -> None:
     bulkhead = Bulkhead(1)
     stream = streamed(world, Pipeline(Fallback([]), retry(), bulkhead), Source(world, [1, KeyboardInterrupt()]))
     assert await stream.next() == 1

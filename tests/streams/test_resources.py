@@ -1,4 +1,4 @@
-"""What a stream holds, what it leaves behind, and what it sees of its surroundings."""
+"""The resources that a stream holds and frees, and its contexts."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
 from tests.streams.sources import Consumed, Source, anext_of, outcome, paced, retry, streamed
 
-# --- what is held ----------------------------------------------------------------------------------
+# --- resources -------------------------------------------------------------------------------------
 
 
-async def test_a_permit_is_held_until_the_end(world: World) -> None:
+async def test_a_permit_is_held_until_the_end_of_the_stream(world: World) -> None:
     bulkhead, source = Bulkhead(1), Source(world, [1, 2])
     stream = streamed(world, bulkhead, source)
     assert (bulkhead.stats().in_flight, source.calls) == (0, [])  # nothing runs before the first pull
@@ -44,7 +44,7 @@ async def test_a_permit_is_held_until_the_end(world: World) -> None:
     assert await stream.all() == []
 
 
-def test_a_stream_that_is_dropped_gives_back_what_it_holds(threads: World) -> None:
+def test_a_dropped_stream_releases_its_permit(threads: World) -> None:
     bulkhead, source = Bulkhead(1), Source(threads, [1, 2])
     with no_collector():
         stream = bulkhead.streaming().call(source.function)
@@ -55,8 +55,8 @@ def test_a_stream_that_is_dropped_gives_back_what_it_holds(threads: World) -> No
 
 
 @pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
-async def test_a_stream_may_be_dropped_with_a_cycle(tasks_world: World, heard: list[Any]) -> None:
-    """The collector then closes the chain of policies before the event loop comes to the stream."""
+async def test_a_stream_in_a_reference_cycle_is_closed(tasks_world: World, heard: list[Any]) -> None:
+    """The collector closes the chain of policies before the event loop closes the stream."""
     bulkhead = Bulkhead(1)
     stream = bulkhead.streaming().call(Source(tasks_world, [1, 2]).function)
     assert await anext(stream) == 1
@@ -71,7 +71,7 @@ async def test_a_stream_may_be_dropped_with_a_cycle(tasks_world: World, heard: l
 
 
 class Pages:
-    """A source that is no generator, and waits as it is closed."""
+    """A source that is no generator, and awaits while it is closed."""
 
     def __init__(self, world: World, closed: list[Any]) -> None:
         self.world, self.closed = world, closed
@@ -90,10 +90,8 @@ class Pages:
 
 @pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
 @pytest.mark.parametrize("is_generator", [True, False])
-async def test_the_event_loop_closes_the_source_of_a_stream_that_is_dropped_with_a_cycle(
-    tasks_world: World, is_generator: bool
-) -> None:
-    """As the collector closes the chain of policies, nothing can be awaited."""
+async def test_the_event_loop_closes_the_source_of_a_stream_in_a_cycle(tasks_world: World, is_generator: bool) -> None:
+    """While the collector closes the chain of policies, nothing can be awaited."""
     bulkhead, closed = Bulkhead(1), []
 
     async def generator() -> AsyncIterator[int]:
@@ -116,8 +114,8 @@ async def test_the_event_loop_closes_the_source_of_a_stream_that_is_dropped_with
 
 
 @pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
-async def test_the_event_loop_closes_a_stream_that_is_dropped(tasks_world: World) -> None:
-    """Whole, with a source that waits as it is closed, as an asynchronous generator is."""
+async def test_the_event_loop_closes_a_dropped_stream_completely(tasks_world: World) -> None:
+    """Also if its source awaits while it is closed, as an asynchronous generator may."""
     bulkhead, closed = Bulkhead(1), []
 
     async def source() -> AsyncIterator[int]:
@@ -137,7 +135,7 @@ async def test_the_event_loop_closes_a_stream_that_is_dropped(tasks_world: World
                 await tasks_world.sleep(0)
 
 
-def test_a_source_that_is_no_generator_is_closed_as_clients_close_theirs(threads: World) -> None:
+def test_a_source_with_a_method_close_is_closed(threads: World) -> None:
     class Response:
         closed = False
 
@@ -157,7 +155,7 @@ def test_a_source_that_is_no_generator_is_closed_as_clients_close_theirs(threads
     assert response.closed
 
 
-def test_a_waiter_of_a_stream_whose_loop_has_ended_makes_room() -> None:
+def test_a_queued_stream_whose_loop_has_ended_makes_room() -> None:
     bulkhead = Bulkhead(1, queue=1)
     streaming = Pipeline(Timeout(60), bulkhead).streaming()
     with bulkhead.slot():
@@ -173,7 +171,7 @@ def test_a_waiter_of_a_stream_whose_loop_has_ended_makes_room() -> None:
     assert bulkhead.stats().rejected == 0
 
 
-def test_one_bulkhead_over_streams_of_all_runtimes() -> None:
+def test_one_bulkhead_limits_streams_of_all_runtimes() -> None:
     bulkhead, lock = Bulkhead(2, queue=50), threading.Lock()
     inside, most = [0], [0]
 
@@ -199,12 +197,12 @@ def test_one_bulkhead_over_streams_of_all_runtimes() -> None:
             enter(-1)
 
     async def tasks() -> None:
-        async def one() -> None:
+        async def consume() -> None:
             assert [it async for it in bulkhead.streaming().call(task)] == [0, 1, 2]
 
         async with anyio.create_task_group() as group:
             for _ in range(10):
-                group.start_soon(one)
+                group.start_soon(consume)
 
     def thread() -> None:
         for _ in range(5):
@@ -219,7 +217,7 @@ def test_one_bulkhead_over_streams_of_all_runtimes() -> None:
 
 
 @pytest.mark.parametrize("items", [0, 2])
-async def test_a_stream_leaves_no_cycle(world: World, items: int) -> None:
+async def test_a_stream_leaves_no_reference_cycle(world: World, items: int) -> None:
     watched = Watched()
 
     def blocking() -> Iterator[int]:
@@ -248,19 +246,19 @@ async def test_a_stream_leaves_no_cycle(world: World, items: int) -> None:
 # --- contexts --------------------------------------------------------------------------------------
 
 
-async def test_the_context_is_ambient_in_the_source_alone(world: World) -> None:
+async def test_the_context_is_ambient_in_the_source_only(world: World) -> None:
     seen: list[Any] = []
 
-    def look() -> tuple[int, str | None]:
+    def read_context() -> tuple[int, str | None]:
         return current_context().attempt, current_context().operation
 
     async def task() -> AsyncIterator[Any]:
         for _ in range(3):
-            yield look()
+            yield read_context()
 
     def thread() -> Iterator[Any]:
         for _ in range(3):
-            yield look()
+            yield read_context()
 
     streaming, ctx = retry().streaming(), Context(operation="list")
     if world.blocking:
@@ -275,7 +273,7 @@ async def test_the_context_is_ambient_in_the_source_alone(world: World) -> None:
 
 
 async def test_the_calls_of_the_consumer_are_not_inside_the_stream(world: World, clock: FakeClock) -> None:
-    """A call inside an admitted call of the same breaker belongs to that: those of the source do."""
+    """Only calls of the source belong to the admitted call of the breaker."""
     breaker = CircuitBreaker(1, open_for=10)
     await outcome(streamed(world, breaker, Source(world, [Boom()])))
     clock.advance(10)
@@ -291,8 +289,8 @@ VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("variable", defau
 
 
 @pytest.mark.parametrize("limits", [{}, {"first": 5}, {"idle": 5}], ids=repr)
-async def test_what_a_source_sets_holds_between_two_pulls(world: World, limits: Any) -> None:
-    """On workers, too; and its consumer sees none of it."""
+async def test_a_context_variable_of_a_source_is_kept_between_pulls(world: World, limits: Any) -> None:
+    """Also on worker threads; the consumer does not see it."""
 
     async def sets() -> AsyncIterator[int]:
         token = VARIABLE.set(1)

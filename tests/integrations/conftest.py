@@ -24,8 +24,8 @@ def program(name: str) -> str:
     """Return the path of a program. If it is not installed, skip the test; in CI, let it fail."""
     path = shutil.which(name)
     if path is None:
-        complain = pytest.fail if os.environ.get("CI") else pytest.skip
-        complain(f"{name} is not installed")
+        skip_or_fail = pytest.fail if os.environ.get("CI") else pytest.skip
+        skip_or_fail(f"{name} is not installed")
     return path
 
 
@@ -44,8 +44,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture
 def server() -> Iterator[FlakyServer]:
     """A scripted HTTP server: see `tests/integrations/servers.py`."""
-    with flaky_server() as it:
-        yield it
+    with flaky_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a web service answers where a policy has refused a call or the time is over, in each framework."""
+"""The responses of a web service to a refused call or a passed deadline, in each framework."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OVER = DeadlineExceeded("the deadline of the execution has passed")
 
 
 class Secret(CircuitOpen):
-    """A refusal that says something about the request of another caller."""
+    """A refusal whose message has data of another caller's request."""
 
     def __str__(self) -> str:
         return "https://example.org/?token=secret"
@@ -52,7 +52,7 @@ class Secret(CircuitOpen):
 
 
 class Urls:
-    """Where Django finds what to call."""
+    """The URL configuration of Django."""
 
     endpoint: Endpoint
     urlpatterns = [path("", lambda request: HttpResponse(Urls.endpoint()))]  # noqa: RUF012
@@ -109,7 +109,7 @@ SERVICES: dict[str, Any] = {
 
 
 class Service:
-    """A service in one of the frameworks, whose only endpoint does as it is told."""
+    """A service in one of the frameworks, with one endpoint."""
 
     def __init__(self, framework: str) -> None:
         self._make, self._module = SERVICES[framework]
@@ -125,7 +125,7 @@ class Service:
         with httpx.Client(transport=transport, base_url="http://test") as client:
             try:
                 return client.request(method, "/", headers=fields)
-            except Exception:  # in the body, with which httpx's stand-in for a server does not deal
+            except Exception:  # in the body, which the WSGI transport of httpx does not handle
                 return httpx.Response(500)
 
     async def _aget(self, app: Any, method: str, headers: dict[str, str]) -> httpx.Response:
@@ -149,8 +149,8 @@ def raising(error: Exception) -> Endpoint:
 # --- answers ---------------------------------------------------------------------------------
 
 
-def test_an_open_circuit_is_a_503_that_says_when_to_come_back(service: Service) -> None:
-    """Whole seconds, rounded up; 503 tells a caller, and a load balancer, what a 500 does not."""
+def test_an_open_circuit_is_a_503_with_retry_after(service: Service) -> None:
+    """In whole seconds, rounded up. Callers and load balancers treat a 503 unlike a 500."""
     breaker = CircuitBreaker(1, open_for=30.0)
     breaker.capture(lambda ctx: 1 / 0)
 
@@ -185,7 +185,7 @@ def test_an_open_circuit_is_a_503_that_says_when_to_come_back(service: Service) 
         pytest.param(KeyError("bug"), 500, None, id="bug"),
     ],
 )
-def test_the_status_says_what_happened_and_nothing_more(
+def test_the_response_tells_the_kind_of_error_and_no_details(
     service: Service, error: Exception, status: int, retry_after: str | None
 ) -> None:
     """The body names neither the policy nor what failed."""
@@ -195,7 +195,7 @@ def test_the_status_says_what_happened_and_nothing_more(
 
 
 def test_a_deadline_middleware_answers_in_every_framework(service: Service) -> None:
-    """Also where the framework catches what its handlers raise."""
+    """Also if the framework catches the errors of its handlers."""
 
     def endpoint() -> str:
         return Retry().call(lambda: (_ for _ in ()).throw(OVER))
@@ -204,8 +204,7 @@ def test_a_deadline_middleware_answers_in_every_framework(service: Service) -> N
     assert service.get(raising(CircuitOpen("open")), "DeadlineMiddleware").status_code == 500
 
 
-def test_a_handler_of_the_applications_own_is_asked_first() -> None:
-    """Who has said what a refusal means gets that."""
+def test_an_error_handler_of_the_application_comes_first() -> None:
     app = flask.Flask("test")
     app.get("/")(raising(CircuitOpen("open")))
     app.register_error_handler(CircuitOpen, lambda error: ("cached", 200))
@@ -213,16 +212,15 @@ def test_a_handler_of_the_applications_own_is_asked_first() -> None:
     assert app.test_client().get("/").text == "cached"
 
 
-def test_an_own_500_of_the_application_stays() -> None:
-    """A status that was chosen is no error that was caught."""
+def test_a_500_that_the_application_has_chosen_is_kept() -> None:
     app = flask.Flask("test")
     app.get("/")(lambda: ("as I say", 500))
     app.wsgi_app = wsgi.ResilienceMiddleware(app.wsgi_app)  # type: ignore[method-assign]
     assert app.test_client().get("/").text == "as I say"
 
 
-def test_a_service_without_the_middleware_answers_as_before() -> None:
-    """Though its framework is listened to, for the sake of another service in the process."""
+def test_a_service_without_the_middleware_is_unchanged() -> None:
+    """Although its framework has a hook, for another service in the process."""
     app = flask.Flask("test")
     app.get("/")(raising(CircuitOpen("open")))
     assert app.test_client().get("/").status_code == 500
@@ -230,8 +228,8 @@ def test_a_service_without_the_middleware_answers_as_before() -> None:
 
 @pytest.mark.parametrize("kind", ["websocket", "lifespan"])
 @pytest.mark.parametrize("middleware", [asgi.ResilienceMiddleware, asgi.DeadlineMiddleware])
-async def test_what_is_no_request_goes_through_as_it_is(middleware: Any, kind: str) -> None:
-    """It has no status to answer with, and no deadline."""
+async def test_other_asgi_scopes_are_passed_on(middleware: Any, kind: str) -> None:
+    """They have no status to answer with, and no deadline."""
 
     async def app(*given: Any) -> None:
         assert (given, current_context().deadline) == (({"type": kind}, receive, send), inf)
@@ -244,11 +242,10 @@ async def test_what_is_no_request_goes_through_as_it_is(middleware: Any, kind: s
         await middleware(app)({"type": kind}, receive, send)
 
 
-def test_nothing_needs_the_cyclic_collector() -> None:
-    """An error that was answered is gone with its request."""
+def test_an_answered_error_is_freed_without_the_cyclic_collector() -> None:
 
     class Marked(CircuitOpen):
-        """One that can be looked for."""
+        """A refusal to which a test can hold a weak reference."""
 
     alive: list[weakref.ref[Any]] = []
 
@@ -263,13 +260,13 @@ def test_nothing_needs_the_cyclic_collector() -> None:
     gc.disable()
     try:
         assert wsgi.ResilienceMiddleware(app)({}, lambda status, headers, error: None)
-        assert [it() for it in alive] == [None]
+        assert [error() for error in alive] == [None]
     finally:
         gc.enable()
 
 
 @pytest.mark.parametrize("module", [asgi, wsgi], ids=["asgi", "wsgi"])
-def test_what_is_no_application_is_refused(module: Any) -> None:
-    """Where it is written, and not with the first request."""
+def test_an_invalid_application_is_refused(module: Any) -> None:
+    """By the constructor, and not with the first request."""
     with pytest.raises(TypeError, match="app must be"):
         module.ResilienceMiddleware("nonsense")

@@ -1,6 +1,6 @@
-"""A client of the `anthropic` package, protected, against a server that fails as it is told.
+"""A protected client of the `anthropic` package, against a server that fails as scripted.
 
-What is common to both SDKs is in `test_sdks.py`; here is what only this one has.
+The tests that hold for both SDKs are in `test_sdks.py`, those of `anthropic` alone here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def aprotected(url: str, policy: Any, **options: Any) -> AsyncIterator[ant
 
 
 def ask(namespace: Any, **options: Any) -> Any:
-    """Send a message through `client.messages`, `client.beta.messages`, one for raw responses ..."""
+    """Send a message through `client.messages`, `client.beta.messages`, or another namespace."""
     return namespace.create(**{"model": "m", "max_tokens": 9, "messages": HELLO, **options})
 
 
@@ -50,7 +50,7 @@ def text(message: Any) -> str:
     return message.content[0].text
 
 
-def test_the_stream_helper_is_protected(server: FlakyServer) -> None:
+def test_the_method_stream_is_protected(server: FlakyServer) -> None:
     """Until the stream is open."""
     server.script(PATH, llm.anthropic_error(529), llm.message_stream("a", "b"))
     with (
@@ -66,16 +66,16 @@ def test_the_beta_namespace_is_protected(server: FlakyServer) -> None:
         assert text(ask(client.beta.messages)) == "fine"
 
 
-def test_what_can_be_read_only_once_is_sent_only_once(server: FlakyServer) -> None:
-    """This SDK takes iterators in a message; the second attempt would send an empty one."""
+def test_a_message_with_an_iterator_is_sent_once(server: FlakyServer) -> None:
+    """This SDK accepts iterators in a message; the second attempt would send an empty one."""
     server.script(PATH, llm.anthropic_error(503))
     with protected(server.url, SOON) as client, pytest.raises(anthropic.InternalServerError):
         ask(client.messages, extra_body={"metadata": {"tags": iter(["a", "b"])}})
     assert len(server.requests) == 1
 
 
-def test_an_open_file_in_a_message_is_sent_again_from_where_it_stood(server: FlakyServer) -> None:
-    """It is read into the body, anew for each attempt."""
+def test_an_open_file_in_a_message_is_sent_again_from_its_position(server: FlakyServer) -> None:
+    """Each attempt reads it into the body."""
     image = io.BytesIO(b"skipped;pixels")
     image.seek(8)
     source = {"type": "base64", "media_type": "image/png", "data": image}
@@ -87,7 +87,7 @@ def test_an_open_file_in_a_message_is_sent_again_from_where_it_stood(server: Fla
 
 
 def test_an_earlier_reply_in_a_message_can_be_sent_again(server: FlakyServer) -> None:
-    """Its content is made of the SDK's objects, which can be read as often as one likes."""
+    """Its content consists of objects of the SDK, which can be read repeatedly."""
     server.script(PATH, llm.message())
     with protected(server.url, SOON) as client:
         earlier = ask(client.messages)
@@ -98,8 +98,8 @@ def test_an_earlier_reply_in_a_message_can_be_sent_again(server: FlakyServer) ->
     assert first == second
 
 
-async def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServer, tasks_world: World) -> None:
-    """Errors, answers, streams, pages and copies as in blocking code."""
+async def test_an_async_client_is_protected_like_a_blocking_one(server: FlakyServer, tasks_world: World) -> None:
+    """Errors, results, streams, pages and copies."""
     async with aprotected(server.url, SOON) as client:
         assert type(client) is anthropic.AsyncAnthropic
         server.script(PATH, llm.anthropic_error(529), Answer(fault="reset"), llm.message())
@@ -116,8 +116,8 @@ async def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServ
     assert len(server.requests) == 3 + 2 + 1 + 2
 
 
-def test_what_a_users_middleware_calls_retryable_is_a_failure(server: FlakyServer) -> None:
-    """The SDK's own word for it."""
+def test_a_retryable_error_of_a_middleware_is_a_failure(server: FlakyServer) -> None:
+    """`RetryableError` is a class of the SDK."""
 
     def refuse(request: Any, call_next: Any) -> Any:
         response = call_next(request)
@@ -133,6 +133,6 @@ def test_what_a_users_middleware_calls_retryable_is_a_failure(server: FlakyServe
 
 
 def test_clients_for_other_platforms_are_protected() -> None:
-    """Those for Bedrock and Vertex share no class of the public ones."""
+    """Those for Bedrock and Vertex share no public base class with it."""
     with anthropic.AnthropicVertex(region="r", project_id="p", access_token="t") as client:
         assert type(protect(client, SOON)) is anthropic.AnthropicVertex

@@ -1,4 +1,4 @@
-"""An integration whose third party is not installed says which extra brings it."""
+"""An integration whose third party is not installed names its extra in the error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from resilience.integrations.extras import needed_by
 
-#: The extra and module, and what has to be missing.
+#: The extra and module, and the third parties that have to be missing.
 NEEDS = {
     "aiohttp": ("aiohttp",),
     "anthropic": ("anthropic",),
@@ -30,51 +30,50 @@ NEEDS = {
     "urllib3": ("urllib3",),
 }
 
-#: None in `sys.modules` forbids the import. Of an own module that is broken, the error is its own.
+#: None in `sys.modules` forbids the import. The error of a broken module of ours is not changed.
 PROGRAM = """
 import importlib, json, sys
 from resilience.integrations.extras import needed_by
 
 sys.modules |= dict.fromkeys({modules!r})
-said = {{}}
+errors = {{}}
 for extra in {extras!r}:
     try:
         importlib.import_module(f"resilience.integrations.{{extra}}")
     except ModuleNotFoundError as error:
-        said[extra] = [error.name, str(error)]
+        errors[extra] = [error.name, str(error)]
 try:
     with needed_by("httpx"):
         import resilience.integrations.nothing
 except ModuleNotFoundError as error:
-    said["ours"] = [error.name, str(error)]
-print(json.dumps(said))
+    errors["ours"] = [error.name, str(error)]
+print(json.dumps(errors))
 """
 
 
 @cache
-def said() -> dict[str, list[str]]:
-    """Return name and message of the error of each import, in a process that has none of the third parties."""
-    modules = [module for each in NEEDS.values() for module in each]
+def errors() -> dict[str, list[str]]:
+    """Return name and message of the error of each import, in a process without the third parties."""
+    modules = [module for packages in NEEDS.values() for module in packages]
     program = PROGRAM.format(modules=modules, extras=list(NEEDS))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("extra", NEEDS)
-def test_a_missing_third_party_says_which_extra_brings_it(extra: str) -> None:
-    """The extra is named as the module is, and the error is still a `ModuleNotFoundError` with its name."""
-    name, message = said()[extra]
+def test_the_error_of_a_missing_third_party_names_the_extra(extra: str) -> None:
+    """The extra is named as the module is; the error is a `ModuleNotFoundError` with the missing name."""
+    name, message = errors()[extra]
     assert name == " or ".join(NEEDS[extra])
     assert message == f"resilience.integrations.{extra} needs {name}: pip install 'resilience-pipeline[{extra}]'"
 
 
-def test_a_module_of_ours_that_is_missing_is_no_extra() -> None:
-    """Installing something would not bring it."""
-    assert said()["ours"] == ["resilience.integrations.nothing", "No module named 'resilience.integrations.nothing'"]
+def test_the_error_of_a_missing_module_of_ours_names_no_extra() -> None:
+    assert errors()["ours"] == ["resilience.integrations.nothing", "No module named 'resilience.integrations.nothing'"]
 
 
 def test_every_extra_of_an_integration_is_in_the_table() -> None:
-    """But `httpx2`, which the module of httpx serves, and the dashboard, which any server can serve."""
+    """Except `httpx2`, for which the module of httpx is, and the dashboard, which any server can serve."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
     extras = set(project["optional-dependencies"])
     assert extras - {"integrations", "examples", "types", "lint", "test", "dev"} == {
@@ -85,8 +84,8 @@ def test_every_extra_of_an_integration_is_in_the_table() -> None:
     }
 
 
-def test_requests_is_missed_by_its_own_extra() -> None:
-    """In a process that has urllib3, on which both stand."""
+def test_the_error_of_missing_requests_names_its_own_extra() -> None:
+    """In a process with urllib3, which requests needs."""
     program = PROGRAM.format(modules=["requests"], extras=["requests"])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["requests"][1].endswith(
@@ -94,7 +93,7 @@ def test_requests_is_missed_by_its_own_extra() -> None:
     )
 
 
-def test_the_error_in_this_process_names_the_extra_too() -> None:
+def test_needed_by_names_the_extra() -> None:
     with (
         pytest.raises(ModuleNotFoundError, match=r"pip install 'resilience-pipeline\[httpx\]'") as caught,
         needed_by("httpx"),
@@ -103,7 +102,7 @@ def test_the_error_in_this_process_names_the_extra_too() -> None:
     assert caught.value.name == "no_such_third_party"
 
 
-def test_a_broken_module_of_ours_keeps_its_error() -> None:
+def test_needed_by_keeps_the_error_of_a_missing_module_of_ours() -> None:
     with pytest.raises(ModuleNotFoundError, match="No module named 'resilience") as caught, needed_by("httpx"):
         importlib.import_module("resilience.nothing")
     assert "pip install" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The Grafana dashboard shows what prometheus.py exports, and its picture shows the dashboard."""
+"""The Grafana dashboard shows the metrics of `prometheus.py`, and its picture shows the dashboard."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SERIES = {name: it for it in INSTRUMENTS for name in exported(it)}
 
 @pytest.mark.parametrize(("title", "query"), [*QUERIES, ("$pipeline", VARIABLES["pipeline"]["definition"])])
 def test_every_metric_of_a_query_is_exported(title: str, query: str) -> None:
-    """And has the labels by which it is selected and grouped."""
+    """With the labels by which it is selected and grouped."""
     names = re.findall(r"resilience_\w+", query)
     assert names
     assert set(names) <= set(SERIES)
@@ -43,7 +43,7 @@ def test_every_metric_of_a_query_is_exported(title: str, query: str) -> None:
 
 @pytest.mark.parametrize(("title", "query"), QUERIES)
 def test_every_query_obeys_the_variables(title: str, query: str) -> None:
-    """A choice of pipelines is a choice in every panel whose metrics know theirs; no bracket is left open."""
+    """The choice of pipelines applies to every panel whose metrics have that label; brackets are closed."""
     for name, rest in re.findall(r"(resilience_\w+)(.?)", query):
         if "pipeline" in SERIES[name].labels:
             assert rest == "{", f"{name} is not selected by pipeline"
@@ -52,30 +52,29 @@ def test_every_query_obeys_the_variables(title: str, query: str) -> None:
     assert [query.count(it) for it in "([{"] == [query.count(it) for it in ")]}"]
 
 
-def test_every_instrument_but_a_few_has_a_panel() -> None:
-    """What is left out is left out on purpose."""
+def test_every_instrument_has_a_panel_or_is_listed_here() -> None:
     shown = {SERIES[name] for _, query in QUERIES for name in re.findall(r"resilience_\w+", query)}
     assert {it.name for it in set(INSTRUMENTS) - shown} == {
         "resilience.cache.size",
         "resilience.circuit.transitions",
         "resilience.keyed.keys",
         "resilience.stream.items",
-        "resilience.supervisor.parked",  # of no pipeline, and seldom: for an alert
+        "resilience.supervisor.parked",  # of no pipeline, and rare: for an alert
     }
 
 
-def test_legends_name_labels_that_are_there() -> None:
-    """A label that a query sums away is empty in its legend."""
+def test_legends_name_labels_of_their_query() -> None:
+    """A label that a query sums away would be empty in its legend."""
     for panel in PANELS:
         for target in panel["targets"]:
             grouped = {name for by in re.findall(r"by \((.*?)\)", target["expr"]) for name in by.split(", ")}
             assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= grouped
 
 
-def test_the_dashboard_has_what_grafana_asks_for() -> None:
-    """Variables for the data source and the pipeline; panels with ids of their own that do not overlap."""
+def test_the_dashboard_has_the_fields_that_grafana_requires() -> None:
+    """Variables for the data source and the pipeline; panels with distinct ids that do not overlap."""
     assert {"uid", "title", "schemaVersion", "panels", "templating", "time", "timezone", "version"} <= set(DASHBOARD)
-    assert DASHBOARD.get("id") is None, "an id is given at the import"
+    assert DASHBOARD.get("id") is None, "the id is assigned at the import"
     assert (VARIABLES["datasource"]["type"], VARIABLES["datasource"]["query"]) == ("datasource", "prometheus")
     assert (VARIABLES["pipeline"]["multi"], VARIABLES["pipeline"]["includeAll"]) == (True, True)
     assert len({panel["id"] for panel in PANELS}) == len(PANELS)
@@ -97,7 +96,7 @@ def test_the_dashboard_has_what_grafana_asks_for() -> None:
 
 
 def test_the_picture_shows_the_panels() -> None:
-    """It is drawn anew when the dashboard changes."""
+    """It is drawn again after a change of the dashboard."""
     picture = (FOLDER / "resilience.svg").read_text(encoding="utf-8")
     titles = re.findall(r'font-weight="600">(.*?)</text>', picture)
     assert titles == [panel["title"] for panel in PANELS]

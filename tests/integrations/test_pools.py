@@ -1,4 +1,4 @@
-"""Places of httpcore's pool that a cancelled task has left, at the exact instant at which the pool forgets them."""
+"""Slots of httpcore's pool that a cancelled task has left, at each instant at which the pool loses them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tests.conftest import World
 
 
 class Cut(Exception):
-    """Stands for a cancellation at the first step of the first request, when the connection has been made."""
+    """A cancellation at the first step of the first request, after connecting."""
 
 
 class Transport:
-    """As an `httpx.AsyncHTTPTransport` has it."""
+    """The attribute of an `httpx.AsyncHTTPTransport` that is read."""
 
     def __init__(self, pool: httpcore.AsyncConnectionPool) -> None:
         self._pool = pool
 
 
-async def left_by_a_cut(
+async def cut_off_request(
     pool: httpcore.AsyncConnectionPool, monkeypatch: pytest.MonkeyPatch, part: type = httpcore.AsyncHTTP11Connection
 ) -> None:
-    """Have a request end where this part of its connection begins: by default, between connecting and sending."""
+    """Cut a request off where this part of its connection begins: by default, between connecting and sending."""
 
     async def cut(self: object, request: object) -> None:
         raise Cut
@@ -40,20 +40,20 @@ async def left_by_a_cut(
             await pool.request("GET", "http://example.org/")
 
 
-async def test_the_place_of_a_connection_that_was_made_and_not_used_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_slot_of_an_unused_connection_is_reclaimed(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
     network = httpcore.AsyncMockBackend(answer)
     async with httpcore.AsyncConnectionPool(max_connections=1, network_backend=network) as pool:
-        await left_by_a_cut(pool, monkeypatch)
+        await cut_off_request(pool, monkeypatch)
         assert len(pool.connections) == 1
         await reclaim_slots(Transport(pool))
         assert pool.connections == []
         assert (await pool.request("GET", "http://example.org/")).status == 200
 
 
-async def test_the_place_of_a_connection_that_was_not_made_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_slot_of_a_connection_that_was_not_established_is_reclaimed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with httpcore.AsyncConnectionPool(max_connections=1) as pool:
-        await left_by_a_cut(pool, monkeypatch, type(pool.create_connection(httpcore.Origin(b"http", b"a", 80))))
+        await cut_off_request(pool, monkeypatch, type(pool.create_connection(httpcore.Origin(b"http", b"a", 80))))
         await reclaim_slots(Transport(pool))
         assert pool.connections == []
 
@@ -64,15 +64,15 @@ async def reclaims_nothing() -> None:
         await reclaim_slots(Transport(pool))
 
 
-def test_a_transport_without_places_is_left_as_it_is() -> None:
+def test_a_transport_without_lost_slots_is_unchanged() -> None:
     anyio.run(reclaims_nothing)
 
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
 
 
-async def test_the_place_of_a_connection_that_was_not_closed_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second cancellation comes while httpcore cleans up after the first."""
+async def test_the_slot_of_a_connection_that_was_not_closed_is_reclaimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second cancellation comes while httpcore cleans up after the first."""
 
     async def cut(self: object) -> None:
         raise Cut
@@ -89,33 +89,33 @@ async def test_the_place_of_a_connection_that_was_not_closed_comes_back(monkeypa
 
 
 async def answered() -> tuple[Any, Any]:
-    """Return a pool whose only connection waits for the close of a response, and the stream of that."""
+    """Return a pool whose only connection waits for the close of a response, and the stream of that response."""
     transport: Any = httpx.AsyncHTTPTransport()
     transport._pool = httpcore.AsyncConnectionPool(network_backend=httpcore.AsyncMockBackend([ANSWER]))
     response = await transport.handle_async_request(httpx.Request("GET", "http://example.org/"))
     return transport._pool, response.stream
 
 
-def places_in_use(pool: Any) -> int:
+def slots_in_use(pool: Any) -> int:
     return sum(not it.is_idle() and not it.is_closed() for it in pool.connections) + len(pool._requests)
 
 
-@pytest.mark.parametrize("rounds", range(5))
-async def test_a_response_whose_close_is_cancelled_is_closed(in_asyncio: World, rounds: int) -> None:
-    """At whatever step: httpcore's own shield does not know a cancellation of asyncio's."""
+@pytest.mark.parametrize("steps", range(5))
+async def test_a_response_whose_close_is_cancelled_is_closed(in_asyncio: World, steps: int) -> None:
+    """At any step: httpcore's own shield does not stop a cancellation of asyncio."""
     pool, stream = await answered()
-    assert places_in_use(pool) == 2
+    assert slots_in_use(pool) == 2
     task = asyncio.create_task(awaits(close_completely(stream.aclose(), stream)))
-    for _ in range(rounds):
+    for _ in range(steps):
         await asyncio.sleep(0)
-    was_there_to_be_cancelled = rounds and task.cancel()
+    was_cancelled = steps and task.cancel()
     await asyncio.wait([task])
-    assert places_in_use(pool) == 0
-    assert task.cancelled() == bool(was_there_to_be_cancelled)
+    assert slots_in_use(pool) == 0
+    assert task.cancelled() == bool(was_cancelled)
 
 
-async def test_a_close_that_waits_for_others_is_cancelled_after_it(in_asyncio: World) -> None:
-    """There it is a future that asyncio would cancel, and not the step of a coroutine."""
+async def test_a_close_that_waits_for_a_lock_is_cancelled_afterwards(in_asyncio: World) -> None:
+    """A cancellation of asyncio reaches the future that it awaits, and not the coroutine."""
     pool, stream = await answered()
     [connection] = pool.connections
     lock = connection._connection._state_lock
@@ -126,10 +126,10 @@ async def test_a_close_that_waits_for_others_is_cancelled_after_it(in_asyncio: W
             task.cancel()
         assert not task.done()
     await asyncio.wait([task])
-    assert (task.cancelled(), places_in_use(pool)) == (True, 0)
+    assert (task.cancelled(), slots_in_use(pool)) == (True, 0)
 
 
-async def test_a_close_that_fails_fails(in_asyncio: World) -> None:
+async def test_the_error_of_a_close_is_raised(in_asyncio: World) -> None:
     class Fails:
         _httpcore_stream = None
 
@@ -140,7 +140,7 @@ async def test_a_close_that_fails_fails(in_asyncio: World) -> None:
         await close_completely(Fails().aclose(), Fails())
 
 
-async def test_a_close_that_is_thrown_away_is_closed(in_asyncio: World) -> None:
+async def test_a_close_that_is_not_finished_closes_its_coroutine(in_asyncio: World) -> None:
     _, stream = await answered()
     closing: Any = stream.aclose()
     outer = awaits(close_completely(closing, stream))
@@ -149,5 +149,5 @@ async def test_a_close_that_is_thrown_away_is_closed(in_asyncio: World) -> None:
     assert inspect.getcoroutinestate(closing) == inspect.CORO_CLOSED
 
 
-async def awaits(it: Any) -> None:
-    await it
+async def awaits(awaitable: Any) -> None:
+    await awaitable

@@ -1,4 +1,4 @@
-"""The scripted server that the tests of the HTTP clients talk to does what it is told."""
+"""The scripted server for the tests of HTTP clients follows its script."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.integrations.servers import Answer, FlakyServer, flaky_server, unused
 
 @pytest.fixture
 def connection(server: FlakyServer) -> Iterator[http.client.HTTPConnection]:
-    it = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-    yield it
-    it.close()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    yield connection
+    connection.close()
 
 
 def get(connection: http.client.HTTPConnection, path: str) -> tuple[int, bytes]:
@@ -24,8 +24,10 @@ def get(connection: http.client.HTTPConnection, path: str) -> tuple[int, bytes]:
         return response.status, response.read()
 
 
-def test_answers_in_order_and_the_last_for_ever(server: FlakyServer, connection: http.client.HTTPConnection) -> None:
-    """A path gives its answers in order, its last for ever, and 200 where it has no script."""
+def test_a_path_gives_its_answers_in_order_and_repeats_the_last(
+    server: FlakyServer, connection: http.client.HTTPConnection
+) -> None:
+    """A path without a script answers 200."""
     server.script("/a", 503, Answer(201, body=b"made"))
     assert [get(connection, path) for path in ("/a?x=1", "/a", "/a", "/b")] == [
         (503, b"ok"),
@@ -41,7 +43,7 @@ def test_answers_in_order_and_the_last_for_ever(server: FlakyServer, connection:
 
 
 def test_bodies_are_received_whole(server: FlakyServer, connection: http.client.HTTPConnection) -> None:
-    """A body is recorded as it was sent, its chunks joined."""
+    """A body is recorded as it was sent, with its chunks joined."""
     for body in (b"plain", iter([b"in ", b"chunks"])):
         connection.request("POST", "/", body=body, headers={"X-Kind": "test"}, encode_chunked=True)
         connection.getresponse().read()
@@ -58,8 +60,10 @@ def test_bodies_are_received_whole(server: FlakyServer, connection: http.client.
         ("cut", http.client.IncompleteRead),
     ],
 )
-def test_faults(server: FlakyServer, connection: http.client.HTTPConnection, fault, error) -> None:
-    """A connection is reset, closed, or closed in the middle of the body."""
+def test_a_fault_breaks_the_connection(
+    server: FlakyServer, connection: http.client.HTTPConnection, fault, error
+) -> None:
+    """It is reset, closed, or closed in the middle of the body."""
     server.script("/", Answer(body=[b"first", b"second"], fault=fault))
     with pytest.raises(error):
         get(connection, "/")
@@ -67,8 +71,10 @@ def test_faults(server: FlakyServer, connection: http.client.HTTPConnection, fau
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_answers_that_wait(server: FlakyServer, connection: http.client.HTTPConnection, chunked: bool) -> None:
-    """An answer is held back until an event, and so is the rest of a body."""
+def test_an_answer_waits_for_its_events(
+    server: FlakyServer, connection: http.client.HTTPConnection, chunked: bool
+) -> None:
+    """And so does the rest of a body."""
     hold, drip = threading.Event(), threading.Event()
     server.script("/", Answer(body=[b"first", b"second"], hold=hold, drip=drip, chunked=chunked))
     connection.request("GET", "/")
@@ -80,8 +86,8 @@ def test_answers_that_wait(server: FlakyServer, connection: http.client.HTTPConn
         assert response.read() == b"second"
 
 
-def test_the_end_of_the_server_waits_for_nobody() -> None:
-    """A request that is held back does not hold back the end, and no thread is left."""
+def test_the_end_of_the_server_does_not_wait_for_held_answers() -> None:
+    """No thread is left."""
     before = threading.active_count()
     with flaky_server() as server:
         server.script("/", Answer(hold=threading.Event(), delay=60))
@@ -92,8 +98,7 @@ def test_the_end_of_the_server_waits_for_nobody() -> None:
     assert threading.active_count() == before
 
 
-def test_nobody_listens_at_an_unused_url() -> None:
-    """A connection to an unused address is refused."""
+def test_a_connection_to_an_unused_url_is_refused() -> None:
     client = http.client.HTTPConnection(unused_url().removeprefix("http://"), timeout=20)
     with pytest.raises(ConnectionRefusedError):
         client.request("GET", "/")

@@ -1,4 +1,4 @@
-"""The worker of the examples over a queue of SQS: what it asks is what the service knows, as botocore describes it."""
+"""The worker of the examples over a queue of SQS: its requests are valid for the service, as botocore describes it."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ def sqs() -> Iterator[Stubber]:
 
 
 def delivers(stub: Stubber, number: int, body: str = '{"amount": "5"}') -> None:
-    """A message is received for this time."""
+    """Expect a request for messages, and answer it with this message, received for the given time."""
     message = {
         "MessageId": "one",
         "Body": body,
         "ReceiptHandle": f"receipt-{number}",
         "Attributes": {"ApproximateReceiveCount": str(number)},
     }
-    asked = {"QueueUrl": QUEUE, "WaitTimeSeconds": 1, "MessageSystemAttributeNames": ["ApproximateReceiveCount"]}
-    stub.add_response("receive_message", {"Messages": [message]}, asked)
+    request = {"QueueUrl": QUEUE, "WaitTimeSeconds": 1, "MessageSystemAttributeNames": ["ApproximateReceiveCount"]}
+    stub.add_response("receive_message", {"Messages": [message]}, request)
 
 
 def work(stub: Stubber, monkeypatch: pytest.MonkeyPatch, *answers: Exception | None) -> list[Any]:
-    """Let the worker handle messages until all of these are given; return what it was handed."""
+    """Run the worker until it has handled a message for each of these outcomes; return the messages."""
     monkeypatch.syspath_prepend(EXAMPLES)
     from _sqs import SqsQueue
 
     from worker import Worker
 
     handled: list[Any] = []
-    left = iter(answers)
+    outcomes = iter(answers)
 
     def handle(message: Any) -> None:
         handled.append(message)
         if len(handled) == len(answers):
             worker.gate.shut()
-        if (error := next(left)) is not None:
+        if (error := next(outcomes)) is not None:
             raise error
 
     worker = Worker(SqsQueue(stub.client, QUEUE, DEAD), handle, Retry(1), max_failures=2)
@@ -64,8 +64,8 @@ def work(stub: Stubber, monkeypatch: pytest.MonkeyPatch, *answers: Exception | N
     return handled
 
 
-def test_what_is_done_is_deleted(sqs: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the queue was empty, or away, before."""
+def test_a_handled_message_is_deleted(sqs: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after the queue was empty or unavailable."""
     sqs.add_response("receive_message", {})
     sqs.add_client_error("receive_message", "ServiceUnavailable", http_status_code=503)
     delivers(sqs, 1)
@@ -74,7 +74,7 @@ def test_what_is_done_is_deleted(sqs: Stubber, monkeypatch: pytest.MonkeyPatch) 
     assert (message.id, message.body) == ("one", {"amount": "5"})
 
 
-def test_what_fails_comes_again_later_and_is_a_dead_letter_in_the_end(
+def test_a_failed_message_is_delivered_again_and_finally_a_dead_letter(
     sqs: Stubber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delivers(sqs, 1)
@@ -88,7 +88,7 @@ def test_what_fails_comes_again_later_and_is_a_dead_letter_in_the_end(
     assert len(work(sqs, monkeypatch, ValueError("no"), ValueError("no"))) == 2
 
 
-def test_where_the_queue_cannot_be_asked_the_message_is_left_to_come_again(
+def test_a_message_is_delivered_again_if_the_queue_is_unavailable(
     sqs: Stubber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delivers(sqs, 1)

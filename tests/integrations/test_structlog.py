@@ -25,7 +25,7 @@ def logged() -> Iterator[list[Any]]:
 async def test_events_are_named_after_their_kind_and_carry_its_values(
     world: World, clock: FakeClock, logged: list[Any]
 ) -> None:
-    """With the level as usual; no sentence, no result, no argument, no message."""
+    """With the usual level; without sentence, result, argument or message."""
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1.5]), CircuitBreaker(2, open_for=30, name="db"), name="p")
     end = log_events()
     await world.attempt(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
@@ -67,8 +67,7 @@ async def test_events_are_named_after_their_kind_and_carry_its_values(
     assert [entry["event"] for entry in logged if entry["log_level"] == "debug"] == ["resilience.execution_finished"]
 
 
-def test_a_logger_of_one_s_own_with_its_level(threads: World, clock: FakeClock) -> None:
-    """It filters and renders as it likes."""
+def test_a_logger_of_the_user_filters_and_renders(threads: World, clock: FakeClock) -> None:
     written = io.StringIO()
     logger = structlog.wrap_logger(
         structlog.PrintLogger(written),
@@ -88,8 +87,8 @@ def test_a_logger_of_one_s_own_with_its_level(threads: World, clock: FakeClock) 
     ]
 
 
-class Asked:
-    """A logger that can be asked for its level, and wants nothing."""
+class LoggerWithoutLevels:
+    """A logger whose level can be checked, with no level enabled."""
 
     def __init__(self) -> None:
         self.levels: list[int] = []
@@ -99,14 +98,14 @@ class Asked:
         return False
 
     def critical(self, event: str, **values: Any) -> None:
-        raise AssertionError("nothing was wanted")
+        raise AssertionError("no level is enabled")
 
     debug = info = warning = error = critical
 
 
-def test_a_logger_is_asked_before_a_line_is_made(threads: World) -> None:
-    """Where it can be asked, as the loggers of structlog 25.1 and later can."""
-    logger = Asked()
+def test_the_level_is_checked_before_an_entry_is_created(threads: World) -> None:
+    """If the logger has `is_enabled_for`, as those of structlog 25.1 and later."""
+    logger = LoggerWithoutLevels()
     end = log_events(logger, repeats=1)
     breaker = CircuitBreaker(name="db")
     breaker.isolate()
@@ -116,8 +115,7 @@ def test_a_logger_is_asked_before_a_line_is_made(threads: World) -> None:
     assert logger.levels == [logging.DEBUG, *[logging.WARNING] * 3]
 
 
-def test_the_classes_of_the_standard_library_will_do(caplog: pytest.LogCaptureFixture) -> None:
-    """structlog on top of `logging`."""
+def test_a_logger_over_the_standard_library_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
     logger = structlog.wrap_logger(
         logging.getLogger("mine"),
         processors=[structlog.stdlib.render_to_log_kwargs],
@@ -140,6 +138,6 @@ def test_the_classes_of_the_standard_library_will_do(caplog: pytest.LogCaptureFi
     ],
 )
 def test_wrong_arguments_are_refused(options: Any, error: type[Exception], message: str) -> None:
-    """With the parameter and the value."""
+    """The message names the parameter and the value."""
     with pytest.raises(error, match=message):
         log_events(**options)

@@ -1,4 +1,4 @@
-"""Retry policies of Temporal, from a Retry and back."""
+"""Retry policies of Temporal, converted from a Retry and back."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def seconds(value: float) -> timedelta:
         (Retry(), RetryPolicy(seconds(0.1), 2.0, seconds(10), 3)),
     ],
 )
-def test_the_numbers_of_a_retry_become_those_of_temporal(retry: Retry, policy: RetryPolicy) -> None:
+def test_a_retry_is_converted_to_a_retry_policy(retry: Retry, policy: RetryPolicy) -> None:
     made = to_retry_policy(retry)
     assert made == policy
-    made.apply_to_proto(Message())  # which looks whether they are valid
+    made.apply_to_proto(Message())  # which validates the values
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_the_numbers_of_a_retry_become_those_of_temporal(retry: Retry, policy: R
         ({"budget": 0.1}, "budget"),
     ],
 )
-def test_what_temporal_cannot_do_is_refused(settings: Any, message: str) -> None:
+def test_settings_without_an_equivalent_in_temporal_are_refused(settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         to_retry_policy(Retry(**settings))
 
 
-def test_what_is_neither_is_refused() -> None:
+def test_arguments_of_the_wrong_type_are_refused() -> None:
     with pytest.raises(TypeError, match="RetryPolicy"):
         to_retry_policy(RetryPolicy())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Retry"):
@@ -80,11 +80,11 @@ def test_what_is_neither_is_refused() -> None:
         RetryPolicy(seconds(0.5), 1.5, seconds(3), 1),
     ],
 )
-def test_there_and_back_is_the_same(policy: RetryPolicy) -> None:
+def test_converting_there_and_back_changes_nothing(policy: RetryPolicy) -> None:
     assert to_retry_policy(from_retry_policy(policy)) == policy
 
 
-def test_what_is_not_given_is_what_temporal_takes() -> None:
+def test_missing_values_are_the_defaults_of_temporal() -> None:
     assert to_retry_policy(from_retry_policy(RetryPolicy(seconds(0)))) == RetryPolicy(seconds(1), 2.0, seconds(100), 0)
 
 
@@ -99,7 +99,7 @@ def test_what_is_not_given_is_what_temporal_takes() -> None:
     ],
     ids=["other", "named", "named type", "not retryable", "retryable"],
 )
-def test_it_retries_what_temporal_would(error: Exception, attempts: int) -> None:
+def test_the_errors_that_temporal_retries_are_retried(error: Exception, attempts: int) -> None:
     calls: list[int] = []
 
     def fail() -> None:
@@ -112,6 +112,6 @@ def test_it_retries_what_temporal_would(error: Exception, attempts: int) -> None
     assert len(calls) == attempts
 
 
-def test_how_it_is_shown() -> None:
+def test_repr_shows_the_errors_that_are_not_retried() -> None:
     assert "<errors named KeyError>" in repr(from_retry_policy(RetryPolicy(non_retryable_error_types=["KeyError"])))
     assert "<errors that are not retryable>" in repr(from_retry_policy(RetryPolicy()))

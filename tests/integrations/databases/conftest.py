@@ -24,9 +24,9 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def frozen() -> Iterator[Frozen]:
-    it = Frozen()
-    yield it
-    it.thaw()
+    frozen = Frozen()
+    yield frozen
+    frozen.thaw()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def engine(file: Path) -> Iterator[Engine]:
     """An engine that does not wait for locks."""
-    it = create_engine(f"sqlite:///{file}", connect_args={"timeout": 0})
-    Base.metadata.create_all(it)
-    yield it
-    it.dispose()
+    engine = create_engine(f"sqlite:///{file}", connect_args={"timeout": 0})
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()

@@ -1,4 +1,4 @@
-"""`Once` in PostgreSQL: processes that begin at once, and a user that may make no tables."""
+"""`Once` in PostgreSQL: callers that begin at the same time, and a user that may create no tables."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def by_order(order: str) -> str:
     return order
 
 
-def test_many_begin_with_an_empty_database(url: str) -> None:
-    """Each of them makes the table, and one only can."""
+def test_many_callers_can_begin_with_an_empty_database(url: str) -> None:
+    """Each of them creates the table, and only one succeeds."""
     together, answers = threading.Barrier(8), []
 
     def connect() -> Any:
@@ -43,8 +43,8 @@ def test_many_begin_with_an_empty_database(url: str) -> None:
     assert [it.is_mine for it in answers] == [True] * 8  # type: ignore[union-attr]
 
 
-def test_a_user_that_may_make_no_tables(url: str) -> None:
-    """The table was made before, by one who may."""
+def test_a_user_without_the_right_to_create_tables_can_use_the_table(url: str) -> None:
+    """Another user has created it."""
     Once(lambda: psycopg2.connect(url), key=by_order).call(str.upper, "a")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("REVOKE CREATE ON SCHEMA public FROM public")

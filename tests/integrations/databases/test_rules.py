@@ -1,4 +1,4 @@
-"""What holds for units of work in every way to reach a database."""
+"""Units of work: the common behaviour of every way to reach a database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.integrations.databases.kinds import KINDS, Kind, Notes
 from tests.integrations.databases.postgres import Frozen
 from tests.integrations.databases.sqlite import PATIENCE, Locked
 
-#: What statements of drivers, and of SQLAlchemy, fail with.
+#: The errors of statements, of drivers and of SQLAlchemy.
 ERRORS = (sqlite3.Error, psycopg.Error, psycopg2.Error, DBAPIError)
 
 
@@ -48,7 +48,7 @@ def only(**properties: bool) -> Any:
 
 @pytest.fixture
 def place(kind: Kind, tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """Where there is an empty table."""
+    """A database with an empty table."""
     statement = "create table notes (text varchar(40) unique)"
     if not kind.is_postgres:
         file = tmp_path / "test.db"
@@ -65,9 +65,9 @@ def place(kind: Kind, tmp_path: Path, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def notes(kind: Kind, place: str) -> Iterator[Notes]:
-    it = Notes(kind, place)
-    yield it
-    assert it.in_use == 0
+    notes = Notes(kind, place)
+    yield notes
+    assert notes.in_use == 0
 
 
 def inserting(text: str) -> str:
@@ -75,7 +75,7 @@ def inserting(text: str) -> str:
 
 
 async def test_a_unit_is_committed_when_it_returns(notes: Notes) -> None:
-    """And hands on what it returns."""
+    """Its result is returned."""
 
     async def work(execute: Any) -> str:
         await execute(inserting("a"))
@@ -88,7 +88,7 @@ async def test_a_unit_is_committed_when_it_returns(notes: Notes) -> None:
 
 @pytest.mark.parametrize("mistake", [None, inserting("a")], ids=["raises", "constraint"])
 async def test_a_unit_that_fails_is_rolled_back_and_not_repeated(notes: Notes, mistake: str | None) -> None:
-    """A mistake is one every time."""
+    """After an error that is not transient."""
     attempts: list[int] = []
 
     async def work(execute: Any) -> None:
@@ -103,8 +103,8 @@ async def test_a_unit_that_fails_is_rolled_back_and_not_repeated(notes: Notes, m
     assert (len(attempts), notes.rows()) == (1, [])
 
 
-async def test_the_whole_unit_is_done_again(notes: Notes) -> None:
-    """What the first attempts have done is undone."""
+async def test_the_whole_unit_is_repeated(notes: Notes) -> None:
+    """The work of failed attempts is rolled back."""
     attempts: list[str] = []
 
     async def work(execute: Any) -> None:
@@ -117,8 +117,8 @@ async def test_the_whole_unit_is_done_again(notes: Notes) -> None:
     assert notes.rows() == ["attempt 3"]
 
 
-async def test_a_deadline_ends_a_statement_in_the_database_and_is_taken_back(notes: Notes) -> None:
-    """The next unit, which may have the same connection, has all the time that it needs."""
+async def test_a_deadline_ends_a_statement_and_does_not_limit_the_next_unit(notes: Notes) -> None:
+    """Which may have the same connection."""
 
     async def forever(execute: Any) -> None:
         await execute(notes.forever)
@@ -126,7 +126,7 @@ async def test_a_deadline_ends_a_statement_in_the_database_and_is_taken_back(not
     async def long(execute: Any) -> None:
         await execute(notes.long)
 
-    for budget in (0.1, 0.5, 2.5):  # on a busy machine the first may be over before there is a connection
+    for budget in (0.1, 0.5, 2.5):  # on a busy machine the first may pass before there is a connection
         began = time.monotonic()
         with deadline(budget), pytest.raises((DeadlineExceeded, *ERRORS)) as caught:
             await notes.do(Retry(3, on=notes.transient, backoff=[0]), forever)
@@ -138,7 +138,7 @@ async def test_a_deadline_ends_a_statement_in_the_database_and_is_taken_back(not
 
 
 async def test_nothing_is_committed_after_the_deadline(notes: Notes, clock: FakeClock) -> None:
-    """The caller has been told that it failed."""
+    """The caller gets a `DeadlineExceeded`."""
 
     async def work(execute: Any) -> None:
         await execute(inserting("late"))
@@ -153,7 +153,7 @@ async def test_nothing_is_committed_after_the_deadline(notes: Notes, clock: Fake
 async def test_a_unit_that_is_cut_off_is_rolled_back(notes: Notes) -> None:
     """A Timeout cancels the first attempt; the second one does the work."""
 
-    class FirstOne(Policy[Any]):
+    class ShortFirstAttempt(Policy[Any]):
         async def around(self, call: Any, ctx: Context) -> Any:
             return await Timeout(0.3 if ctx.attempt == 1 else PATIENCE).around(call, ctx)
 
@@ -163,7 +163,7 @@ async def test_a_unit_that_is_cut_off_is_rolled_back(notes: Notes) -> None:
         if attempt == 1:
             await anyio.sleep(PATIENCE)
 
-    await notes.do(Policy.wrap(Retry(2, backoff=[0]), FirstOne()), work)
+    await notes.do(Policy.wrap(Retry(2, backoff=[0]), ShortFirstAttempt()), work)
     assert notes.rows() == ["attempt 2"]
 
 
@@ -173,7 +173,7 @@ async def test_a_unit_that_is_cut_off_is_rolled_back(notes: Notes) -> None:
 @only(is_postgres=False)
 @pytest.mark.parametrize("statement", ["begin immediate", "begin exclusive", "begin"])
 async def test_a_locked_database_is_tried_again(notes: Notes, place: str, statement: str) -> None:
-    """A writer keeps a statement from happening, a reader the commit: then neither has happened."""
+    """A writer blocks a statement and a reader the commit, so that it has not happened."""
     other = Locked(Path(place), statement)
     if statement == "begin":
         other.read()
@@ -191,8 +191,8 @@ async def test_a_locked_database_is_tried_again(notes: Notes, place: str, statem
 
 
 @only(is_postgres=True)
-async def test_a_lost_connection_is_done_again(notes: Notes) -> None:
-    """A server that ends the connection in the middle has undone the transaction."""
+async def test_a_unit_that_loses_its_connection_is_repeated(notes: Notes) -> None:
+    """The server has rolled the transaction back."""
     attempts: list[str] = []
 
     async def work(execute: Any) -> None:
@@ -208,7 +208,7 @@ async def test_a_lost_connection_is_done_again(notes: Notes) -> None:
 @only(is_postgres=True)
 @pytest.mark.parametrize("savepoint", [False, True])
 async def test_a_unit_whose_transaction_is_aborted_is_a_failure(notes: Notes, savepoint: bool) -> None:
-    """PostgreSQL answers such a commit with a rollback, of which no driver tells. A savepoint keeps it whole."""
+    """PostgreSQL answers its commit with a rollback, which no driver reports. With a savepoint it is not aborted."""
 
     async def work(execute: Any) -> None:
         await execute(inserting("a"))
@@ -232,10 +232,10 @@ async def test_a_unit_whose_transaction_is_aborted_is_a_failure(notes: Notes, sa
     + [(KINDS[6], *case) for case in (("5s", "5s"), ("2min", "2min"), ("4d", None), ("0", None))],
     ids=str,
 )
-async def test_the_smaller_of_a_deadline_and_an_own_limit_holds(
+async def test_the_shorter_one_of_a_deadline_and_a_statement_timeout_holds(
     kind: Kind, place: str, own: str, shown: str | None
 ) -> None:
-    """A deadline never lengthens what the connection, its user or the server has set."""
+    """The timeout may be set by the connection, its user or the server."""
     notes = Notes(kind, place, own)
 
     async def work(execute: Any) -> str:
@@ -250,7 +250,7 @@ async def test_the_smaller_of_a_deadline_and_an_own_limit_holds(
 
 @only(is_postgres=True)
 async def test_a_deadline_that_the_server_cannot_take_is_bounded(notes: Notes) -> None:
-    """PostgreSQL counts milliseconds in 31 bits; what a stranger asks for may be 40,000 years."""
+    """PostgreSQL counts milliseconds in 31 bits; a client of a service may ask for 40,000 years."""
 
     async def work(execute: Any) -> list[Any]:
         rows: list[Any] = await execute("select 1")
@@ -261,8 +261,8 @@ async def test_a_deadline_that_the_server_cannot_take_is_bounded(notes: Notes) -
 
 
 @only(is_postgres=True)
-async def test_a_unit_with_a_deadline_chooses_its_isolation_level(notes: Notes) -> None:
-    """By its first statement, as without a deadline: what we ask before takes no snapshot."""
+async def test_a_unit_with_a_deadline_can_set_its_isolation_level(notes: Notes) -> None:
+    """In its first statement, as without a deadline: our statements before it take no snapshot."""
 
     async def work(execute: Any) -> list[Any]:
         await execute("set transaction isolation level serializable")
@@ -275,10 +275,10 @@ async def test_a_unit_with_a_deadline_chooses_its_isolation_level(notes: Notes) 
 
 
 @only(is_postgres=True, is_async=True)
-async def test_a_server_that_is_frozen_does_not_keep_the_caller(
+async def test_a_frozen_server_does_not_keep_the_caller(
     notes: Notes, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers to no rollback. The caller is let go; the connection is closed behind their back."""
+    """It answers no rollback. The caller continues, and the connection is closed in the background."""
     monkeypatch.setattr("resilience.integrations.dbapi.units.ROLLBACK_GRACE", 0.2)
 
     async def work(execute: Any) -> None:

@@ -1,4 +1,4 @@
-"""The same in asyncio."""
+"""SQLAlchemy's sessions and connections in units of work, in asyncio."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def async_engine(file: Path) -> AsyncIterator[AsyncEngine]:
 
 
 async def test_a_cancelled_commit_is_not_repeated(file: Path) -> None:
-    """Nobody knows how far it came."""
+    """Its outcome is unknown."""
 
     class Slow(AsyncSession):
         async def commit(self) -> None:
@@ -48,11 +48,11 @@ async def test_a_cancelled_commit_is_not_repeated(file: Path) -> None:
             assert list(await connection.scalars(select(Note.text))) == ["a"]
 
 
-async def test_a_plain_function_is_not_given_an_asynchronous_session(file: Path) -> None:
-    """Neither by an engine nor by a sessionmaker; the error says what to write."""
+async def test_a_plain_function_with_an_async_session_is_refused(file: Path) -> None:
+    """Of an engine and of a sessionmaker; the error says what to write."""
 
     def add(work: Any) -> None:
-        pytest.fail("it was given one")
+        pytest.fail("the unit was called")
 
     async with async_engine(file) as engine:
         for source, kind in ((engine, "AsyncConnection"), (async_sessionmaker(engine), "AsyncSession")):

@@ -20,23 +20,23 @@ TERMINATE = text("select pg_terminate_backend(pg_backend_pid())")
 
 @pytest.fixture
 def url(postgres: PostgresServer) -> str:
-    """The address without its scheme; a database with an empty table."""
+    """The address without its scheme; the database has an empty table."""
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute("drop table if exists notes")
         connection.execute("create table notes (id serial primary key, text varchar(40) unique)")
     return postgres.url.removeprefix("postgresql")
 
 
-def test_a_session_of_many_databases_is_committed(url: str) -> None:
-    """It has no connection that could be asked for its state."""
+def test_a_session_without_a_single_bind_is_committed(url: str) -> None:
+    """It has no connection whose state could be read."""
     engine = create_engine(f"postgresql+psycopg{url}")
     unit_of_work(AGAIN, lambda: Session(binds={Note: engine}))(lambda session: session.add(Note(text="a")))()
     assert notes(engine) == ["a"]
     engine.dispose()
 
 
-def test_a_deadlock_is_done_again(url: str) -> None:
-    """Two transactions that wait for each other: PostgreSQL ends one of them, and it is done again."""
+def test_a_unit_that_ends_in_a_deadlock_is_repeated(url: str) -> None:
+    """PostgreSQL aborts one of two transactions that wait for each other."""
     engine = create_engine(f"postgresql+psycopg{url}", connect_args={"options": "-c deadlock_timeout=50ms"})
     with engine.begin() as connection:
         connection.execute(text("insert into notes (text) values ('a'), ('b')"))

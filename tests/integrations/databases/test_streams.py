@@ -1,4 +1,4 @@
-"""Rows of a server-side cursor, under `policy.streaming`."""
+"""Rows of a server-side cursor under `policy.streaming`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def filled(engine: Engine) -> Engine:
 
 
 def reader(engine: Engine, *failures: Exception) -> Callable[..., Iterator[str]]:
-    """A generator function over the rows, some at a time; fails before the first call is made, as it is told."""
-    left = list(failures)
+    """A generator function over the rows, read in batches; its first calls fail with these errors."""
+    remaining = list(failures)
 
     def read(*, after: str = "") -> Iterator[str]:
         with engine.connect().execution_options(stream_results=True, max_row_buffer=2) as connection:
-            if left:
-                raise left.pop(0)
+            if remaining:
+                raise remaining.pop(0)
             yield from connection.scalars(select(Note.text).where(Note.text > after).order_by(Note.text))
 
     return read
@@ -44,15 +44,15 @@ def busy() -> OperationalError:
     return OperationalError("select", None, sqlite3.OperationalError("database is locked"))
 
 
-def test_a_query_that_fails_before_its_first_row_is_made_again(filled: Engine) -> None:
+def test_a_query_that_fails_before_its_first_row_is_repeated(filled: Engine) -> None:
     """With a new connection, as the failed one is closed with its source."""
     read = reader(filled, busy(), busy())
     assert list(RETRY.streaming().call(read)) == ["a", "b", "c", "d"]
     assert filled.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
-def test_a_read_goes_on_after_its_last_row(filled: Engine) -> None:
-    """Where the query says how: rows are ordered, and the next begins after the last one."""
+def test_a_read_resumes_after_its_last_row(filled: Engine) -> None:
+    """If the query supports it: rows are ordered, and it begins after a given one."""
     calls: list[str] = []
 
     def read(*, after: str = "") -> Iterator[str]:
@@ -66,8 +66,8 @@ def test_a_read_goes_on_after_its_last_row(filled: Engine) -> None:
     assert calls == ["", "b"]
 
 
-def test_the_connection_is_held_until_the_end(filled: Engine) -> None:
-    """And given back where the consumer leaves."""
+def test_the_connection_is_held_until_the_end_of_the_stream(filled: Engine) -> None:
+    """It returns to the pool when the consumer leaves."""
     bulkhead = Bulkhead(1)
     with closing(bulkhead.streaming().call(reader(filled))) as rows:
         assert list(islice(rows, 2)) == ["a", "b"]
@@ -76,7 +76,7 @@ def test_the_connection_is_held_until_the_end(filled: Engine) -> None:
 
 
 def test_a_result_is_closed_as_well_as_its_iterator(filled: Engine) -> None:
-    """A function may return the result itself: that, and not the iterator of its rows, holds the cursor."""
+    """A function may return the result itself, which holds the cursor, and not only an iterator."""
     with filled.connect() as connection:
 
         def query(connection: Connection) -> Iterator[tuple[str]]:
@@ -89,8 +89,8 @@ def test_a_result_is_closed_as_well_as_its_iterator(filled: Engine) -> None:
         assert results[0].closed  # type: ignore[attr-defined]
 
 
-def test_a_row_that_does_not_come_is_given_up(postgres: PostgresServer) -> None:
-    """A server-side cursor of PostgreSQL, whose second batch takes for ever."""
+def test_the_wait_for_a_row_ends_after_the_idle_time(postgres: PostgresServer) -> None:
+    """A server-side cursor of PostgreSQL, whose second batch takes long."""
     engine = create_engine(f"postgresql+psycopg{postgres.url.removeprefix('postgresql')}")
     slow = "select n, case when n > 2 then pg_sleep(0.4)::text end from generate_series(1, 4) n"
 
@@ -104,7 +104,7 @@ def test_a_row_that_does_not_come_is_given_up(postgres: PostgresServer) -> None:
         got.extend(Policy.wrap(Retry(1), bulkhead).streaming(first=20, idle=0.1).call(read))
     assert bulkhead.stats().in_flight == 0
     patience = time.monotonic() + PATIENCE
-    while engine.pool.checkedout():  # type: ignore[attr-defined]  # the worker gives it back when the row has come
+    while engine.pool.checkedout():  # type: ignore[attr-defined]  # the worker returns it after the row
         assert time.monotonic() < patience
         time.sleep(0.01)
     engine.dispose()

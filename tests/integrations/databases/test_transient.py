@@ -1,4 +1,4 @@
-"""Which errors of drivers are transient."""
+"""The transient errors of database drivers."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def made(name: str, *, bases: tuple[type, ...] = (Exception,), **attributes: Any
     ],
 )
 def test_which_errors_are_transient(error: Exception, expected: bool) -> None:
-    """What the database has undone, or could not begin: yes. Mistakes, constraints, cancelled statements: no."""
+    """Those after which the work is rolled back or was not begun; no violated constraint, no cancelled query."""
     assert transient(error) is expected
 
 
-def test_the_sqlstate_of_an_error() -> None:
-    """Whatever the driver calls it; a driver without one has none."""
+def test_the_sqlstate_of_an_error_is_read_from_any_driver() -> None:
+    """A driver without one has none."""
     assert sqlstate(pg.DeadlockDetected()) == "40P01"
     assert sqlstate(made("psycopg2.errors.DeadlockDetected", pgcode="40P01")) == "40P01"
     assert sqlstate(psycopg.OperationalError()) is None
@@ -104,6 +104,6 @@ def test_the_sqlstate_of_an_error() -> None:
         (ValueError("whatever"), False),
     ],
 )
-def test_which_commits_have_certainly_not_happened(error: Exception, expected: bool) -> None:
-    """Where the database has said so, and nowhere else."""
+def test_an_error_of_the_database_proves_that_a_commit_has_not_happened(error: Exception, expected: bool) -> None:
+    """No other error does."""
     assert is_undone(error) is expected

@@ -18,7 +18,7 @@ from tests.integrations.databases.sqlite import AGAIN
 
 @pytest.fixture
 def url(postgres: PostgresServer) -> str:
-    """A database with an empty table, in which a row 'lost' breaks the connection in the middle of its commit."""
+    """A database with an empty table, in which a row 'lost' breaks the connection during its commit."""
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute("drop table if exists notes")
         connection.execute("create table notes (text text)")
@@ -48,8 +48,8 @@ def execute(connection: Any, statement: str, *parameters: object) -> None:
         cursor.execute(statement, parameters)
 
 
-def test_a_serialization_failure_is_done_again(url: str, driver: Any) -> None:
-    """Two transactions that each read what the other writes: one of them is told to do it again."""
+def test_a_unit_with_a_serialization_failure_is_repeated(url: str, driver: Any) -> None:
+    """Two transactions each read what the other one writes: the database refuses one of them."""
     attempts = []
 
     def connect() -> Any:
@@ -71,8 +71,8 @@ def test_a_serialization_failure_is_done_again(url: str, driver: Any) -> None:
     assert rows(url) == ["x", "x"]
 
 
-def test_a_connection_that_is_lost_in_the_commit_is_final(url: str, driver: Any) -> None:
-    """Even though the error is the same as before it."""
+def test_a_connection_that_is_lost_during_the_commit_is_not_retried(url: str, driver: Any) -> None:
+    """Although the same error before the commit is."""
     attempts = []
 
     @unit_of_work(AGAIN, lambda: driver.connect(url))
@@ -87,8 +87,8 @@ def test_a_connection_that_is_lost_in_the_commit_is_final(url: str, driver: Any)
 
 
 @pytest.mark.parametrize("rows", ["dictionaries", "objects"])
-def test_rows_of_any_kind_leave_the_limit_alone(url: str, driver: Any, rows: str) -> None:
-    """A connection may make anything of a row: the deadline reaches the server all the same."""
+def test_a_row_factory_does_not_break_the_limits(url: str, driver: Any, rows: str) -> None:
+    """A connection may return any object as a row: the deadline still reaches the server."""
     if driver is psycopg:
         connection = psycopg.connect(url, row_factory=psycopg.rows.dict_row if rows == "dictionaries" else made)
     else:
@@ -100,4 +100,4 @@ def test_rows_of_any_kind_leave_the_limit_alone(url: str, driver: Any, rows: str
 
 
 def made(cursor: Any) -> Any:
-    raise AssertionError("no row of ours is one of the user's")
+    raise AssertionError("the limits must not read rows of the user")

@@ -12,9 +12,9 @@ from tests.integrations.redis.server import RedisServer
 
 @pytest.fixture(scope="package")
 def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    it = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield it
-    it.kill()
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One command is one execution under the policy, and one try of it one attempt."""
+"""One command is one execution under the policy, and each try is one attempt."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.integrations.redis.clients import NO_HANDSHAKE, PATIENCE, QUICK, Coun
 from tests.integrations.redis.server import RedisServer
 
 
-async def test_a_command_is_one_execution_from_connecting_to_its_answer(side: Side) -> None:
-    """A command, a pipeline, a transaction: each passes the policy once, the first with its connection included."""
+async def test_a_command_is_one_execution_including_its_connection(side: Side) -> None:
+    """A command, a pipeline or a transaction."""
     count = Count()
     client = side.client(count, health_check_interval=3600)
     await done(client.set("a", 1))
@@ -26,8 +26,8 @@ async def test_a_command_is_one_execution_from_connecting_to_its_answer(side: Si
     assert count.calls == 4
 
 
-async def test_a_command_without_an_operation_is_named_as_one(side: Side) -> None:
-    """Not after a function of ours; the name that the caller gives goes before."""
+async def test_a_command_without_an_operation_is_named_redis_command(side: Side) -> None:
+    """The name that the caller gives comes first."""
     client = side.client(Retry())
     with recording(events.ExecutionFinished) as recorder:
         await done(client.get("a"))
@@ -37,8 +37,8 @@ async def test_a_command_without_an_operation_is_named_as_one(side: Side) -> Non
     assert [event.operation for event in recorder.events] == ["redis_command", "read", "read"]
 
 
-async def test_a_client_over_a_unix_socket_is_no_different(side: Side, server: RedisServer) -> None:
-    """Every class of connections is protected, and keeps its own timeouts."""
+async def test_a_client_over_a_unix_socket_is_protected(side: Side, server: RedisServer) -> None:
+    """Its connections keep their own timeouts."""
     count = Count()
     client = side.client(count, unix_socket_path=str(server.socket))
     assert await done(client.incr("n")) == 1
@@ -51,8 +51,8 @@ async def test_a_client_over_a_unix_socket_is_no_different(side: Side, server: R
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")
-async def test_a_connection_that_is_not_made_yet_has_nothing_to_read(side: Side, server: RedisServer) -> None:
-    """A pool asks that of each connection it hands out, under a name by version; it is no reason to connect."""
+async def test_a_connection_that_is_not_established_has_nothing_to_read(side: Side, server: RedisServer) -> None:
+    """A pool checks each connection before use, with a method named by version; that does not connect it."""
     client = side.client(Count())
     connection = client.connection_pool.make_connection()
     for name in ("can_read", "can_read_destructive"):
@@ -61,8 +61,8 @@ async def test_a_connection_that_is_not_made_yet_has_nothing_to_read(side: Side,
     assert not connection.is_connected
 
 
-async def test_a_server_that_is_away_is_tried_as_often_as_the_policy_says(side: Side, server: RedisServer) -> None:
-    """Connecting is a part of the attempt, with no attempts of its own: three are three."""
+async def test_connecting_adds_no_attempts(side: Side, server: RedisServer) -> None:
+    """It is a part of the attempt: three attempts of a server that is away are three."""
     count = Count()
     client = side.client(Policy.wrap(Retry(3, backoff=[0]), count))
     await done(client.ping())
@@ -72,10 +72,10 @@ async def test_a_server_that_is_away_is_tried_as_often_as_the_policy_says(side: 
     assert error.__notes__[0].startswith("resilience: 3 attempts")
 
 
-async def test_a_failure_is_counted_once_and_a_handshake_is_no_recovery(
+async def test_failures_are_counted_once_and_a_connection_is_no_success(
     side: Side, server: RedisServer, clock: FakeClock
 ) -> None:
-    """A frozen server takes connections, and that closes or resets no circuit: three failures in a row open it."""
+    """A frozen server accepts connections, which neither closes the circuit nor resets its count."""
     breaker = CircuitBreaker(3, open_for=30)
     client = side.client(breaker, **NO_HANDSHAKE, **QUICK)
     await warm(client)
@@ -95,8 +95,8 @@ async def test_a_failure_is_counted_once_and_a_handshake_is_no_recovery(
     assert breaker.state is CircuitState.CLOSED
 
 
-async def test_an_open_circuit_leaves_the_server_alone(side: Side, server: RedisServer) -> None:
-    """Nothing is sent, not even to connect."""
+async def test_an_open_circuit_sends_nothing(side: Side, server: RedisServer) -> None:
+    """It does not connect either."""
     breaker = CircuitBreaker(1)
     client = side.client(breaker)
     breaker.isolate()
@@ -105,15 +105,15 @@ async def test_an_open_circuit_leaves_the_server_alone(side: Side, server: Redis
     assert len(await done(observer.client_list())) == 1
 
 
-async def test_a_fallback_answers_for_a_server_that_is_away(side: Side, server: RedisServer) -> None:
-    """Also where there is no connection yet."""
+async def test_a_fallback_replaces_the_result_of_a_server_that_is_away(side: Side, server: RedisServer) -> None:
+    """Also if there is no connection yet."""
     client = side.client(Fallback(b"default"))
     server.kill()
     assert await done(client.get("a")) == b"default"
 
 
 async def test_a_client_that_cannot_be_protected_is_refused(side: Side, server: RedisServer) -> None:
-    """It has connections of another kind, or needs them to be made at once."""
+    """It is connected already, or has connections of another kind."""
     client = side.client()
     await done(client.ping())
     with pytest.raises(ValueError, match="connected"):
@@ -126,8 +126,8 @@ async def test_a_client_that_cannot_be_protected_is_refused(side: Side, server: 
             protect(caching, Retry())
 
 
-def test_wrong_arguments_are_refused_with_their_value() -> None:
-    """Before anything is changed."""
+def test_wrong_arguments_are_refused() -> None:
+    """The message has the value, and the client is unchanged."""
     client = redis.Redis()
     with pytest.raises(TypeError, match="policy must be a policy, not 3"):
         protect(client, 3)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Subscriptions, and many threads and tasks, while the server crashes, hangs and comes back."""
+"""Subscriptions, and many threads and tasks, while the server crashes, hangs and recovers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_a_subscription_survives_the_restart_of_the_server(side: Side, ser
 
 
 async def test_a_subscriber_keeps_to_the_deadline(side: Side) -> None:
-    """Whether it would wait for some time, or for ever."""
+    """With a timeout of its own and without."""
     pubsub = side.client(Retry(3)).pubsub(ignore_subscribe_messages=True)
     await done(pubsub.subscribe("news"))
     await done(pubsub.get_message(timeout=PATIENCE))
@@ -50,7 +50,7 @@ async def test_a_subscriber_keeps_to_the_deadline(side: Side) -> None:
 
 
 def test_threads_under_load_survive_a_crash_a_freeze_and_a_restart(server: RedisServer) -> None:
-    """Nothing hangs, the circuit opens and closes, every connection comes back, nobody gets another's answer."""
+    """Nothing hangs, the circuit opens and closes, all connections return, and every reply belongs to its command."""
     opened = threading.Event()
     breaker = CircuitBreaker(5, open_for=0.05, on=transient, on_transition=lambda event: opened.set())
     client = protect(redis.Redis(port=server.port, socket_timeout=0.2), Retry(2, backoff=[0.01]).wrap(breaker))
@@ -80,7 +80,6 @@ def test_threads_under_load_survive_a_crash_a_freeze_and_a_restart(server: Redis
 
 
 async def test_tasks_under_load_survive_a_crash_a_freeze_and_a_restart(server: RedisServer) -> None:
-    """The same in asyncio."""
     opened = threading.Event()
     breaker = CircuitBreaker(5, open_for=0.05, on=transient, on_transition=lambda event: opened.set())
     policy = Policy.wrap(Retry(2, backoff=[0.01]), breaker, Timeout(0.2))

@@ -1,4 +1,4 @@
-"""`Once` on a real server, by the blocking client and by that of asyncio."""
+"""`Once` on a real server, with the blocking client and the asyncio one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def by_order(order: str, amount: int) -> str:
     return order
 
 
-def test_one_call_for_each_key(server: RedisServer) -> None:
+def test_once_makes_one_call_for_each_key(server: RedisServer) -> None:
     calls: list[str] = []
 
     def pay(order: str, amount: int) -> dict[str, int]:
@@ -50,7 +50,7 @@ def test_one_call_for_each_key(server: RedisServer) -> None:
         assert 55 < caught.value.retry_after <= 60
 
 
-def test_bytes_of_a_serializer_are_kept_as_well(server: RedisServer) -> None:
+def test_a_serializer_may_return_bytes(server: RedisServer) -> None:
     for decodes in (False, True):
         with redis.Redis.from_url(f"redis://127.0.0.1:{server.port}", decode_responses=decodes) as client:
             once = Once(client, key=lambda order: order, serializer=pickle, name=f"pickled-{decodes}")

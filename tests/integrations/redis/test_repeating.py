@@ -1,4 +1,4 @@
-"""What may be sent twice, and what is not."""
+"""Commands that are repeated after a failure, and commands that are not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.integrations.redis.server import RedisServer
 async def test_a_write_that_may_have_been_carried_out_is_not_repeated(
     side: Side, server: RedisServer, repeat_writes: Any, result: bytes
 ) -> None:
-    """A frozen server carries out later all that it was sent: INCR once, or as often as it was allowed."""
+    """A frozen server executes later all that it has received: one INCR, or two with `repeat_writes`."""
     client = side.client(Retry(2, backoff=[0]), repeat_writes=repeat_writes, **NO_HANDSHAKE, **QUICK)
     await warm(client)
     server.freeze()
@@ -32,10 +32,10 @@ async def test_a_write_that_may_have_been_carried_out_is_not_repeated(
 
 
 @pytest.mark.parametrize("transaction", [True, False])
-async def test_a_pipeline_is_repeated_only_if_all_of_it_may_be(
+async def test_a_pipeline_is_repeated_only_if_each_command_may_be(
     side: Side, server: RedisServer, transaction: bool
 ) -> None:
-    """Of reads, and writes that overwrite, yes; with one other write, no."""
+    """Reads and writes that overwrite may be."""
     count = Count()
     client = side.client(Policy.wrap(Retry(2, backoff=[0]), count), **QUICK)
     reads = client.pipeline(transaction=transaction).set("a", 1).get("a")
@@ -50,14 +50,14 @@ async def test_a_pipeline_is_repeated_only_if_all_of_it_may_be(
 
 
 async def test_a_write_that_was_not_sent_is_repeated(side: Side, server: RedisServer) -> None:
-    """A connection that could not be made, or was found dead before, says that nothing has been done."""
+    """An error of connecting, or a connection found dead before sending, proves that nothing was sent."""
     client = side.client(Retry(3, backoff=[0], on_retry=lambda event: server.start()))
     server.kill()
     assert await done(client.incr("n")) == 1
 
 
 async def test_a_write_that_was_refused_is_repeated(side: Side) -> None:
-    """A replica says that it has not done it; the next attempt connects anew, maybe to the new master."""
+    """A read-only replica has not executed it; the next attempt connects again, maybe to the new master."""
     admin = redis.Redis(port=side._port)
     admin.replicaof("127.0.0.1", 1)
     count = Count()
@@ -70,8 +70,8 @@ async def test_a_write_that_was_refused_is_repeated(side: Side) -> None:
     admin.close()
 
 
-async def test_a_write_that_was_answered_is_repeated_if_the_answer_does_not_do(side: Side) -> None:
-    """Then nothing is in doubt: it is what the policy asks for."""
+async def test_a_write_is_repeated_if_on_result_rejects_its_reply(side: Side) -> None:
+    """Its outcome is known, and the policy asks for the repeat."""
     client = side.client(Retry(5, on_result=lambda value: value < 3, backoff=[0]))
     assert await done(client.incr("n")) == 3
 
@@ -99,18 +99,17 @@ async def test_a_write_that_was_answered_is_repeated_if_the_answer_does_not_do(s
         ((b"GET", "a"), False),
     ],
 )
-def test_the_rule_of_what_may_be_repeated(command: tuple[Any, ...], may: bool) -> None:
-    """What has the same effect and the same answer; conditions, counts and what nobody knows are out."""
+def test_a_command_may_be_repeated_if_it_has_the_same_effect_and_reply(command: tuple[Any, ...], may: bool) -> None:
+    """Not one with a condition or a count, and no unknown one."""
     assert may_repeat(command, also_repeatable(False)) is may
     assert may_repeat(command, also_repeatable(True))
     assert may_repeat(command, also_repeatable(["incr"])) is (may or command[0] == "INCR")
 
 
-def test_no_command_in_the_table_writes_for_the_server_but_those_that_overwrite(server: RedisServer) -> None:
-    """The server's own flags agree with the table."""
+def test_repeatable_commands_read_or_overwrite_by_the_servers_flags(server: RedisServer) -> None:
     with redis.Redis(port=server.port) as client:
-        flags = {name.upper(): about["flags"] for name, about in client.command().items()}
+        flags = {name.upper(): details["flags"] for name, details in client.command().items()}
     writes = {name for name in REPEATABLE_COMMANDS if "write" in flags.get(name, ())}
     assert writes == set("EXPIRE EXPIREAT HMSET LSET MSET PEXPIRE PEXPIREAT PSETEX SET SETEX".split())
-    reads = {name for name, its in flags.items() if "readonly" in its} - {"XINFO", "MEMORY"}
+    reads = {name for name, values in flags.items() if "readonly" in values} - {"XINFO", "MEMORY"}
     assert reads - REPEATABLE_COMMANDS <= {"LOLWUT"}

@@ -1,4 +1,4 @@
-"""The object that redis-py calls its Retry."""
+"""The Retry objects for redis-py, which call the policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integrations.redis.server import RedisServer
 
 @pytest.mark.parametrize("kind", [PolicyRetry, AsyncPolicyRetry])
 def test_copies_share_the_policy(kind: type[PolicyRetry]) -> None:
-    """redis-py copies its Retry for every connection, deeply, and a breaker cannot be copied."""
+    """redis-py copies its Retry deeply for every connection, and a breaker cannot be copied."""
     retry = kind(CircuitBreaker(5))
     for copied in (copy.deepcopy(retry), copy.copy(retry)):
         assert copied.policy is retry.policy
@@ -30,12 +30,12 @@ def test_copies_share_the_policy(kind: type[PolicyRetry]) -> None:
         assert copy.deepcopy(copied) == copied
     assert retry != kind(CircuitBreaker(5))
     assert retry != kind(retry.policy, repeat_writes=True)
-    assert retry.get_retries() == 0  # none that redis-py would make by itself
+    assert retry.get_retries() == 0  # redis-py itself makes none
     assert repr(retry) == f"{kind.__name__}(CircuitBreaker())"
 
 
-def test_what_redis_py_calls_not_retryable_is_not() -> None:
-    """`is_retryable` is redis-py's own word, for errors that look like others: no disconnecting, no repetition."""
+def test_an_error_that_is_not_retryable_is_not_retried() -> None:
+    """`is_retryable` is redis-py's own test: such an error does not disconnect, and is not repeated."""
     failed: list[Exception] = []
     count = Count()
 
@@ -47,8 +47,8 @@ def test_what_redis_py_calls_not_retryable_is_not() -> None:
     assert (count.calls, failed) == (1, [])
 
 
-def test_fail_is_called_after_every_failed_attempt_with_their_number() -> None:
-    """Also after the last one; an error that redis-py does not support is no reason, until it is repeated."""
+def test_fail_is_called_after_every_failed_attempt_with_the_count() -> None:
+    """Also after the last one. An error that redis-py does not support counts only if the policy repeats it."""
     failed: list[tuple[str, int]] = []
     errors = iter([redis.ConnectionError("1"), ResponseError("2"), redis.TimeoutError("3"), ResponseError("4")])
 
@@ -63,8 +63,8 @@ def test_fail_is_called_after_every_failed_attempt_with_their_number() -> None:
     assert failed == [("1", 1), ("2", 2), ("3", 3)]
 
 
-def test_what_fail_raises_is_final_unless_it_could_not_connect() -> None:
-    """A `WatchError` ends it; a connection that cannot be made again is a failure like others."""
+def test_an_error_of_fail_is_final_unless_it_is_a_connection_error() -> None:
+    """A `WatchError` is; a connection that cannot be established is a failure like others."""
     raised = iter([redis.ConnectionError("still away"), WatchError("gone")])
 
     def do() -> None:
@@ -78,10 +78,8 @@ def test_what_fail_raises_is_final_unless_it_could_not_connect() -> None:
     assert next(raised, None) is None
 
 
-async def test_on_connections_of_other_classes_it_repeats_whatever_the_policy_says(
-    side: Side, server: RedisServer
-) -> None:
-    """Given to redis-py as its `retry=`: attempts are not squared, and a restart is survived."""
+async def test_on_unprotected_connections_it_repeats_as_the_policy_says(side: Side, server: RedisServer) -> None:
+    """If it is passed to redis-py as `retry=`: attempts do not multiply, and a restart of the server is survived."""
     count = Count()
     policy = Policy.wrap(Retry(3, backoff=[0]), count)
     client = side.client(retry=PolicyRetry(policy) if side.blocking else AsyncPolicyRetry(policy))
@@ -89,20 +87,20 @@ async def test_on_connections_of_other_classes_it_repeats_whatever_the_policy_sa
     count.calls = 0
     server.kill()
     await failure(redis.ConnectionError, lambda: client.incr("n"))
-    assert count.calls <= 6  # the pool's connecting, and the command, three times each
+    assert count.calls <= 6  # connecting of the pool, and the command, three times each
     server.start()
     assert await done(client.incr("n")) == 1
 
 
 def test_protecting_again_replaces_the_policy() -> None:
-    """And mixes nothing in twice."""
+    """The class of the connections is mixed in only once."""
     client = protect(protect(redis.Redis(), Retry(3)), Retry(5))
     assert repr(client.get_retry()) == "PolicyRetry(Retry(attempts=5))"
     assert client.connection_pool.connection_class.__mro__.count(redis.Connection) == 1
 
 
-def test_another_policy_inside_of_an_attempt_has_an_execution_of_its_own() -> None:
-    """Only what the same client asks for is a part of the attempt: a password may come from another redis."""
+def test_another_policy_in_an_attempt_has_its_own_execution() -> None:
+    """Only commands of the same client are a part of the attempt: a password may come from another redis."""
     inner, outer = Count(), Count()
 
     def unused(error: Exception) -> None:
@@ -116,30 +114,30 @@ def test_another_policy_inside_of_an_attempt_has_an_execution_of_its_own() -> No
     assert (outer.calls, inner.calls) == (1, 1)
 
 
-async def test_a_task_that_outlives_the_attempt_in_which_it_began_is_on_its_own() -> None:
-    """Its commands are executions like others."""
+async def test_commands_of_a_task_after_its_attempt_are_executions() -> None:
+    """A task may outlive the attempt in which it began."""
     count = Count()
     retry = AsyncPolicyRetry(count)
 
     async def nothing(error: Exception | None = None) -> None: ...
 
-    over = asyncio.Event()
+    attempt_is_over = asyncio.Event()
 
     async def later() -> None:
-        await over.wait()
+        await attempt_is_over.wait()
         await retry.call_with_retry(nothing, nothing)
 
     async def start() -> asyncio.Task[None]:
         return asyncio.create_task(later())
 
     task = await retry.call_with_retry(start, nothing)
-    over.set()
+    attempt_is_over.set()
     await task
     assert count.calls == 2
 
 
-async def test_a_timeout_that_is_not_ours_passes_unchanged() -> None:
-    """Also where there is a deadline."""
+async def test_a_timeout_error_of_another_source_is_raised_unchanged() -> None:
+    """Also with a deadline."""
 
     async def do() -> None:
         raise TimeoutError("its own")

@@ -366,7 +366,7 @@ def test_the_ratio_of_sent_requests_is_within_three_per_cent_of_k_in_the_long_ru
 
 @pytest.mark.slow
 def test_the_throttle_recovers_after_an_outage() -> None:
-    """At 90 % of the capacity and after two minutes: it sends a sixth in the outage, and recovers within a minute."""
+    """At 90 % of the capacity, after two minutes: it sends at most a sixth in the outage, and recovers in a minute."""
     traffic = throttled(AdaptiveThrottle(), 90.0, 400, lambda now: 0.0 if 120 <= now < 240 else 100.0)
     assert traffic.sent[23] < 15
     assert next(at for at in range(24, 40) if traffic.accepted[at] >= 81) <= 30

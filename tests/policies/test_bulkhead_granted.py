@@ -38,10 +38,10 @@ def test_a_waiter_whose_event_loop_ends_before_its_wake_up_releases_its_permit_o
     wait_until(lambda: bulkhead.stats().queued == 1)
     raised: list[str] = []
 
-    def late(it: Any) -> None:
+    def late(target: Any) -> None:
         thread.join(PATIENCE)
         try:
-            wake(it)
+            wake(target)
         except RuntimeError as error:
             raised.append(str(error))
             raise

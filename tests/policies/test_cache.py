@@ -110,11 +110,11 @@ def test_concurrent_callers_of_all_runtimes_share_one_call() -> None:
 def test_a_caller_that_missed_the_shared_call_finds_its_value() -> None:
     """It looked before the other caller stored the value, and became the leader after that call had ended."""
     cache = Cache(60, key=lambda *_: "same")
-    find, looks = cache._find, []
+    find, lookups = cache._find, []
 
     def found_by_another(key: Any) -> Any:
-        looks.append(key)
-        if len(looks) == 1:
+        lookups.append(key)
+        if len(lookups) == 1:
             cache._find = find  # type: ignore[method-assign]
             assert cache.call(lambda: "theirs") == "theirs"
             return None
@@ -256,8 +256,8 @@ def test_a_refresh_that_has_just_failed_is_not_repeated_at_once(clock: FakeClock
 
     class Store(dict[Any, Any]):
         def get(self, key: Any, default: Any = None) -> Any:
-            looks.append(key)
-            if len(looks) == 4:  # the second call looks once for the stale value, and once more before its refresh
+            lookups.append(key)
+            if len(lookups) == 4:  # the second call looks once for the stale value, and once more before its refresh
                 assert cache.call(failing) == 1
             return super().get(key, default)
 
@@ -265,7 +265,7 @@ def test_a_refresh_that_has_just_failed_is_not_repeated_at_once(clock: FakeClock
         called.append(1)
         raise Boom
 
-    looks: list[Any] = []
+    lookups: list[Any] = []
     called: list[int] = []
     cache = make_cache(stale=60, errors_ttl=5, store=Store())
     assert cache.call(int, 1) == 1
@@ -409,11 +409,11 @@ def test_replacing_a_value_evicts_no_other(clock: FakeClock) -> None:
 
 def test_a_used_entry_is_found_during_an_eviction() -> None:
     """A hit takes no lock: it may happen between any two steps of an eviction."""
-    cache, looks = Cache(60, max_size=2), []
+    cache, lookups = Cache(60, max_size=2), []
 
     class Recorded(OrderedDict[Any, Any]):
         def __delitem__(self, key: Any) -> None:
-            looks.append((key, often in self))
+            lookups.append((key, often in self))
             super().__delitem__(key)
 
     for number in (1, 1, 2):
@@ -421,7 +421,7 @@ def test_a_used_entry_is_found_during_an_eviction() -> None:
     often = (str, (1,))
     cache._entries = Recorded(cache._entries)
     cache.call(str, 3)
-    assert looks == [((str, (2,)), True)]
+    assert lookups == [((str, (2,)), True)]
 
 
 class Lossy(dict[Any, Any]):

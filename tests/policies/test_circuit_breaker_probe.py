@@ -13,7 +13,6 @@ import pytest
 from resilience import (
     CircuitBreaker,
     CircuitOpen,
-    ConsecutiveFailures,
     Context,
     Hedge,
     SlowRatio,
@@ -23,7 +22,6 @@ from resilience import (
 )
 from resilience.runtimes import lowering
 from resilience.runtimes.lowering import lower
-from resilience.state.circuit import Circuit, Closed, Probe
 from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails, works
@@ -427,7 +425,7 @@ def test_repr_and_description_name_the_probe() -> None:
     assert "probe=<function" in repr(breaker)
 
 
-# --- parts -------------------------------------------------------------------------------------------
+# --- run_within --------------------------------------------------------------------------------------
 
 
 async def test_run_within_cuts_a_function_off_in_any_runtime(world: World) -> None:
@@ -439,15 +437,3 @@ async def test_run_within_cuts_a_function_off_in_any_runtime(world: World) -> No
         await runtime.run_within(0.01, world.native(hang), "ping")
     assert (error.value.policy, error.value.timeout) == ("ping", 0.01)
     assert await runtime.run_within(5, world.native(Script("fine").function()), "ping") == "fine"
-
-
-def test_keep_slot_of_a_released_probe_does_nothing() -> None:
-    circuit = Circuit(ConsecutiveFailures(1), 10.0, 1, 1, 5.0, checks_first=True)
-    closed = circuit.period
-    assert isinstance(closed, Closed)
-    circuit.record(closed, "Boom: no", 0.0, 0.0)
-    probe, _ = circuit.admit(10.0)
-    assert isinstance(probe, Probe)
-    circuit.release(probe)
-    circuit.keep_slot(probe, 100.0)
-    assert not probe.period.probes

@@ -7,7 +7,6 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, cast
@@ -32,18 +31,12 @@ from resilience import (
 )
 from resilience.runtimes.workers import pool
 from resilience.testing import virtual_time
+from tests.callers import wait_until
 from tests.conftest import Virtual, World, drive, no_collector
 from tests.policies.hedges import Service
 from tests.policies.retries import Response
 
 variable: ContextVar[int] = ContextVar("variable", default=0)
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    end = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 # --- cancellation by the caller ----------------------------------------------------------------------

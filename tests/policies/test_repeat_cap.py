@@ -91,14 +91,12 @@ async def test_a_cap_holds_in_detached_blocks_and_for_explicit_contexts(world: W
     assert script.calls == 7
 
 
-async def test_a_cap_holds_for_its_context_in_another_thread(world: World, clock: FakeClock) -> None:
+def test_a_cap_holds_for_its_context_in_another_thread(threads: World, clock: FakeClock) -> None:
     """The thread has not inherited the context variables."""
     script = Script(Boom())
-    if not world.blocking:
-        return
 
     def fn(ctx: Context) -> None:
-        thread = threading.Thread(target=lambda: LAYER.capture(world.native(script.function()), ctx))
+        thread = threading.Thread(target=lambda: LAYER.capture(threads.native(script.function()), ctx))
         thread.start()
         thread.join()
 

@@ -472,7 +472,7 @@ async def test_an_eager_task_can_time_out(in_asyncio: World) -> None:
 async def test_a_timer_is_cancelled_when_its_call_ends(in_asyncio: World) -> None:
     """The task may run for longer than the limit."""
     for script in (Script("fine"), Script(Boom())):
-        await World("asyncio").attempt(Timeout(0.01), script.function())
+        await in_asyncio.attempt(Timeout(0.01), script.function())
     await asyncio.sleep(0.03)
 
 
@@ -481,11 +481,10 @@ async def test_a_timer_is_cancelled_when_its_call_ends(in_asyncio: World) -> Non
 
 async def test_outer_trio_scopes_that_expire_first_have_their_effect(in_trio: World) -> None:
     """`trio.fail_after` raises its own error, and `trio.move_on_after` continues."""
-    world = World("trio")
     with pytest.raises(trio.TooSlowError), trio.fail_after(0.01):
-        await Timeout(LONG).aexecute(hanging(world))
+        await Timeout(LONG).aexecute(hanging(in_trio))
     with trio.move_on_after(0.01) as scope:
-        await Timeout(LONG).aexecute(hanging(world))
+        await Timeout(LONG).aexecute(hanging(in_trio))
     assert scope.cancelled_caught
 
 

@@ -22,6 +22,9 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 WORLDS = ("threads", "asyncio", "trio")
 
+#: The environment of the examples, copied here because pytest changes its own while the threads of `runs` use it.
+INHERITED = {key: it for key, it in os.environ.items() if key not in {"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"}}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -40,13 +43,11 @@ class Run:
 
 
 def run(name: str, *arguments: str, patience: float = 60, **environment: str) -> Run:
-    terminal = {"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"}
-    inherited = {key: value for key, value in os.environ.items() if key not in terminal}
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
         cwd=ROOT,
-        env={**inherited, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **environment},
+        env={**INHERITED, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **environment},
         capture_output=True,
         encoding="utf-8",
         timeout=patience,

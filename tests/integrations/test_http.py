@@ -343,19 +343,3 @@ def test_a_file_is_rewound_when_no_attempt_reads_it() -> None:
     body.begin()
     file.close()
     assert body.is_being_read  # a closed file has no position, so that this is not known
-
-
-def test_a_retry_waits_as_long_as_a_transient_status_asks() -> None:
-    """With no configuration."""
-    waits: list[float] = []
-    once = TransientStatus("busy", status=429, retry_after=0.05)
-    answers = iter([once, "fine"])
-
-    def send(ctx: object) -> object:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    assert Retry(backoff=[0], on_retry=lambda event: waits.append(event.delay)).execute(send) == "fine"
-    assert waits == [0.05]

@@ -76,7 +76,7 @@ async def test_transient_statuses_are_retried(server: FlakyServer, client: HTTPC
 
 
 async def test_other_statuses_are_not_retried(server: FlakyServer, client: HTTPClient) -> None:
-    """A status that is not transient is a result. 500 is one by default, as it is as often a bug as an overload."""
+    """A status that is not transient is a result; 500 is one too, as it is as often a bug as an overload."""
     statuses = [200, 204, 304, 400, 404, 409, 500, 501]
     async with client.open() as send:
         for status in statuses:
@@ -105,9 +105,9 @@ async def test_a_retry_waits_as_long_as_the_server_asks(
     server: FlakyServer, client: HTTPClient, clock: FakeClock
 ) -> None:
     """The wait is the longer one of the backoff and what the server asks for."""
-    asked = [("retry-after-ms", "2500", 2.5), *(("Retry-After", *it) for it in (("2", 2.0), ("-5", 0), ("soon", 0)))]
+    cases = [("retry-after-ms", "2500", 2.5), *(("Retry-After", *it) for it in (("2", 2.0), ("-5", 0), ("soon", 0)))]
     async with client.open() as send:
-        for header, value, delay in asked:
+        for header, value, delay in cases:
             clock.sleeps.clear()
             assert (await send("GET", server.script("/", Answer(429, {header: value}), 200))).status == 200
             assert sum(clock.sleeps) == delay
@@ -333,7 +333,7 @@ async def test_a_redirect_does_not_send_a_one_shot_body_again(server: FlakyServe
     assert [(it.path, it.body) for it in server.requests] == [("/from", b"once")]
 
 
-async def test_each_hop_of_a_redirect_has_attempts_of_its_own(server: FlakyServer, client: HTTPClient) -> None:
+async def test_each_hop_of_a_redirect_has_its_own_attempts(server: FlakyServer, client: HTTPClient) -> None:
     """A file is rewound for each hop if the client itself does so, and the headers stay."""
     server.script("/from", 503, Answer(307, {"Location": "/to"}))
     server.script("/to", 503, Answer(body=b"there"))

@@ -132,8 +132,8 @@ def test_limits_are_read_from_headers(headers: dict[str, str], expected: Any) ->
     ],
 )
 def test_the_instant_of_a_reset_is_converted_to_seconds(make: Callable[[], dict[str, str]], expected: Any) -> None:
-    said = learned(make())
-    assert said == (expected if expected is None else pytest.approx(expected, abs=1.5))
+    limits = learned(make())
+    assert limits == (expected if expected is None else pytest.approx(expected, abs=1.5))
 
 
 _NAMES = ["RateLimit", "RateLimit-Policy", *openai_headers("tokens", 0, ""), *anthropic_headers("requests", 0, "")]
@@ -143,11 +143,11 @@ _TEXTS = st.text(st.sampled_from('0123456789.-+:TZ";=,rtqwu msh\n\u0660\u00e9\x0
 
 @given(st.dictionaries(st.sampled_from(_NAMES), _TEXTS))
 def test_any_header_is_parsed_as_numbers_or_nothing(headers: dict[str, str]) -> None:
-    said = learned(headers)
-    if said is not None:
-        RateLimiter(1).learn(*said)
-        assert said[0] >= 0
-        assert said[1] > 0
+    limits = learned(headers)
+    if limits is not None:
+        RateLimiter(1).learn(*limits)
+        assert limits[0] >= 0
+        assert limits[1] > 0
 
 
 def test_a_hostile_header_is_parsed_in_linear_time() -> None:
@@ -196,11 +196,11 @@ def test_a_policy_that_has_obeyed_headers_can_be_collected(make: Callable[[], Po
 @pytest.mark.parametrize("status", [200, 429])
 def test_a_limiter_of_a_key_obeys_the_responses_of_that_key(status: int) -> None:
     """And of no other key. `key` is called once for each call, as it may take turns."""
-    asked: list[str] = []
+    keys: list[str] = []
 
     def key(ctx: Context) -> str:
-        asked.append(ctx.properties["tenant"])
-        return asked[-1]
+        keys.append(ctx.properties["tenant"])
+        return keys[-1]
 
     def handler(request: httpx.Request) -> httpx.Response:
         left = "0" if request.headers["tenant"] == "spent" else "50"
@@ -216,7 +216,7 @@ def test_a_limiter_of_a_key_obeys_the_responses_of_that_key(status: int) -> None
             Retry(1).execute(ask, Context(properties={"tenant": tenant}))
         closed = {name: limiter.stats().next_turn for name, limiter in limiters_of(tenants).items()}
         assert closed == {"rich": 0, "spent": 30}
-    assert asked == ["rich", "spent"]
+    assert keys == ["rich", "spent"]
 
 
 def limiters_of(keyed: Keyed) -> dict[Any, RateLimiter]:

@@ -27,12 +27,11 @@ from tests.integrations.upload_bodies import SlowFile
 # --- what may be sent again -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("proxies", [{}, {"http": unused_url()}])
-def test_a_post_is_tried_again_if_there_was_no_connection(session: Make, proxies: dict[str, str]) -> None:
-    """Also through a proxy; its generator is unread."""
+def test_a_post_is_tried_again_if_there_was_no_connection_to_the_proxy(session: Make) -> None:
+    """Its generator is unread."""
     body = (it for it in [b"order"])
     with pytest.raises(requests.ConnectionError) as caught:
-        session().post(unused_url(), data=body, proxies=proxies)
+        session().post(unused_url(), data=body, proxies={"http": unused_url()})
     assert "3 attempts" in notes_of(caught.value)
     assert list(body) == [b"order"]
 
@@ -78,12 +77,9 @@ class Reiterable:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"data": b"bytes"}, b"bytes"),
-        ({"data": "text"}, b"text"),
         ({"data": {"a": "1"}}, b"a=1"),
         ({"json": [1]}, b"[1]"),
         ({"data": bytearray(b"array")}, b"array"),
-        ({"data": io.BytesIO(b"file")}, b"file"),
         ({"data": Reiterable()}, b"in pieces"),
     ],
     ids=lambda it: "" if isinstance(it, bytes) else " ".join(it or ()),

@@ -142,7 +142,7 @@ def test_a_coroutine_function_may_return_items() -> None:
     assert asyncio.run(consume()) == ["a", "b"]
 
 
-def test_items_end() -> None:
+def test_a_stream_of_items_ends() -> None:
     assert list(Retry().streaming().call(script(items("a", "b")))) == ["a", "b"]
 
 

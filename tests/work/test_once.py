@@ -241,8 +241,9 @@ def test_a_cancelled_holder_keeps_its_claim() -> None:
         asyncio.run(main())
 
 
-def test_results_are_stored_with_the_serializer() -> None:
-    once = Once({}, key=by_order, serializer=pickle, payload=lambda order: {"order": order})
+def test_results_are_stored_with_the_serializer(store: Any) -> None:
+    """It may return text or bytes."""
+    once = Once(store, key=by_order, serializer=pickle, payload=lambda order: {"order": order})
     assert [once.call(lambda order: {1, 2}, "a") for _ in range(2)] == [{1, 2}] * 2
     with pytest.raises(TypeError, match="not JSON serializable"):
         Once({}, key=by_order).call(lambda order: {1, 2}, "a")
@@ -357,11 +358,6 @@ def test_two_processes_can_create_the_table_at_the_same_time(tmp_path: Path, mon
     monkeypatch.setattr(claims, "_bound", overtaken)
     assert Once(late, key=by_order).call(str.lower, "a") == "A"
     assert overtaken_by == [1]
-
-
-def test_a_serializer_may_return_bytes(tmp_path: Path) -> None:
-    once = Once(lambda: sqlite3.connect(tmp_path / "once.db"), key=by_order, serializer=pickle)
-    assert [once.call(lambda order: {1, 2}, "a") for _ in range(2)] == [{1, 2}] * 2
 
 
 def test_expired_entries_are_removed_from_memory(clocks: FakeClock) -> None:

@@ -110,12 +110,14 @@ def test_a_task_that_keeps_failing_is_parked_and_the_others_continue(heard: list
 
     async def main() -> None:
         bad, good = Task(*[0] * 100), Task(0, 500)
-        async with Supervisor(restart=Constant(1), max_restarts=3, within=60, on_parked=reports, name="feeds") as it:
-            it.start_soon(bad, name="bad")
-            it.start_soon(good, name="good")
+        async with Supervisor(
+            restart=Constant(1), max_restarts=3, within=60, on_parked=reports, name="feeds"
+        ) as supervisor:
+            supervisor.start_soon(bad, name="bad")
+            supervisor.start_soon(good, name="good")
         assert len(bad.began) == 4
         assert good.pauses == [1, 501]
-        assert it.parked == ("bad",)
+        assert supervisor.parked == ("bad",)
 
     in_virtual_asyncio(main)
     [event] = parked

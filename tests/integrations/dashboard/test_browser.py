@@ -43,7 +43,7 @@ def test_the_page_shows_an_opening_circuit_without_a_reload(tmp_path: Path) -> N
     pipeline = Policy.wrap(Fallback("x"), breaker, bulkhead, name=f"shop {MARKUP}")
 
     async def main(open: Callable[..., Any]) -> None:
-        page = await open(it.url)
+        page = await open(server.url)
         await page.until("document.querySelector('.card[data-state=closed]') !== null")
         await page.until("document.getElementById('link-text').textContent === 'live'")
         assert await page.value("document.getElementById('summary').textContent") == "The circuit is closed"
@@ -66,7 +66,7 @@ def test_the_page_shows_an_opening_circuit_without_a_reload(tmp_path: Path) -> N
         assert await page.value("document.images.length") == 0
         assert await page.value("window.stays") is True
 
-    with served(pipeline, title="shop & co") as it:
+    with served(pipeline, title="shop & co") as server:
         in_browser(tmp_path, main)
 
 
@@ -119,7 +119,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Any:
     found: dict[tuple[int, bool], tuple[int, int]] = {}
 
     async def main(open: Callable[..., Any]) -> None:
-        page = await open(it.url)
+        page = await open(server.url)
         pipeline.capture(fail())
         CircuitBreaker(1, name="breaker").capture(lambda ctx: 1 / 0)
         await page.until("document.querySelectorAll('.row').length > 0")
@@ -130,6 +130,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Any:
                 colour = await page.value("getComputedStyle(document.documentElement).backgroundColor")
                 found[width, dark] = wide, int(colour.removeprefix("rgb(").split(",")[0])
 
-    with served(pipeline, title=long) as it:
+    with served(pipeline, title=long) as server:
         in_browser(tmp_path_factory.mktemp("profile"), main)
     return lambda width, dark: found[width, dark]

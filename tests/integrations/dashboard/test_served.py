@@ -46,36 +46,36 @@ def updates(url: str) -> Iterator[Iterator[Any]]:
 @pytest.mark.parametrize("method", ["POST", "DELETE", "OPTIONS"])
 def test_a_refusal_has_a_body_that_says_why(method: str) -> None:
     """The body is complete: a server closes the connection if it is shorter than its header says."""
-    with served() as it:
-        response = get(it.url, method)
+    with served() as server:
+        response = get(server.url, method)
         assert (response.status_code, response.text) == (405, "the dashboard is read-only\n")
-        response = get(it.url, method, host="evil.example")
+        response = get(server.url, method, host="evil.example")
         assert (response.status_code, response.text) == (421, "this host name is not one of allowed_hosts\n")
 
 
 def test_it_is_served_on_the_loopback_address() -> None:
     """Under its names, in a daemon thread that ends with `close`."""
     breaker = CircuitBreaker(name="db")
-    with served(breaker) as it:
-        assert it.url.startswith("http://127.0.0.1:")
-        assert repr(it) == f"<dashboard at {it.url}>"
-        port = urlsplit(it.url).port
-        assert get(it.url).status_code == 200
+    with served(breaker) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        assert repr(server) == f"<dashboard at {server.url}>"
+        port = urlsplit(server.url).port
+        assert get(server.url).status_code == 200
         assert get(f"http://localhost:{port}/state").json()["now"]["circuits"][0]["name"] == "db"
-        assert get(it.url, Host="rebound.example").status_code == 421
+        assert get(server.url, Host="rebound.example").status_code == 421
         (thread,) = [it for it in threading.enumerate() if it.name == "resilience-dashboard"]
         assert thread.daemon
     assert not thread.is_alive()
-    it.close()  # again
+    server.close()  # again
     with pytest.raises(httpx.ConnectError):
-        get(it.url)
+        get(server.url)
     assert not is_subscribed(events.CircuitChanged)
 
 
 def test_a_stream_continues_over_a_real_connection() -> None:
     """An update follows when a circuit opens."""
     breaker = CircuitBreaker(1, name="db")
-    with served(breaker) as it, updates(it.url) as stream:
+    with served(breaker) as server, updates(server.url) as stream:
         assert next(stream)["now"]["circuits"][0]["state"] == "closed"
         breaker.capture(fail())
         states = [next(update for update in stream if update["rows"])["rows"][0]["kind"]]
@@ -121,11 +121,11 @@ def test_an_address_in_use_is_an_error_in_the_caller() -> None:
 
 
 def test_the_address_and_the_host_names_can_be_set() -> None:
-    with served(host="127.0.0.2") as it:
-        assert get(it.url).status_code == 200
-    with served(allowed_hosts=["dashboard.internal"]) as it:
-        assert get(it.url).status_code == 421
-        assert get(it.url, Host="dashboard.internal").status_code == 200
+    with served(host="127.0.0.2") as server:
+        assert get(server.url).status_code == 200
+    with served(allowed_hosts=["dashboard.internal"]) as server:
+        assert get(server.url).status_code == 421
+        assert get(server.url, Host="dashboard.internal").status_code == 200
 
 
 async def test_aserve_runs_until_it_is_cancelled(tasks_world: World) -> None:

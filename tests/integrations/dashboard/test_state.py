@@ -187,11 +187,11 @@ def test_a_dashboard_may_be_collected_while_an_event_is_reported(caplog: pytest.
     unsubscribe = events.subscribe(drop, events.CallRejected)
     try:
         apps.append(Dashboard(breaker))
-        gone = weakref.ref(apps[0])
+        reference = weakref.ref(apps[0])
         breaker.capture(fail())
     finally:
         unsubscribe()
-    assert gone() is None
+    assert reference() is None
     assert caplog.records == []
 
 

@@ -52,19 +52,19 @@ class TestBlocking:
     def test_a_stream_of_requests_may_depend_on_the_replies(self, channel: Any, dependency: Dependency) -> None:
         """The policy does not wait for the first reply."""
         dependency.steps = [b"echo"]
-        asked: list[bytes] = [b"a", b"b"]
-        said = threading.Semaphore(1)
+        sent: list[bytes] = [b"a", b"b"]
+        may_send = threading.Semaphore(1)
 
         def requests() -> Iterator[bytes]:
-            for each in asked:
-                assert said.acquire(timeout=PATIENCE)
-                yield each
+            for request in sent:
+                assert may_send.acquire(timeout=PATIENCE)
+                yield request
 
-        heard = []
+        received = []
         for reply in channel.stream_stream("/test.Test/Chat")(requests()):
-            heard.append(reply)
-            said.release()
-        assert heard == asked
+            received.append(reply)
+            may_send.release()
+        assert received == sent
 
     def test_a_discarded_stream_is_cancelled(self, target: str, dependency: Dependency) -> None:
         """Retry closes the result that it discards."""

@@ -140,8 +140,6 @@ class Reader:
 
 
 BODIES = {
-    "bytes": lambda: {"content": b"payload"},
-    "text": lambda: {"content": "payload"},
     "json": lambda: {"json": {"p": "payload"}},
     "form": lambda: {"data": {"p": "payload"}},
     "multipart": lambda: {"files": {"p": ("p.txt", b"payload")}, "data": {"a": "b"}},

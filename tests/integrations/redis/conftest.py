@@ -11,17 +11,17 @@ from tests.integrations.redis.server import RedisServer
 
 
 @pytest.fixture(scope="package")
-def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
 
 
 @pytest.fixture
-def server(one_server: RedisServer) -> RedisServer:
+def server(shared_server: RedisServer) -> RedisServer:
     """A running, empty server, regardless of the previous test."""
-    one_server.refresh()
-    return one_server
+    shared_server.refresh()
+    return shared_server
 
 
 @pytest.fixture(params=["threads", "asyncio"])

@@ -107,8 +107,8 @@ def test_another_policy_in_an_attempt_has_its_own_execution() -> None:
         pytest.fail("nothing has failed")
 
     def do() -> str:
-        asked = PolicyRetry(outer).call_with_retry(lambda: "a part", unused)
-        return asked + PolicyRetry(inner).call_with_retry(lambda: ", and another", unused)
+        first = PolicyRetry(outer).call_with_retry(lambda: "a part", unused)
+        return first + PolicyRetry(inner).call_with_retry(lambda: ", and another", unused)
 
     assert PolicyRetry(outer).call_with_retry(do, unused) == "a part, and another"
     assert (outer.calls, inner.calls) == (1, 1)

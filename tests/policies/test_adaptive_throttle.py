@@ -359,7 +359,7 @@ def test_about_k_requests_are_sent_for_each_accepted_one() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("k", "demand"), [(1.1, 400.0), (1.5, 200.0), (2.0, 1000.0)])
 def test_the_ratio_of_sent_requests_is_within_three_per_cent_of_k_in_the_long_run(k: float, demand: float) -> None:
-    """At any demand, here from 2 to 10 times the capacity."""
+    """The demand here is 2 to 10 times the capacity."""
     traffic = throttled(AdaptiveThrottle(k, most=1.0), demand, seconds=400)
     assert traffic.sent_for_each_accepted(since=250) == pytest.approx(min(k, demand / 100), rel=0.03)
 

@@ -191,7 +191,7 @@ def test_errors_and_events_of_a_wait_contain_its_length_and_its_cause() -> None:
 
 @pytest.mark.parametrize(("limit", "message"), [(1, "1 call is running"), (2, "2 calls are running")])
 def test_the_error_of_a_refusal_contains_the_number_of_running_calls(limit: int, message: str) -> None:
-    """In the message and as attributes."""
+    """The message and the attributes do."""
     bulkhead = Bulkhead(limit)
     with ExitStack() as inside:
         for _ in range(limit):

@@ -32,7 +32,7 @@ async def slot_of(world: World, bulkhead: Bulkhead) -> Any:
 
 
 async def test_a_slot_holds_a_permit_until_its_block_ends(world: World) -> None:
-    """Whether the block returns or raises. Further calls and slots are refused."""
+    """The block may return or raise. Meanwhile further calls and slots are refused."""
     bulkhead = Bulkhead(1)
 
     async with slot_of(world, bulkhead):

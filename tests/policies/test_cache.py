@@ -252,7 +252,7 @@ async def test_other_callers_get_the_stale_value_during_a_refresh(tasks_world: W
 
 
 def test_a_refresh_that_has_just_failed_is_not_repeated_at_once(clock: FakeClock) -> None:
-    """Not even by a caller that found the stale value before that failure."""
+    """A caller that found the stale value before that failure does not repeat it either."""
 
     class Store(dict[Any, Any]):
         def get(self, key: Any, default: Any = None) -> Any:
@@ -387,7 +387,7 @@ async def test_a_kept_error_does_not_replace_a_stale_value(world: World, clock: 
 
 
 def test_the_size_is_bounded_and_used_entries_are_kept() -> None:
-    """Beside those, the newest entries are."""
+    """Apart from them, the newest entries are."""
     cache = Cache(60, max_size=100)
     cache.call(str, "often")
     for number in range(1000):

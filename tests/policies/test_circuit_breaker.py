@@ -51,7 +51,7 @@ REJECTIONS = [
 
 @pytest.mark.parametrize("error", REJECTIONS, ids=lambda error: type(error).__name__)
 async def test_rejections_and_exceeded_deadlines_neither_count_nor_end_a_row(world: World, error: Exception) -> None:
-    """Unless they are in `on`: they say nothing about the dependency."""
+    """They say nothing about the dependency, unless they are in `on`."""
     breaker = CircuitBreaker(2)
 
     await fails(world, breaker)

@@ -57,11 +57,11 @@ async def test_the_probe_runs_before_the_first_call_after_the_open_period(world:
     assert probe.calls == 1
 
 
-@pytest.mark.parametrize("step", [Boom("still down"), False], ids=repr)
+@pytest.mark.parametrize("step", [Boom("still down"), KeyError("other"), False], ids=repr)
 async def test_a_probe_that_fails_opens_the_circuit_again_and_no_call_is_made(
     world: World, clock: FakeClock, step: Any
 ) -> None:
-    """Even if the error is not in `on`, which holds for calls."""
+    """A result of False and an error that is not in `on` are failures, too: `on` holds for calls only."""
     breaker, probe = probing(world, step, None, on=(Boom, ConnectionError))
     await fails(world, breaker)
     clock.advance(10)
@@ -360,7 +360,7 @@ async def test_the_probe_runs_before_the_first_block_after_the_open_period(world
 
 @pytest.mark.parametrize("limit", [None, 1.0, 50.0])
 def test_the_probe_runs_before_the_first_stream_after_the_open_period(limit: float | None, clock: FakeClock) -> None:
-    """With and without an outer Timeout."""
+    """It does so with and without an outer Timeout."""
     calls: list[int] = []
 
     def ping() -> None:

@@ -83,7 +83,7 @@ def test_a_listener_may_make_a_call_under_the_breaker(threads: World, clock: Fak
 
 @pytest.mark.parametrize("where", ["on", "ignore", "on_result", "str"])
 def test_predicates_and_messages_run_outside_the_lock(where: str) -> None:
-    """So is `__str__` of a failure. Each of them waits here for a thread that uses the breaker."""
+    """Here each of them waits for another thread that uses the breaker."""
     free: list[bool] = []
 
     def use_breaker(value: object = None) -> bool:

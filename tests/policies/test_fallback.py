@@ -108,7 +108,7 @@ async def test_an_asynchronous_handler_is_awaited_in_its_context(tasks_world: Wo
 
 
 async def test_the_awaitable_result_of_a_plain_handler_is_awaited(tasks_world: World) -> None:
-    """Such as a lambda around an asynchronous method."""
+    """The handler may be a lambda around an asynchronous method."""
 
     async def fetch() -> str:
         await anyio.sleep(0)
@@ -140,7 +140,7 @@ async def test_the_handler_can_raise_the_original_again(world: World) -> None:
 
 
 async def test_an_error_of_the_handler_is_not_handled_again(world: World) -> None:
-    """Not even if it is in `on`."""
+    """It is raised even if it is in `on`."""
     calls: list[int] = []
 
     def handler(failure: Any, ctx: Context) -> Any:

@@ -147,7 +147,7 @@ async def test_the_response_of_a_discarded_failure_is_closed(anywhere: Virtual) 
 
 
 async def test_eager_begins_the_next_attempt_as_soon_as_one_has_failed(anywhere: Virtual) -> None:
-    """At most `hedges` of them."""
+    """At most `hedges` further attempts are made."""
     service = Service(anywhere, (0.05, Boom("a")), (0.05, Boom("b")), (0.05, "third"))
     assert await service.under(Hedge(10, hedges=2, on=Boom, eager=True)) == ("third", 0.15)
     service = Service(anywhere, (0.05, Boom("a")), (0.05, Boom("b")))
@@ -186,7 +186,7 @@ async def test_a_failure_that_refuses_notes_is_raised_without_one(anywhere: Virt
 
 
 async def test_a_bad_result_adds_nothing_to_the_budget(anywhere: Virtual) -> None:
-    """Neither with an observed delay nor with a fixed one."""
+    """The delay may be observed or fixed."""
     budget, response = RetryBudget(1.0, saved=1), Response()
     budget.withdraw()
     for delay in (Quantile(), 60):

@@ -101,7 +101,7 @@ def test_two_per_cent_more_requests_cut_off_the_tail_of_latencies() -> None:
 
 
 def test_the_budget_bounds_the_hedges_of_a_delay_below_the_latency() -> None:
-    """By default ten, and a tenth of the calls; without a budget every call is hedged."""
+    """The default budget pays for ten, and a tenth of the calls; without a budget every call is hedged."""
     _, load = calls_under(Hedge(0.01), lambda rng: 0.05, 500)
     assert (load - 1) * 500 == pytest.approx(10 + 0.1 * 500, abs=1)
     _, load = calls_under(Hedge(0.01, budget=None), lambda rng: 0.05, 500)

@@ -474,7 +474,7 @@ async def test_an_error_that_a_loser_raises_on_cancellation_is_ignored(anywhere:
 
 
 def test_a_stop_iteration_is_raised_unchanged(threads: World) -> None:
-    """Of a call with a delay, of one whose delay is not known yet, and where it is in `on`."""
+    """This holds with a delay, without a known delay, and if it is in `on`."""
 
     def fn(ctx: Context) -> int:
         raise StopIteration(5)

@@ -56,7 +56,7 @@ def expected_course(
 def test_a_hedged_call_agrees_with_the_model(
     name: str, steps: list[tuple[float, str]], delay: int, hedges: int, eager: bool, limit: int
 ) -> None:
-    """Also if an outer limit cuts it off; then no permit is held."""
+    """An outer limit may cut it off; then no permit is held."""
     ends: list[Any] = [
         {POOR: POOR, FAILED: Boom(number), REFUSED: BulkheadFull(str(number)), FATAL: LookupError(number)}.get(
             end, number

@@ -102,7 +102,7 @@ async def test_calls_under_an_isolated_circuit_are_admitted_and_reported(world: 
 
 
 async def test_results_under_an_open_circuit_do_not_count_in_the_next_window(world: World, clock: FakeClock) -> None:
-    """Nor do those from before the opening, so that the circuit does not open again at once."""
+    """Those from before the opening do not count either, so that the circuit does not open again at once."""
     breaker = CircuitBreaker(
         FailureRatio(0.5, min_calls=4), open_for=30, observe_only=True, on_result=lambda it: it == "bad"
     )

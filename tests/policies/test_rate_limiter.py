@@ -125,7 +125,7 @@ async def test_calls_beyond_the_burst_wait_and_begin_at_the_rate(world: World, v
 
 
 def test_several_rates_hold_at_the_same_time() -> None:
-    """At most one call in each half second, and three in any four seconds."""
+    """Here at most one call begins in each half second, and at most three begin in any four seconds."""
     arrivals = Arrivals(RateLimiter(Rate(2, burst=1), Rate(3, per=4))).at(0, *"abcde").run()
     assert arrivals.began == {"a": 0, "b": 0.5, "c": 1, "d": 4, "e": 4.5}
 
@@ -358,7 +358,7 @@ def test_the_quota_is_read_from_results() -> None:
 
 
 def test_actual_use_is_charged_or_credited_after_the_call() -> None:
-    """60 calls and 1,000 tokens a minute: estimated before the call, corrected after it."""
+    """A limit of 1,000 tokens a minute is charged by an estimate before the call, which is corrected after it."""
 
     def used(tokens: float) -> Any:
         return lambda ctx: tokens
@@ -574,7 +574,7 @@ def test_a_waiting_task_of_an_ended_trio_run_leaves_the_queue() -> None:
 
 
 async def test_errors_and_refusals_leave_no_reference_cycle(world: World, virtual: VirtualClock) -> None:
-    """Of calls that failed, with and without a wait, and of calls that were refused, at once and later."""
+    """The calls here fail with and without a wait, or are refused at once or later."""
     left: list[Any] = []
 
     async def fn(ctx: Context) -> None:

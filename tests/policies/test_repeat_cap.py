@@ -35,7 +35,7 @@ async def calls_through_layers(world: World, *around: Policy[Any], inner: Policy
 
 
 async def test_a_cap_bounds_the_repeats_of_all_layers(world: World, clock: FakeClock) -> None:
-    """With three attempts in each of three layers: 27 calls, and 1 + 2 under a cap of 2."""
+    """Three attempts in each of three layers are 27 calls, and 1 + 2 under a cap of 2."""
     assert await calls_through_layers(world, Retry(1)) == 27
     assert await calls_through_layers(world, RepeatCap(2)) == 3
     assert await calls_through_layers(world, RepeatCap(0)) == 1

@@ -92,7 +92,7 @@ async def test_an_unhandled_exception_is_raised_at_once_and_unchanged(world: Wor
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
 async def test_a_base_exception_is_raised_at_once(threads: World, clock: FakeClock, kind: type[BaseException]) -> None:
-    """Also if `on` contains it."""
+    """This holds even if it is in `on`."""
     error = await failing(threads, Retry(on=BaseException, backoff=[0]), [kind()], kind)
     assert error.numbers == [1]
 
@@ -101,7 +101,7 @@ async def test_a_base_exception_is_raised_at_once(threads: World, clock: FakeClo
 
 
 async def test_break_leaves_the_block(world: World, clock: FakeClock) -> None:
-    """Inside and outside the `with`; the context of the attempt is left, too."""
+    """It may stand inside or outside the `with`; the context of the attempt is left, too."""
     numbers: list[int] = []
     for where in ("inside", "outside"):
         retry = Retry(9, on=Boom, backoff=[1])
@@ -324,7 +324,7 @@ async def test_each_loop_has_a_schedule_of_its_own(world: World, clock: FakeCloc
 
 
 def test_nested_loops_count_separately(threads: World, clock: FakeClock) -> None:
-    """Also if both are of the same policy."""
+    """This holds even if both are of the same policy."""
     retry = Retry(2, on=Boom, backoff=[0])
     numbers: list[tuple[int, int]] = []
     with pytest.raises(Boom):

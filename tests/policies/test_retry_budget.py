@@ -124,7 +124,7 @@ async def test_a_retry_that_is_too_late_after_its_wait_is_refunded(
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_retry_that_is_cancelled_during_its_wait_is_refunded(backend: str) -> None:
-    """In a call and in a block."""
+    """This holds for a call and for a block."""
     budget = RetryBudget(0, saved=5)
     retry = Retry(5, on=Boom, backoff=[60], budget=budget)
 
@@ -144,7 +144,7 @@ def test_a_retry_that_is_cancelled_during_its_wait_is_refunded(backend: str) -> 
 
 
 async def test_an_attempt_that_was_made_is_not_refunded(world: World, clock: FakeClock) -> None:
-    """Even if it ends with an unhandled error or at a deadline."""
+    """It may end with an unhandled error or at a deadline."""
     for last in (ValueError(), DeadlineExceeded("late"), Boom()):
         budget = RetryBudget(0, saved=1)
         await run(world, Retry(2, on=Boom, backoff=[0], budget=budget), Script(Boom(), last))

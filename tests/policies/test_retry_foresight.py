@@ -200,7 +200,7 @@ async def test_a_refusal_in_a_retried_block_has_a_note_about_the_failures(world:
 
 
 async def test_a_refusal_of_a_circuit_that_opens_during_the_wait_has_a_note(world: World, clock: FakeClock) -> None:
-    """Although that refusal is constructed without `__init__`."""
+    """That refusal is constructed without `__init__`."""
     breaker = CircuitBreaker(5, open_for=30)
     failed = Boom("reset")
     retry = Retry(5, on=Boom, backoff=[1], on_retry=lambda event: breaker.isolate())

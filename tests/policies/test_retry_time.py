@@ -138,7 +138,7 @@ async def test_a_bad_result_is_returned_at_once_if_the_wait_does_not_fit(world: 
 
 
 async def test_no_attempt_starts_if_the_deadline_passed_during_the_last_one(world: World, clock: FakeClock) -> None:
-    """Not even without a wait."""
+    """This holds even without a wait."""
     calls: list[int] = []
 
     async def slow(ctx: Context) -> None:
@@ -183,14 +183,14 @@ async def test_the_wall_clock_is_never_read(world: World, clock: FakeClock, monk
 
 
 async def test_the_default_backoff_is_exponential_with_full_jitter(world: World, clock: FakeClock) -> None:
-    """From 0.1 s, doubling, at most 10 s."""
+    """The bound of the jitter begins at 0.1 s and doubles up to 10 s."""
     generator = random.Random(42)
     await run(world, Retry(12, on=Boom, rng=random.Random(42)), Script(Boom()))
     assert clock.sleeps == [generator.uniform(0, min(10.0, 0.1 * 2**n)) for n in range(11)]
 
 
 async def test_no_delay_is_drawn_without_a_wait(world: World, clock: FakeClock) -> None:
-    """Neither for a call that succeeds, nor after the last attempt."""
+    """A call that succeeds and a last attempt draw none."""
     draws: list[float] = []
 
     def schedule() -> Iterator[float]:
@@ -270,7 +270,7 @@ class Once(Exception):
 
 
 async def test_an_error_with_repeatable_false_is_not_retried(world: World, clock: FakeClock) -> None:
-    """Even if it is in `on`: the call may have been carried out. The event gives the reason."""
+    """It may be in `on`: the call may have been carried out. The event gives the reason."""
     error, received = Once(repeatable=False), []
     retry = Policy.wrap(Retry(5, on=Exception, retry_after=False), listeners=[received.append])
     script = Script(error)

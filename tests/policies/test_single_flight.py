@@ -415,7 +415,7 @@ async def test_a_cancelled_follower_leaves_the_flight_unaffected(in_asyncio: Wor
 
 
 def test_calls_of_one_key_never_overlap() -> None:
-    """In ten threads and two event loops, 40 calls each; each caller that made no call shared one."""
+    """Ten threads and two event loops make 40 calls each; each caller that made no call shared one."""
     flight, inside, most, calls, results = SingleFlight(key=same_key), [0], [0], [], []
 
     def enter() -> int:
@@ -498,7 +498,7 @@ def test_a_single_flight_cannot_be_copied_and_is_described() -> None:
 
 
 async def test_a_failed_flight_leaves_no_reference_cycle(world: World) -> None:
-    """Neither that of the leader nor, in asyncio, those of followers."""
+    """This holds for the leader and, in asyncio, for followers."""
     watched = Watched()
     flight = SingleFlight(key=lambda *_: "same")
     with no_collector():
@@ -520,7 +520,7 @@ async def test_a_failed_flight_leaves_no_reference_cycle(world: World) -> None:
 
 
 async def test_a_task_that_outlives_its_flight_keeps_neither_results_nor_earlier_flights(in_asyncio: World) -> None:
-    """Also where each call starts a task that makes the next call."""
+    """In the second part each call starts a task that makes the next call."""
     watched, flight, inside, done = Watched(), SingleFlight(key=same_key), [], asyncio.Event()
 
     async def fetch(generation: int) -> Heavy:

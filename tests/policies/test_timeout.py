@@ -41,7 +41,7 @@ async def test_the_result_or_error_of_a_call_within_its_limit_is_unchanged(world
 
 @pytest.mark.parametrize("seconds", [SHORT, timedelta(milliseconds=20)])
 async def test_a_call_beyond_its_limit_raises_timeout_exceeded(world: World, seconds: Any) -> None:
-    """Not before the limit, and long before the end of the call."""
+    """It is raised at the limit, long before the end of the call."""
     with Stopwatch() as took:
         error = await world.attempt(Timeout(seconds, name="quick"), hanging(world))
     assert type(error) is TimeoutExceeded

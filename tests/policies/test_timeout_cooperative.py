@@ -123,7 +123,7 @@ def test_deadline_exceeded_carries_the_time_that_was_left(late: float, left: flo
 def test_a_base_exception_is_never_replaced_by_a_warning(
     threads: World, clock: FakeClock, kind: type[BaseException]
 ) -> None:
-    """Not even if warnings are errors."""
+    """This holds even if warnings are errors."""
 
     async def fn(ctx: Context) -> None:
         clock.advance(60)

@@ -286,7 +286,7 @@ async def test_a_task_with_an_earlier_cancellation_can_time_out(in_asyncio: Worl
 
 @pytest.mark.parametrize("first", ["caller", "timer"])
 def test_a_task_that_is_cancelled_at_the_instant_of_the_timer_is_cancelled(first: str) -> None:
-    """In either order."""
+    """The two may come in either order."""
     timeouts: list[object] = []
     counts: list[int] = []
 
@@ -345,7 +345,7 @@ async def test_an_outer_asyncio_timeout_that_expires_first_raises_its_own_error(
 async def test_of_a_timeout_and_asyncio_timeout_that_fire_together_the_outer_raises(
     in_asyncio: World, limits: tuple[float, float], ours: str
 ) -> None:
-    """Whichever of the two is outside."""
+    """This holds whichever of the two is outside."""
 
     async def fn(ctx: Any = None) -> None:
         await asyncio.sleep(0)

@@ -324,7 +324,7 @@ def test_a_probe_of_an_earlier_half_open_period_is_ignored() -> None:
 
 
 def test_results_of_calls_from_before_a_manual_close_are_ignored() -> None:
-    """Also if the circuit was closed before."""
+    """This holds even if the circuit was closed before."""
     circuit = make_circuit()
     before = admitted(circuit, 0.0)
     assert circuit.close() == []
@@ -402,7 +402,7 @@ def test_the_last_failure_of_a_circuit_that_slowness_opened_is_slow_calls() -> N
 
 @pytest.mark.parametrize("manually", [False, True])
 def test_after_a_close_the_circuit_opens_for_the_first_period_again(manually: bool) -> None:
-    """Even before the breaker has drawn the next period."""
+    """This holds even before the breaker has drawn the next period."""
     circuit = make_circuit(opens_for=5.0)
     circuit.record(admitted(circuit, 0.0), "Boom: no", 0.0, 0.0)
     circuit.opens_for = 40.0  # drawn by the breaker, for a second opening in a row

@@ -92,7 +92,7 @@ def test_a_kept_limit_changes_when_calls_get_slower_or_fast_or_are_dropped(
 
 @pytest.mark.parametrize(("latency", "is_kept"), [(0.59, False), (0.61, True), (1.59, True), (1.61, False)])
 def test_a_limit_is_kept_while_the_latency_is_about_the_same(latency: float, is_kept: bool) -> None:
-    """From 0.6 to 1.6 times the smoothed latency at the time when the limit was reverted."""
+    """The range is 0.6 to 1.6 times the smoothed latency at the time when the limit was reverted."""
     aimd = Aimd(0.3)
     after_updates(aimd, 30, *[slow(1.0)] * 10)
     reasons = {aimd.update(30, slow(latency))[1] for _ in range(15)}
@@ -147,7 +147,7 @@ def test_seeking_falls_while_the_throughput_is_constant() -> None:
 
 
 def test_seeking_settles_at_the_number_of_workers() -> None:
-    """Of a server with twenty workers, from a lower and a higher limit."""
+    """The server has twenty workers, and the limit begins below and above that."""
     for limit in (5.0, 80.0):
         assert 15 < seek(lambda limit: 10 * min(limit, 20), limit=limit, rounds=120) < 27
 

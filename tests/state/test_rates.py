@@ -28,7 +28,7 @@ def test_bursts_are_admitted_as_in_golang(burst: int, steps: list[tuple[int, int
 
 
 def test_a_unit_leaves_the_window_when_it_is_as_old_as_the_period() -> None:
-    """As in the sliding log of tower-resilience, with 2 in 100 ms: at 0, 60 and 100 ms, but not at 99.9 and 110 ms."""
+    """With 2 in 100 ms, uses begin at 0, 60 and 100 ms, but not at 99.9 and 110 ms, as in tower-resilience."""
     window = Window(2, 0.1)
     allowed = [(at, window.take_now(1, at)) for at in (0.0, 0.06, 0.0999, 0.1, 0.11, 0.16)]
     assert [at for at, has_turn in allowed if has_turn] == [0.0, 0.06, 0.1, 0.16]
@@ -45,7 +45,7 @@ def test_a_look_ahead_removes_no_unit_from_the_window() -> None:
 
 
 def test_no_edge_of_a_window_admits_twice_the_limit() -> None:
-    """As in tower-resilience, with 100 a second: 100 at 0.9 s, none at 1.1 s, 100 at 1.9 s."""
+    """With 100 a second, 100 begin at 0.9 s, none at 1.1 s and 100 at 1.9 s, as in tower-resilience."""
     window = Window(100, 1.0)
     assert [sum(window.take_now(1, at) for _ in range(150)) for at in (0.9, 1.1, 1.9)] == [100, 0, 100]
 
@@ -66,7 +66,7 @@ def test_no_period_contains_more_than_the_limit(limit: int, arrivals: list[tuple
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.floats(0, 0.8), st.integers(1, 6)), max_size=60))
 def test_no_span_contains_more_than_the_burst_and_the_rate(burst: int, arrivals: list[tuple[float, int]]) -> None:
-    """At most the burst, or a first use that is larger, and the rate times the seconds."""
+    """The bound is the burst, or a first use that is larger, and the rate times the seconds."""
     rate, now, uses = Spread(2, 1.0, burst), 0.0, []
     for gap, cost in arrivals:
         now += gap

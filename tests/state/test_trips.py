@@ -61,7 +61,7 @@ def test_min_calls_is_at_most_the_size_of_a_count_window() -> None:
 
 
 def test_results_that_left_a_count_window_do_not_count() -> None:
-    """Here after five further calls."""
+    """A failure leaves it here after five further calls."""
     assert tripped_at(FailureRatio(0.6, min_calls=5, last=5), [F, F, S, S, S, S, F, S, F, F]) == 10
     assert tripped_at(FailureRatio(0.6, min_calls=5, last=5), [F, F, S, S, S, S, S, F, F]) is None
 
@@ -162,7 +162,7 @@ def test_three_conditions_combine() -> None:
 
 
 def test_both_conditions_count_each_result() -> None:
-    """Also a result that trips the first of them: `a | b` has no short circuit."""
+    """A result that trips the first of them counts in the second: `a | b` has no short circuit."""
     trip = FailureRatio(1.0, min_calls=2, last=2) | ConsecutiveFailures(3)
     tally = trip.tally()
     assert [tally.add(F, 0.0, 0.0) for _ in range(2)] == [False, True]

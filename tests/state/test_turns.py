@@ -42,7 +42,7 @@ def test_a_turn_that_was_left_does_not_begin() -> None:
 
 @pytest.mark.parametrize(("late", "new_caller"), [(0.0005, 3.0), (0.5, 3.5)])
 def test_the_plan_is_computed_again_if_a_turn_begins_much_later_than_planned(late: float, new_caller: float) -> None:
-    """By more than a hundredth of the wait of a new caller. Whether a turn may begin is always checked exactly."""
+    """Much is a hundredth of the wait of a new caller. Whether a turn may begin is always checked exactly."""
     turns = turns_of(Window(1, 1.0))
     first, second = joined(turns, "a"), joined(turns, "b")
     turns.go(first, 1.0 + late)

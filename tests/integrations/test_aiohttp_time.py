@@ -47,7 +47,7 @@ def clock_jumps(monkeypatch: pytest.MonkeyPatch) -> aiohttp.ClientMiddlewareType
 
 
 async def test_a_body_that_is_read_after_its_deadline_raises(server: FlakyServer, clock_jumps: Any) -> None:
-    """The error is that of the policy's deadline; the connection was closed in the meantime."""
+    """The error is that of the policy's deadline; the connection is free before that."""
     url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
     async with session(QUICK, clock_jumps) as client:
         with deadline(PATIENCE):

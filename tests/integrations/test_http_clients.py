@@ -355,7 +355,7 @@ async def test_a_file_that_is_still_being_read_is_not_sent_again(
         error = await outcome_of(send("PUT", server.url, data=file))
         assert isinstance(error, TimeoutExceeded if policy is QUICK else NotRepeatable)
         assert file.is_read.is_set()
-        file.let_go.set()
+        file.may_continue.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
     assert [it.body for it in server.requests] in ([b"x" * 10], [])  # httpx does not begin to send after its time
 

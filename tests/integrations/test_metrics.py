@@ -203,7 +203,7 @@ def test_the_number_of_series_does_not_grow_with_hosts(metrics: Metrics, clock: 
     assert metrics.value("circuit.state", pipeline="standard pipeline", policy="breaker", state="closed") == 5
 
 
-def test_hosts_are_names_on_request_up_to_max_names(metrics: Metrics, clock: FakeClock) -> None:
+def test_host_names_are_kept_on_request_up_to_max_names(metrics: Metrics, clock: FakeClock) -> None:
     """Further ones are "other", in counts and in gauges."""
     policies = standard(attempts=2)
     metrics.instrument(policies, hosts=True, max_names=3)

@@ -208,7 +208,7 @@ def test_of_two_attempts_at_the_same_time_one_reads_the_body(
         assert file.is_read.wait(PATIENCE)
         first.resume.set()
         hedge.thread.join(PATIENCE)
-        file.let_go.set()
+        file.may_continue.set()
 
     conductor = threading.Thread(target=let_the_first_wait)
     conductor.start()

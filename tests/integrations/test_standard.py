@@ -245,7 +245,7 @@ def test_only_a_repeatable_request_is_hedged(tasks_world: Any) -> None:
 # --- behaviour -------------------------------------------------------------------------------
 
 
-def test_it_retries_and_reports_to_its_listeners(clock: FakeClock) -> None:
+def test_the_standard_pipeline_retries_and_reports_to_its_listeners(clock: FakeClock) -> None:
     """Three times, after waits that double, or as long as the server asks."""
     reported: list[Any] = []
     answers = iter([503, 429, 503, 200])

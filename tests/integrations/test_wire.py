@@ -238,7 +238,7 @@ class TestAcceptance:
     def test_gives_a_client_no_more_than_its_cap(
         self, settings: dict[str, float], with_header: float, without_header: float
     ) -> None:
-        """The cap is by default the time of a request without a header; infinity is accepted only on request."""
+        """The cap is by default the time of a request without a header; infinity means no bound."""
         accept = Acceptance(**settings)
         assert accept.seconds([("grpc-timeout", "99999999H")]) == with_header
         assert accept.seconds([]) == without_header

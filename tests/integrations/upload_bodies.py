@@ -81,13 +81,6 @@ class Spool(tempfile.SpooledTemporaryFile[bytes]):
         self.close()
 
 
-class SilentStream(SeekableStream):
-    """A stream whose `seek` does not return the position."""
-
-    def seek(self, position: int, whence: int = os.SEEK_SET) -> None:  # type: ignore[override]
-        super().seek(position, whence)
-
-
 def pipe() -> Any:
     reader, writer = os.pipe()
     os.write(writer, ONCE)
@@ -126,9 +119,9 @@ class SlowFile(io.BytesIO):
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self.is_read = threading.Event()
-        self.let_go = threading.Event()
+        self.may_continue = threading.Event()
 
     def read(self, size: int | None = -1) -> bytes:
         self.is_read.set()
-        assert self.let_go.wait(PATIENCE)
+        assert self.may_continue.wait(PATIENCE)
         return super().read(size)

@@ -113,7 +113,7 @@ def test_policies_that_share_results_or_race_calls_refuse_streaming(policy: Any)
 
 
 @pytest.mark.parametrize("inner", [Cache(1), SingleFlight(), Hedge(1)], ids=str)
-async def test_such_a_policy_inside_of_a_keyed_one_refuses_each_call(world: World, inner: Policy[Any]) -> None:
+async def test_a_keyed_policy_that_chooses_a_cache_or_a_race_refuses_a_stream(world: World, inner: Policy[Any]) -> None:
     """The source is not opened, and nothing is kept of the call."""
     source = Source(world, [1])
     for _ in range(2):

@@ -102,7 +102,7 @@ def test_a_polling_thread_makes_the_waiting_code_fail(wait: str) -> None:
 
 
 def test_an_idle_http_server_makes_a_test_fail_with_a_long_patience() -> None:
-    """Longer than the interval of its polls. The limit is added to the patience: 1.1 seconds here."""
+    """The patience is longer than the interval of its polls, and the limit is added to it: 1.1 seconds here."""
     with (
         idle_server(),
         pytest.raises(RuntimeError, match=r"'http-server'.*socketserver\.py"),
@@ -185,7 +185,7 @@ def test_a_wait_without_a_deadline_is_not_stuck() -> None:
         assert process_clock.wait(lock, None)
 
 
-def test_a_function_that_hangs_is_timed_out_and_no_error() -> None:
+def test_a_function_that_hangs_in_real_time_is_timed_out_and_no_error() -> None:
     """It does not run: the patience ends before the limit, however long both are."""
     released = threading.Event()
     with virtual_time(patience=0.4, stuck_after=0.1), pytest.raises(TimeoutExceeded):

@@ -251,6 +251,7 @@ def test_under_contention_no_call_begins_after_a_drain() -> None:
 
 
 def test_a_gate_can_be_neither_copied_nor_pickled() -> None:
+    """Its repr and description show its name and state."""
     gate = Gate(name="shop")
     assert repr(gate) == "Gate(name='shop')"
     assert gate.describe() == "shop: lets calls through until it is shut; 0 inside"

@@ -77,7 +77,9 @@ def test_other_methods_are_refused(make: Callable[..., Dashboard], path: str, me
         ("/../state", "", 404),
     ],
 )
-def test_it_can_be_mounted_under_a_prefix(make: Callable[..., Dashboard], path: str, root: str, status: int) -> None:
+def test_the_dashboard_can_be_mounted_under_a_prefix(
+    make: Callable[..., Dashboard], path: str, root: str, status: int
+) -> None:
     """A framework may leave the prefix in the path or cut it off."""
     answer = run(lambda: ask(make(), path, root=root))
     assert answer.status == status

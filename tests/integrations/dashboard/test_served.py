@@ -53,7 +53,7 @@ def test_a_refusal_has_a_body_that_says_why(method: str) -> None:
         assert (response.status_code, response.text) == (421, "this host name is not one of allowed_hosts\n")
 
 
-def test_it_is_served_on_the_loopback_address() -> None:
+def test_the_dashboard_is_served_on_the_loopback_address() -> None:
     """Under its names, in a daemon thread that ends with `close`."""
     breaker = CircuitBreaker(name="db")
     with served(breaker) as server:
@@ -150,7 +150,7 @@ def test_without_uvicorn_the_error_says_what_to_install(monkeypatch: pytest.Monk
         serve()
 
 
-def test_it_can_be_mounted_in_a_framework() -> None:
+def test_the_dashboard_can_be_mounted_in_a_framework() -> None:
     """Under a prefix, to which the path without its slash is redirected."""
     breaker = CircuitBreaker(name="db")
     app = Dashboard(breaker)

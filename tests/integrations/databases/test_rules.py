@@ -173,7 +173,7 @@ async def test_a_unit_that_is_cut_off_is_rolled_back(notes: Notes) -> None:
 @only(is_postgres=False)
 @pytest.mark.parametrize("statement", ["begin immediate", "begin exclusive", "begin"])
 async def test_a_locked_database_is_tried_again(notes: Notes, place: str, statement: str) -> None:
-    """A writer blocks a statement and a reader the commit, so that it has not happened."""
+    """A writer blocks the statement, or a reader the commit: then neither has happened."""
     other = Locked(Path(place), statement)
     if statement == "begin":
         other.read()

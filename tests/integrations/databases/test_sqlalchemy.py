@@ -45,8 +45,7 @@ def busy() -> sqlite3.OperationalError:
         (ValueError("wrong"), False),
     ],
 )
-def test_which_errors_are_transient(error: Exception, expected: bool) -> None:
-    """Those of the driver, and connections that the pool has found dead."""
+def test_transient_covers_errors_of_the_driver_and_dead_connections(error: Exception, expected: bool) -> None:
     assert transient(error) is expected
 
 

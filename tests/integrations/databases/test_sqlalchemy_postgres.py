@@ -15,8 +15,6 @@ from tests.integrations.databases.models import AGAIN, Note, notes
 from tests.integrations.databases.postgres import PostgresServer
 from tests.integrations.databases.sqlite import PATIENCE
 
-TERMINATE = text("select pg_terminate_backend(pg_backend_pid())")
-
 
 @pytest.fixture
 def url(postgres: PostgresServer) -> str:

@@ -73,8 +73,8 @@ def made(name: str, *, bases: tuple[type, ...] = (Exception,), **attributes: Any
         (ValueError("wrong"), False),
     ],
 )
-def test_which_errors_are_transient(error: Exception, expected: bool) -> None:
-    """Those after which the work is rolled back or was not begun; no violated constraint, no cancelled query."""
+def test_errors_of_work_that_was_rolled_back_or_not_begun_are_transient(error: Exception, expected: bool) -> None:
+    """No violated constraint is, and no cancelled query."""
     assert transient(error) is expected
 
 

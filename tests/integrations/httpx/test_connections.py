@@ -1,4 +1,4 @@
-"""Connections of httpx are given back, and responses closed."""
+"""Connections of httpx return to the pool, and responses are closed."""
 
 from __future__ import annotations
 

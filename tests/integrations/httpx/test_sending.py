@@ -96,7 +96,7 @@ async def test_an_error_of_h2_says_whether_the_headers_were_sent(
 
 
 async def test_a_stream_of_an_unknown_class_is_sent_once(kit: Kit, server: FlakyServer) -> None:
-    """It may not be repeatable."""
+    """It is unknown whether it can be produced a second time."""
 
     class Own(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
         def __iter__(self) -> Iterator[bytes]:

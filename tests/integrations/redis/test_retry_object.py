@@ -78,7 +78,7 @@ def test_an_error_of_fail_is_final_unless_it_is_a_connection_error() -> None:
     assert next(raised, None) is None
 
 
-async def test_on_unprotected_connections_it_repeats_as_the_policy_says(side: Side, server: RedisServer) -> None:
+async def test_policy_retry_also_works_on_unprotected_connections(side: Side, server: RedisServer) -> None:
     """If it is passed to redis-py as `retry=`: attempts do not multiply, and a restart of the server is survived."""
     count = Count()
     policy = Policy.wrap(Retry(3, backoff=[0]), count)

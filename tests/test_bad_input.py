@@ -1,6 +1,6 @@
-"""Wrong arguments: refused where they are written, with the parameter and the value in the message.
+"""Wrong arguments are refused when they are passed, with the parameter and the value in the message.
 
-One table: each constructor and entry point, parameter by parameter.
+One table has every constructor and entry point, parameter by parameter.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ NAN, INF = math.nan, math.inf
 
 
 async def later(*args: object) -> None:
-    """What nobody would await."""
+    """A coroutine function, where a plain function is expected."""
 
 
 class Later:
-    """An object that is called as a coroutine function."""
+    """An object whose `__call__` is a coroutine function."""
 
     async def __call__(self, *args: object) -> None: ...
 
@@ -79,7 +79,7 @@ class Case(NamedTuple):
     error: type[Exception]
     parameter: str
     value: Any
-    told: str  # how the message tells the value
+    shown: str  # the value as the message shows it
 
 
 #: The values that a parameter refuses, by the type of the error.
@@ -91,41 +91,41 @@ def wrong(type_errors: list[Any], value_errors: list[Any]) -> Wrong:
 
 
 def required(values: Wrong) -> Wrong:
-    """Of a parameter that has to be given, None is wrong as well."""
+    """For a required parameter, None is wrong as well."""
     return {**values, "type_errors": [*values["type_errors"], None]}
 
 
 def table(where: str, make: Callable[[Any], object], parameter: str, values: Wrong) -> list[Case]:
     """The wrong values of one parameter."""
     return [
-        Case(where, make, error, parameter, value, tell(value))
+        Case(where, make, error, parameter, value, show(value))
         for error, kind in ((TypeError, "type_errors"), (ValueError, "value_errors"))
         for value in values[kind]
     ]
 
 
 def of(make: Callable[..., object], given: dict[str, Any] | None = None, /, **parameters: Wrong) -> list[Case]:
-    """The wrong values of parameters of a constructor, each beside what else has to be given."""
+    """The wrong values of parameters of a constructor, each with the other required arguments."""
     return [
         case
         for parameter, values in parameters.items()
         for case in table(
-            make.__name__, lambda it, name=parameter: make(**{**(given or {}), name: it}), parameter, values
+            make.__name__, lambda value, name=parameter: make(**{**(given or {}), name: value}), parameter, values
         )
     ]
 
 
 def ways_to_wrap(parameter: str, values: Wrong) -> list[Case]:
-    """The wrong values of a parameter of a pipeline, however it is made."""
+    """The wrong values of a parameter of a pipeline, for each way to build one."""
     return [
         case
         for wrap in (Pipeline, Policy.wrap, Retry().wrap)
-        for case in table("wrap", lambda it, wrap=wrap: wrap(Retry(), **{parameter: it}), parameter, values)
+        for case in table("wrap", lambda value, wrap=wrap: wrap(Retry(), **{parameter: value}), parameter, values)
     ]
 
 
-def tell(value: Any) -> str:
-    """How a message tells a value: as `repr` does, a duration in seconds, a function by its name."""
+def show(value: Any) -> str:
+    """Return the value as a message shows it: its `repr`, a duration in seconds, or the name of a function."""
     if isinstance(value, timedelta):
         return f"{value.total_seconds():g}"
     if value is plain_without:
@@ -137,7 +137,7 @@ def tell(value: Any) -> str:
     return repr(value)
 
 
-#: What is refused by each kind of parameter.
+#: The values that each kind of parameter refuses.
 NO_DURATION = wrong(
     ["1", b"1", True, False, [1], 1j, Fraction(1, 2), object],
     [0, -1, -0.5, NAN, INF, -INF, timedelta(0), timedelta(-1), 10**400],
@@ -163,7 +163,7 @@ NO_SHARE = wrong(["1", True, [1], None], [-0.1, 1001, NAN, INF])
 NO_SAVINGS = wrong(["1", True, None], [0, 0.5, -1, NAN, INF])
 NO_INCOME = wrong(["1", True, None], [-0.1, NAN, INF, -INF])
 NO_BUDGET = wrong(["0.1", True, object(), RetryBudget, [0.1]], [-0.1, 1001, NAN, INF])
-#: What `on` refuses: no exceptions, and none of them.
+#: What `on` refuses: other values than exceptions, and an empty tuple.
 NO_FAILURES = wrong(NO_EXCEPTIONS["type_errors"], [()])
 NO_JITTER = wrong([True, None, [0.5], b"full"], ["none at all", "FULL", 0, -0.5, 1.5, NAN, INF])
 
@@ -243,7 +243,9 @@ CASES: list[Case] = [
     ),
     *of(IdempotencyKey, make=wrong([5, "k", later], []), name=NO_NAME),
     *of(Gate, name=NO_NAME),
-    *table("Gate.drain", lambda it: Gate().drain(it), "timeout", {**required(NO_DELAY), "value_errors": [-1, NAN]}),
+    *table(
+        "Gate.drain", lambda value: Gate().drain(value), "timeout", {**required(NO_DELAY), "value_errors": [-1, NAN]}
+    ),
     *of(
         Supervisor,
         restart=wrong(["1", True], []),
@@ -281,7 +283,7 @@ CASES: list[Case] = [
         observe_only=NO_FLAG,
         name=NO_NAME,
     ),
-    *table("Bulkhead.resize", lambda it: Bulkhead(1).resize(it), "limit", required(NO_COUNT)),
+    *table("Bulkhead.resize", lambda value: Bulkhead(1).resize(value), "limit", required(NO_COUNT)),
     *of(
         Rate,
         {"limit": 1},
@@ -292,7 +294,7 @@ CASES: list[Case] = [
     ),
     *of(Rate, {"limit": 1}, cost=wrong([later, plain_without], []), actual=NO_PREDICATE),
     *of(RateLimiter, rate=required(NO_AMOUNT)),
-    *table("RateLimiter", lambda it: RateLimiter(1, it), "more", wrong([5, "1", None, [Rate(1)]], [])),
+    *table("RateLimiter", lambda value: RateLimiter(1, value), "more", wrong([5, "1", None, [Rate(1)]], [])),
     *of(
         RateLimiter,
         {"rate": 1},
@@ -303,12 +305,12 @@ CASES: list[Case] = [
         observe_only=NO_FLAG,
         name=NO_NAME,
     ),
-    *table("RateLimiter.resize", lambda it: RateLimiter(1).resize(it), "limit", required(NO_AMOUNT)),
-    *table("RateLimiter.turn", lambda it: RateLimiter(1).turn(it), "cost", required(NO_UNITS)),
-    *table("RateLimiter.try_take", lambda it: RateLimiter(1).try_take(it), "cost", required(NO_UNITS)),
-    *table("RateLimiter.pause", lambda it: RateLimiter(1).pause(it), "seconds", required(NO_DELAY)),
-    *table("RateLimiter.learn", lambda it: RateLimiter(1).learn(it, 5), "remaining", required(NO_UNITS)),
-    *table("RateLimiter.learn", lambda it: RateLimiter(1).learn(1, it), "reset_after", required(NO_DELAY)),
+    *table("RateLimiter.resize", lambda value: RateLimiter(1).resize(value), "limit", required(NO_AMOUNT)),
+    *table("RateLimiter.turn", lambda value: RateLimiter(1).turn(value), "cost", required(NO_UNITS)),
+    *table("RateLimiter.try_take", lambda value: RateLimiter(1).try_take(value), "cost", required(NO_UNITS)),
+    *table("RateLimiter.pause", lambda value: RateLimiter(1).pause(value), "seconds", required(NO_DELAY)),
+    *table("RateLimiter.learn", lambda value: RateLimiter(1).learn(value, 5), "remaining", required(NO_UNITS)),
+    *table("RateLimiter.learn", lambda value: RateLimiter(1).learn(1, value), "reset_after", required(NO_DELAY)),
     *of(Cache, ttl={**required(NO_DURATION), "type_errors": ["1", True, None, [1]]}),
     *of(
         Cache,
@@ -334,10 +336,14 @@ CASES: list[Case] = [
         idle=NO_DURATION,
         name=NO_NAME,
     ),
-    *table("streaming", lambda it: Retry().streaming(first=it), "first", NO_DURATION),
-    *table("streaming", lambda it: Retry().streaming(idle=it), "idle", NO_DURATION),
-    *table("streaming", lambda it: Retry().streaming(resume=it), "resume", wrong([5, "after", [plain], plain], [])),
-    *table("streaming", lambda it: Retry().streaming(resume={"after": it}), "resume", wrong([5, "id", later], [])),
+    *table("streaming", lambda value: Retry().streaming(first=value), "first", NO_DURATION),
+    *table("streaming", lambda value: Retry().streaming(idle=value), "idle", NO_DURATION),
+    *table(
+        "streaming", lambda value: Retry().streaming(resume=value), "resume", wrong([5, "after", [plain], plain], [])
+    ),
+    *table(
+        "streaming", lambda value: Retry().streaming(resume={"after": value}), "resume", wrong([5, "id", later], [])
+    ),
     *of(
         Fallback,
         handler=wrong([5, "x", [plain], False], []),
@@ -348,7 +354,7 @@ CASES: list[Case] = [
         name=NO_NAME,
     ),
     *of(Chaos, {"result": 1}, rate=required(NO_RATE)),
-    *table("Chaos.on", lambda it: Chaos(result=1).on(it), "rate", NO_RATE),
+    *table("Chaos.on", lambda value: Chaos(result=1).on(value), "rate", NO_RATE),
     *of(
         Chaos,
         error=wrong([5, "boom", KeyboardInterrupt, KeyboardInterrupt(), int, later], []),
@@ -358,7 +364,7 @@ CASES: list[Case] = [
     *of(Chaos, {"result": 1}, when=NO_PREDICATE, name=NO_NAME, rng=wrong([5, "random", 0, False, random.Random], [])),
     *table(
         "Chaos.on",
-        lambda it: Chaos(result=1).on(lasts=it),
+        lambda value: Chaos(result=1).on(lasts=value),
         "lasts",
         {**required(NO_DURATION), "value_errors": [0, -1, NAN, INF, 86400.1, 1000000000.0]},
     ),
@@ -418,47 +424,54 @@ CASES: list[Case] = [
         operation=wrong([5, b"op", ["op"]], []),
         properties=wrong([5, "ab", ["a"], {1}], []),
     ),
-    *table("Context.timeout", lambda it: Context().timeout(it), "limit", {**NO_DURATION, "value_errors": [0, -1, NAN]}),
+    *table(
+        "Context.timeout",
+        lambda value: Context().timeout(value),
+        "limit",
+        {**NO_DURATION, "value_errors": [0, -1, NAN]},
+    ),
     *of(deadline, timeout={**required(NO_DELAY), "value_errors": [-1, NAN, -INF]}),
     *of(detached, timeout={**NO_DELAY, "value_errors": [-1, NAN, -INF]}),
     *ways_to_wrap("name", NO_NAME),
     *ways_to_wrap("listeners", wrong([5, print, [5], ["print"], [None], [later], None], [])),
-    *table("subscribe", lambda it: events.subscribe(it), "listener", wrong([*NO_LISTENER["type_errors"], None], [])),
+    *table(
+        "subscribe", lambda value: events.subscribe(value), "listener", wrong([*NO_LISTENER["type_errors"], None], [])
+    ),
     *table(
         "subscribe",
-        lambda it: events.subscribe(print, it),
+        lambda value: events.subscribe(print, value),
         "kinds",
         wrong([5, "RetryScheduled", ValueError, Boom, events.Event, None], []),
     ),
 ]
 
 
-def told(case: Case, message: str) -> bool:
-    """Whether the message tells the value; that of a list may tell the one element that is wrong."""
-    candidates = [case.told]
+def is_shown(case: Case, message: str) -> bool:
+    """Return whether the message shows the value or, for a list, its one wrong element."""
+    candidates = [case.shown]
     if isinstance(case.value, (list, tuple)):
-        candidates += [tell(each) for each in case.value]
+        candidates += [show(element) for element in case.value]
     return any(candidate.lower() in message.lower() for candidate in candidates)
 
 
-PARAMETERS = [list(cases) for _, cases in itertools.groupby(CASES, lambda it: (it.where, it.parameter))]
+PARAMETERS = [list(cases) for _, cases in itertools.groupby(CASES, lambda case: (case.where, case.parameter))]
 
 
-@pytest.mark.parametrize("cases", PARAMETERS, ids=lambda it: f"{it[0].where} {it[0].parameter}")
+@pytest.mark.parametrize("cases", PARAMETERS, ids=lambda cases: f"{cases[0].where} {cases[0].parameter}")
 def test_a_wrong_argument_is_refused_with_its_name_and_value(cases: list[Case]) -> None:
-    """At once, by the type of error that fits, in one sentence."""
+    """With the appropriate type of error, in one line."""
     for case in cases:
         with pytest.raises((TypeError, ValueError)) as caught:
-            pytest.fail(f"{case} was taken: {case.make(case.value)}")
+            pytest.fail(f"{case} was accepted: {case.make(case.value)}")
         message = str(caught.value)
         assert type(caught.value) is case.error, message
         assert case.parameter in message
-        assert told(case, message), (case, message)
+        assert is_shown(case, message), (case, message)
         assert "\n" not in message
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "expected"),
     [
         (lambda: Timeout(0), "more than zero"),
         (lambda: Timeout("1"), "seconds (a number) or a timedelta"),  # type: ignore[arg-type]
@@ -471,17 +484,17 @@ def test_a_wrong_argument_is_refused_with_its_name_and_value(cases: list[Case]) 
         (lambda: CircuitBreaker(0.5), "a condition such as ConsecutiveFailures(5), or an int"),  # type: ignore[arg-type]
         (lambda: events.subscribe(print, Boom), "resilience.events"),  # type: ignore[arg-type]
     ],
-    ids=lambda it: it if isinstance(it, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_message_says_what_would_have_been_right(make: Callable[[], object], says: str) -> None:
+def test_the_message_says_which_values_are_allowed(make: Callable[[], object], expected: str) -> None:
     """Bounds, units, and what to write instead."""
     with pytest.raises((TypeError, ValueError)) as caught:
         make()
-    assert says in str(caught.value)
+    assert expected in str(caught.value)
 
 
-def test_the_table_leaves_no_parameter_out() -> None:
-    """Each parameter of each constructor is in it, but those that take anything, and a function: see `ENTRIES`."""
+def test_the_table_has_every_parameter_of_every_constructor() -> None:
+    """Except those that take any value, and functions: see `ENTRIES`."""
     elsewhere = {("Fallback", "value"), ("Chaos", "result"), ("each", "function")}
     kinds = [
         Retry,
@@ -508,19 +521,18 @@ def test_the_table_leaves_no_parameter_out() -> None:
     assert expected <= {(case.where, case.parameter) for case in CASES}
 
 
-# --- two at once -----------------------------------------------------------------------------
+# --- arguments that exclude one another ---
 
 
-def test_a_value_and_a_handler_are_refused_together() -> None:
-    """Also where the value is None: it was written down."""
+def test_fallback_refuses_a_value_together_with_a_handler() -> None:
+    """Also a value of None."""
     for value in ("x", None):
         with pytest.raises(ValueError, match=r"value.*handler") as caught:
             Fallback(value, handler=plain)  # type: ignore[call-overload]
         assert repr(value) in str(caught.value)
 
 
-def test_a_window_of_time_and_one_of_calls_are_refused_together() -> None:
-    """One or the other."""
+def test_a_window_of_time_and_a_window_of_calls_exclude_each_other() -> None:
     for make in (
         lambda: FailureRatio(0.5, window=30.0, last=100),
         lambda: SlowRatio(0.5, slower_than=1.0, window=30.0, last=100),
@@ -529,11 +541,11 @@ def test_a_window_of_time_and_one_of_calls_are_refused_together() -> None:
             make()
 
 
-def test_conditions_combine_with_conditions() -> None:
+def test_conditions_combine_only_with_conditions() -> None:
     """`ConsecutiveFailures(3) | 5` is not guessed at."""
-    for stranger in (5, None, "x", Boom):
+    for other in (5, None, "x", Boom):
         with pytest.raises(TypeError):
-            ConsecutiveFailures(3) | stranger  # type: ignore[operator]
+            ConsecutiveFailures(3) | other  # type: ignore[operator]
 
 
 # --- entry points ----------------------------------------------------------------------------
@@ -553,8 +565,8 @@ ENTRIES: dict[str, Callable[[Policy[Any], Any], Any]] = {
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("fn", NOT_CALLABLE, ids=repr)
-def test_what_cannot_be_called_is_refused_and_no_policy_takes_it_for_an_outcome(entry: str, fn: Any) -> None:
-    """It is a mistake in the program: a Fallback that answers it would hide it for ever."""
+def test_a_function_that_is_not_callable_is_refused_and_no_policy_handles_the_error(entry: str, fn: Any) -> None:
+    """It is a mistake in the program: a Fallback that answered it would hide it."""
     seen: list[Any] = []
     policy = Fallback("answered", on_fallback=seen.append).wrap(
         Retry(on=Exception, backoff=[0], on_retry=seen.append), CircuitBreaker(1, on_transition=seen.append)
@@ -569,8 +581,8 @@ def test_what_cannot_be_called_is_refused_and_no_policy_takes_it_for_an_outcome(
 
 @pytest.mark.parametrize("entry", ["execute", "capture", "aexecute", "acapture"])
 @pytest.mark.parametrize("ctx", [5, "ctx", 0, {}, 2.5, Context], ids=repr)
-def test_what_is_no_context_is_refused(entry: str, ctx: Any) -> None:
-    """`execute(fn, 5)` is not a timeout of five seconds; and 0 and {} are no None."""
+def test_an_argument_that_is_no_context_is_refused(entry: str, ctx: Any) -> None:
+    """`execute(fn, 5)` is not a timeout of five seconds; 0 and {} are not None."""
 
     async def afn(ctx: Context) -> str:
         return "fine"
@@ -587,8 +599,8 @@ def test_what_is_no_context_is_refused(entry: str, ctx: Any) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1, NAN, INF, "1", True, None], ids=repr)
-def test_a_policy_cannot_sleep_for_nonsense(seconds: Any) -> None:
-    """`ctx.sleep` names what it was given."""
+def test_a_sleep_of_an_invalid_number_of_seconds_is_refused(seconds: Any) -> None:
+    """`ctx.sleep` names its parameter."""
 
     class Sleeping(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
@@ -598,8 +610,7 @@ def test_a_policy_cannot_sleep_for_nonsense(seconds: Any) -> None:
         Sleeping().execute(lambda ctx: "never")
 
 
-def test_right_arguments_at_the_edges_are_taken() -> None:
-    """What looks odd and means something."""
+def test_valid_arguments_at_the_bounds_are_accepted() -> None:
     Retry(1)
     Retry(None, max_elapsed=1)
     Retry(ignore=())

@@ -1,7 +1,7 @@
-"""What counts: `on`, `on_result`, `ignore`, what stands above them, and which errors are transient.
+"""`on`, `on_result` and `ignore`: which failures and results a policy handles, and which errors are transient.
 
-The policies that use these words are Retry, CircuitBreaker and Fallback; here they are asked only
-whether they took an exception for theirs.
+Retry, CircuitBreaker and Fallback use these parameters; these tests check only whether a policy handled an
+exception or a result.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Bang(Boom):
 
 
 class Other(Exception):
-    """Nothing that a policy here is told of."""
+    """An exception that no policy here handles."""
 
 
-class Judging(type):
-    """The class of a class that says by itself which classes are its equals, and what is an instance of it."""
+class EqualClasses(type):
+    """The metaclass of classes that are all equal, unhashable, and have their own `isinstance` check."""
 
     def __eq__(cls, other: object) -> bool:
-        return isinstance(other, Judging)
+        return isinstance(other, EqualClasses)
 
     __hash__: Any = None
 
@@ -67,12 +67,12 @@ class Judging(type):
         return isinstance(instance, Boom)
 
 
-class Judge(Exception, metaclass=Judging):
-    """What a `Boom` passes for."""
+class AlsoBoom(Exception, metaclass=EqualClasses):
+    """An exception type that a `Boom` is an instance of, too."""
 
 
 class Confused(Exception):
-    """Has a method that only its class should have."""
+    """Defines a method on the instance that belongs on its metaclass."""
 
     def __instancecheck__(self, instance: object) -> bool:
         return False
@@ -90,7 +90,7 @@ class Confused(Exception):
         (lambda error: "yes" in str(error), [Boom("yes"), Other("yes")], [Boom("no")]),
         (Exception, [Boom(), Other(), OSError()], []),
         (BaseException, [Boom(), Other(), OSError()], []),
-        (Judge, [Judge(), Boom()], [Other()]),
+        (AlsoBoom, [AlsoBoom(), Boom()], [Other()]),
         (Confused, [Confused()], [Other()]),
     ],
     ids=[
@@ -98,8 +98,8 @@ class Confused(Exception):
         *("a type with a metaclass", "a type with a strange method"),
     ],
 )
-def test_on_names_what_is_handled(on: Any, handled: list[Exception], not_handled: list[Exception]) -> None:
-    """A type with its children, a tuple of types, or a predicate over the exception."""
+def test_on_selects_the_handled_exceptions(on: Any, handled: list[Exception], not_handled: list[Exception]) -> None:
+    """By a type with its subclasses, a tuple of types, or a predicate."""
     matcher = Matcher(on, ())
     assert [matcher.handles(error) for error in handled] == [True] * len(handled)
     assert [matcher.handles(error) for error in not_handled] == [False] * len(not_handled)
@@ -107,118 +107,123 @@ def test_on_names_what_is_handled(on: Any, handled: list[Exception], not_handled
 
 @pytest.mark.parametrize("ignore", [Bang, (Other, Bang), lambda error: isinstance(error, Bang)])
 @pytest.mark.parametrize("on", [Boom, Bang, (Boom, Bang), Exception, lambda error: True])
-def test_ignore_is_stronger_than_on(on: Any, ignore: Any) -> None:
-    """What both name is not handled."""
+def test_ignore_takes_precedence_over_on(on: Any, ignore: Any) -> None:
+    """An exception that both match is not handled."""
     matcher = Matcher(on, ignore)
     assert not matcher.handles(Bang())
     assert matcher.is_neutral(Bang())
 
 
-def test_what_is_neither_named_nor_ignored_is_an_answer() -> None:
+def test_an_exception_that_neither_on_nor_ignore_matches_is_an_answer() -> None:
     """It is not handled, and not neutral either: to a circuit breaker the dependency has answered."""
     matcher = Matcher(Boom, Bang)
     assert not matcher.handles(Other())
     assert not matcher.is_neutral(Other())
 
 
-def test_the_ignored_is_not_shown_to_the_predicate() -> None:
-    """`ignore` is asked first: a predicate need not know what is ignored."""
+def test_the_predicate_does_not_get_ignored_exceptions() -> None:
+    """`ignore` is checked first."""
     shown: list[Exception] = []
     Matcher(lambda error: bool(shown.append(error)), Bang).handles(Bang())
     assert shown == []
 
 
-# --- in the three policies that use the words ------------------------------------------------
+# --- in the three policies that have these parameters ---
 
 
 class Case:
-    """One of the three policies, and how it shows that it took a failure or a result for its own."""
+    """One of the three policies, and how it shows that it handled a failure or a result."""
 
     def __init__(
-        self, name: str, make: Callable[..., Policy[Any]], took: Callable[[Policy[Any], Script], bool]
+        self, name: str, make: Callable[..., Policy[Any]], handled: Callable[[Policy[Any], Script], bool]
     ) -> None:
         self.name = name
         self.make = make
-        self.took = took
+        self.handled = handled
 
     def __repr__(self) -> str:
         return self.name
 
 
-def fallback_that_notes(**words: Any) -> Policy[Any]:
-    fallback = Fallback("answered", on_fallback=lambda event: setattr(fallback, "answered", True), **words)
+def recording_fallback(**parameters: Any) -> Policy[Any]:
+    fallback = Fallback("answered", on_fallback=lambda event: setattr(fallback, "answered", True), **parameters)
     fallback.answered = False  # type: ignore[attr-defined]
     return fallback
 
 
-RETRY = Case("Retry", lambda **words: Retry(2, backoff=[0], **words), lambda policy, script: script.calls == 2)
+RETRY = Case(
+    "Retry", lambda **parameters: Retry(2, backoff=[0], **parameters), lambda policy, script: script.calls == 2
+)
 BREAKER = Case(
     "CircuitBreaker",
-    lambda **words: CircuitBreaker(1, **words),
+    lambda **parameters: CircuitBreaker(1, **parameters),
     lambda policy, script: policy.stats().opened == 1,  # type: ignore[attr-defined]
 )
-FALLBACK = Case("Fallback", fallback_that_notes, lambda policy, script: policy.answered)  # type: ignore[attr-defined]
+FALLBACK = Case("Fallback", recording_fallback, lambda policy, script: policy.answered)  # type: ignore[attr-defined]
 each_policy = pytest.mark.parametrize("case", [RETRY, BREAKER, FALLBACK], ids=repr)
 repeats_or_counts = pytest.mark.parametrize("case", [RETRY, BREAKER], ids=repr)
 
 
-async def takes(world: World, case: Case, step: Any, **words: Any) -> bool:
-    """Whether the policy took what the function ended with for its own."""
-    policy = case.make(**words)
+async def handles(world: World, case: Case, step: Any, **parameters: Any) -> bool:
+    """Return whether the policy handled the result or exception of the function."""
+    policy = case.make(**parameters)
     script = Script(step)
 
     outcome = await world.attempt(policy, script.function())
-    took = case.took(policy, script)
-    assert outcome == ("answered" if took and case is FALLBACK else step), "what came out is the step itself"
-    return took
+    handled = case.handled(policy, script)
+    assert outcome == ("answered" if handled and case is FALLBACK else step), "the outcome is not the step itself"
+    return handled
 
 
 @each_policy
 @pytest.mark.parametrize("on", [Boom, (Other, Boom), lambda error: isinstance(error, Boom)])
-async def test_the_words_mean_the_same_in_every_policy(world: World, clock: FakeClock, case: Case, on: Any) -> None:
-    """`on`, `on_result` and `ignore`, in every world."""
-    assert await takes(world, case, Boom(), on=on)
-    assert not await takes(world, case, ValueError(), on=on)
-    assert not await takes(world, case, Bang(), on=on, ignore=Bang)
-    assert not await takes(world, case, Bang(), on=on, ignore=lambda error: isinstance(error, Bang))
-    assert await takes(world, case, "bad", on=on, on_result=lambda result: result == "bad")
-    assert not await takes(world, case, "good", on=on, on_result=lambda result: result == "bad")
-    assert not await takes(world, case, "bad", on=on)
+async def test_on_on_result_and_ignore_mean_the_same_in_every_policy(
+    world: World, clock: FakeClock, case: Case, on: Any
+) -> None:
+    assert await handles(world, case, Boom(), on=on)
+    assert not await handles(world, case, ValueError(), on=on)
+    assert not await handles(world, case, Bang(), on=on, ignore=Bang)
+    assert not await handles(world, case, Bang(), on=on, ignore=lambda error: isinstance(error, Bang))
+    assert await handles(world, case, "bad", on=on, on_result=lambda result: result == "bad")
+    assert not await handles(world, case, "good", on=on, on_result=lambda result: result == "bad")
+    assert not await handles(world, case, "bad", on=on)
 
 
 @each_policy
-@pytest.mark.parametrize("word", ["on", "ignore", "on_result"])
-async def test_what_a_predicate_raises_comes_out(world: World, clock: FakeClock, case: Case, word: str) -> None:
-    """Predicates decide: one that raises has decided nothing, and its own error is what the caller gets."""
+@pytest.mark.parametrize("parameter", ["on", "ignore", "on_result"])
+async def test_an_exception_raised_by_a_predicate_reaches_the_caller(
+    world: World, clock: FakeClock, case: Case, parameter: str
+) -> None:
+    """The predicate has made no decision then."""
 
     class Undecided(Boom):
-        """What `on` would name."""
+        """An exception that `on` would match."""
 
     def undecided(value: object) -> bool:
         raise Undecided
 
-    original = "a result" if word == "on_result" else Boom("the original")
-    policy = case.make(**{"on": Boom, word: undecided})
+    original = "a result" if parameter == "on_result" else Boom("the original")
+    policy = case.make(**{"on": Boom, parameter: undecided})
     script = Script(original)
 
     error = await world.attempt(policy, script.function())
     assert isinstance(error, Undecided)
-    assert error.__context__ is (None if word == "on_result" else original)
+    assert error.__context__ is (None if parameter == "on_result" else original)
     assert script.calls == 1
 
 
 @each_policy
-async def test_the_truth_of_a_result_is_never_asked(world: World, clock: FakeClock, case: Case) -> None:
-    """`requests.Response` is false for a 404, SQL expressions and arrays refuse to be true or false."""
+async def test_the_truth_value_of_a_result_is_never_used(world: World, clock: FakeClock, case: Case) -> None:
+    """`requests.Response` is false for a 404; SQL expressions and arrays have no truth value."""
 
     class Refuses:
         def __bool__(self) -> bool:
-            raise AssertionError("nobody may ask")
+            raise AssertionError("the truth value was used")
 
-    assert not await takes(world, case, Refuses(), on=Boom, on_result=lambda result: False)
+    assert not await handles(world, case, Refuses(), on=Boom, on_result=lambda result: False)
 
 
-# --- our own rejections, deadlines, and misuse -----------------------------------------------
+# --- rejections, deadlines and misuse of this library ---
 
 OURS: list[Exception] = [
     Rejected("no"),
@@ -231,65 +236,64 @@ OURS: list[Exception] = [
 
 
 @repeats_or_counts
-async def test_rejections_and_deadlines_are_handled_only_where_they_are_named(
-    world: World, clock: FakeClock, case: Case
-) -> None:
-    """A call that was not made, or that had no time, says nothing of the dependency: a wide `on` does not mean it."""
+async def test_rejections_and_deadlines_are_handled_only_if_named(world: World, clock: FakeClock, case: Case) -> None:
+    """A call that was not made, or had no time, says nothing about the dependency: a broad `on` does not match it."""
     wide = [Exception, BaseException, ResilienceError, TimeoutError, TimeoutExceeded, (Exception, OSError), transient]
     for error, on in itertools.product(OURS, [*wide, lambda error: True]):
-        assert not await takes(world, case, error, on=on), (error, on)
+        assert not await handles(world, case, error, on=on), (error, on)
 
 
 @repeats_or_counts
-async def test_a_rejection_or_deadline_that_is_named_is_handled(world: World, clock: FakeClock, case: Case) -> None:
-    """By its own type, also in a tuple with others."""
+async def test_a_named_rejection_or_deadline_is_handled(world: World, clock: FakeClock, case: Case) -> None:
+    """By its own type, also in a tuple."""
     for error in OURS:
         for on in (type(error), (Boom, type(error)), (Exception, type(error))):
-            assert await takes(world, case, error, on=on), (error, on)
+            assert await handles(world, case, error, on=on), (error, on)
 
 
 @repeats_or_counts
-async def test_naming_one_of_them_names_its_children_and_nobody_else(
+async def test_naming_a_rejection_also_names_its_subclasses_but_no_others(
     world: World, clock: FakeClock, case: Case
 ) -> None:
-    """`on=Rejected` takes every rejection, `on=CircuitOpen` no full bulkhead."""
-    assert await takes(world, case, CircuitIsolated("no"), on=Rejected)
-    assert await takes(world, case, CircuitIsolated("no"), on=CircuitOpen)
-    assert not await takes(world, case, BulkheadFull("no"), on=(Exception, CircuitOpen))
-    assert not await takes(world, case, Rejected("no"), on=CircuitOpen)
-    assert not await takes(world, case, DeadlineExceeded("no"), on=(Exception, Rejected))
-    assert not await takes(world, case, CircuitOpen("no"), on=(Exception, DeadlineExceeded))
-    assert not await takes(world, case, CircuitOpen("no"), on=Rejected, ignore=CircuitOpen)
+    """`on=Rejected` matches every rejection, `on=CircuitOpen` no full bulkhead."""
+    assert await handles(world, case, CircuitIsolated("no"), on=Rejected)
+    assert await handles(world, case, CircuitIsolated("no"), on=CircuitOpen)
+    assert not await handles(world, case, BulkheadFull("no"), on=(Exception, CircuitOpen))
+    assert not await handles(world, case, Rejected("no"), on=CircuitOpen)
+    assert not await handles(world, case, DeadlineExceeded("no"), on=(Exception, Rejected))
+    assert not await handles(world, case, CircuitOpen("no"), on=(Exception, DeadlineExceeded))
+    assert not await handles(world, case, CircuitOpen("no"), on=Rejected, ignore=CircuitOpen)
 
 
-async def test_a_fallback_answers_them(world: World) -> None:
-    """That is what it is outermost for."""
+async def test_a_fallback_answers_rejections_and_deadlines(world: World) -> None:
+    """It is usually the outermost policy."""
     for error in OURS:
-        assert await takes(world, FALLBACK, error), error
-        assert await takes(world, FALLBACK, error, on=lambda error: True), error
-        assert not await takes(world, FALLBACK, error, ignore=type(error)), error
+        assert await handles(world, FALLBACK, error), error
+        assert await handles(world, FALLBACK, error, on=lambda error: True), error
+        assert not await handles(world, FALLBACK, error, ignore=type(error)), error
 
 
 @each_policy
-async def test_our_other_errors_are_failures_like_others(world: World, clock: FakeClock, case: Case) -> None:
-    """A timeout of one attempt, and an inner retry that gave up, do say something of the dependency."""
-    assert await takes(world, case, TimeoutExceeded("no"), on=Exception)
-    assert await takes(world, case, RetriesExhausted("no"), on=Exception)
-    assert await takes(world, case, TimeoutExceeded("no"), on=TimeoutError)
+async def test_other_errors_of_this_library_are_ordinary_failures(world: World, clock: FakeClock, case: Case) -> None:
+    """The timeout of an attempt and an inner retry that gave up do say something about the dependency."""
+    assert await handles(world, case, TimeoutExceeded("no"), on=Exception)
+    assert await handles(world, case, RetriesExhausted("no"), on=Exception)
+    assert await handles(world, case, TimeoutExceeded("no"), on=TimeoutError)
 
 
-async def test_a_retry_takes_a_timeout_for_transient_and_a_deadline_not(world: World, clock: FakeClock) -> None:
-    """With its default `on`."""
-    assert await takes(world, RETRY, TimeoutExceeded("no"))
-    assert not await takes(world, RETRY, DeadlineExceeded("no"))
+async def test_by_default_a_retry_repeats_a_timeout_but_not_an_exceeded_deadline(
+    world: World, clock: FakeClock
+) -> None:
+    assert await handles(world, RETRY, TimeoutExceeded("no"))
+    assert not await handles(world, RETRY, DeadlineExceeded("no"))
 
 
 @each_policy
 async def test_a_misuse_is_never_handled(world: World, clock: FakeClock, case: Case) -> None:
-    """Whatever `on` says: it is no outcome, and a circuit breaker does not take it for an answer either."""
+    """Whatever `on` is: a misuse is no outcome, and no answer to a circuit breaker either."""
     ways = [Exception, BaseException, Misuse, TypeError, (TypeError, RuntimeError, Misuse), lambda error: True]
     for kind, on in itertools.product((Misuse, AwaitableMisuse, SuspensionMisuse), ways):
-        assert not await takes(world, case, error := kind("no"), on=on), (error, on)
+        assert not await handles(world, case, error := kind("no"), on=on), (error, on)
         assert Matcher(on, ()).is_neutral(error), (error, on)
 
 
@@ -297,7 +301,7 @@ async def test_a_misuse_is_never_handled(world: World, clock: FakeClock, case: C
 
 
 def fake(path: str, *bases: type[Exception]) -> type[Exception]:
-    """A class that says of itself that it is `path`, as the clients' own classes do."""
+    """Return a class whose module and name are `path`, as the clients' own classes have them."""
     module, _, name = path.rpartition(".")
     return type(name, bases or (Exception,), {"__module__": module})
 
@@ -307,7 +311,7 @@ HTTPX = (
     "NetworkError ConnectError ReadError WriteError CloseError RemoteProtocolError"
 )
 
-#: What the clients raise when the network failed, where their own documentation says so.
+#: What the clients raise if the network failed, where their own documentation says so.
 TRANSIENT = {
     "resilience.integrations.http": "TransientStatus",
     "httpx": HTTPX,
@@ -352,7 +356,7 @@ LASTING = {
     "grpc": "RpcError",
 }
 
-#: Children of a transient class that trying again does not help: certificates and credentials.
+#: Subclasses of a transient class that another try does not help: certificates and credentials.
 PERMANENT = {
     "requests.exceptions.SSLError": "requests.exceptions.ConnectionError",
     "urllib3.exceptions.SSLError": "urllib3.exceptions.ProtocolError",
@@ -370,19 +374,19 @@ def paths(table: dict[str, str]) -> list[str]:
     return [f"{module}.{name}" for module, names in table.items() for name in names.split()]
 
 
-def test_the_network_errors_of_the_well_known_clients_are_transient() -> None:
-    """By the name of the class and its package: not one of them is a builtin `ConnectionError`."""
+def test_network_errors_of_the_well_known_clients_are_transient() -> None:
+    """Recognized by package and class name: none of them is a builtin `ConnectionError`."""
     assert [path for path in paths(TRANSIENT) if not transient(fake(path)("reset"))] == []
 
 
-def test_their_other_errors_are_not_transient() -> None:
+def test_other_errors_of_the_well_known_clients_are_not_transient() -> None:
     """A response is an answer, and a wrong argument stays wrong."""
     assert [path for path in paths(LASTING) if transient(fake(path)("no"))] == []
 
 
 @pytest.mark.parametrize("path", ["openai.APIStatusError", "anthropic.APIStatusError"])
-def test_their_integrations_tell_which_status_is_no_answer(path: str) -> None:
-    """By the mark on the error: the class alone says nothing."""
+def test_a_status_error_is_transient_only_if_an_integration_marked_it(path: str) -> None:
+    """The class alone does not decide."""
     overloaded = fake(path)("overloaded")
     assert not transient(overloaded)
     overloaded.repeatable = True  # type: ignore[attr-defined]
@@ -392,7 +396,7 @@ def test_their_integrations_tell_which_status_is_no_answer(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PERMANENT)
-def test_certificates_and_credentials_do_not_get_better(path: str) -> None:
+def test_certificate_and_credential_errors_are_not_transient(path: str) -> None:
     """Although their classes derive from a transient one."""
     parent = fake(PERMANENT[path])
     assert transient(parent("reset"))
@@ -404,19 +408,18 @@ def test_certificates_and_credentials_do_not_get_better(path: str) -> None:
     [(ConnectionRefusedError("no"), True), (TimeoutError(), True), ("Not Found", False)],
     ids=repr,
 )
-def test_the_standard_librarys_own_client_wraps_what_happened(reason: object, expected: bool) -> None:
-    """`urllib.error.URLError` carries the real error, or a text for an answer that was one."""
+def test_an_error_of_urllib_is_judged_by_its_reason(reason: object, expected: bool) -> None:
+    """`urllib.error.URLError` holds the real error, or a text if there was an answer."""
     assert transient(urllib.error.URLError(reason)) is expected  # type: ignore[arg-type]
 
 
-def test_a_class_of_the_users_own_is_known_by_its_parents() -> None:
-    """Wherever it lives: `class PaymentsDown(httpx.ConnectError)` is a connect error."""
+def test_a_subclass_is_recognized_by_its_parents() -> None:
+    """In any package: `class PaymentsDown(httpx.ConnectError)` is a connect error."""
     parent = fake("httpx.ConnectError")
     assert transient(fake("payments.PaymentsDown", parent)("no"))
 
 
-def test_the_same_name_elsewhere_is_something_else() -> None:
-    """Package and name have to agree, and a package is not its namesake."""
+def test_the_same_class_name_in_another_package_is_not_recognized() -> None:
     for path in ("payments.ConnectError", "httpx_payments.ConnectError", "redis_om.exceptions.ConnectionError"):
         assert not transient(fake(path)("no"))
 
@@ -434,7 +437,7 @@ def test_the_same_name_elsewhere_is_something_else() -> None:
     ids=repr,
 )
 def test_builtin_connection_and_timeout_errors_are_transient(error: Exception) -> None:
-    """Ours among them, which is a `TimeoutError`."""
+    """`TimeoutExceeded` is a `TimeoutError`."""
     assert transient(error)
 
 
@@ -442,7 +445,7 @@ def test_builtin_connection_and_timeout_errors_are_transient(error: Exception) -
     "error", [Exception(), OSError(), FileNotFoundError(), PermissionError(), ValueError(), KeyError(), EOFError()]
 )
 def test_other_builtin_errors_are_not_transient(error: Exception) -> None:
-    """A file that is not there is not a network that is down."""
+    """A missing file is no network that is down."""
     assert not transient(error)
 
 
@@ -453,15 +456,14 @@ class Status:
 
 @pytest.mark.parametrize("path", ["grpc._channel._InactiveRpcError", "grpc.aio._call.AioRpcError"])
 @pytest.mark.parametrize("status", ["UNAVAILABLE", "NOT_FOUND", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL"])
-def test_grpc_is_transient_where_the_server_was_not_there(path: str, status: str) -> None:
-    """One exception class for every status; only UNAVAILABLE says so."""
+def test_an_error_of_grpc_is_transient_only_if_unavailable(path: str, status: str) -> None:
+    """One exception class has every status."""
     kind = fake(path, fake("grpc.RpcError"))
     kind.code = lambda self: Status(status)  # type: ignore[attr-defined]
     assert transient(kind("no")) is (status == "UNAVAILABLE")
 
 
-def test_grpc_without_a_status_is_not_transient() -> None:
-    """Nobody knows what it was."""
+def test_an_error_of_grpc_without_a_status_is_not_transient() -> None:
     kind = fake("grpc.RpcError")
     for code in (None, "UNAVAILABLE", lambda self: None):
         kind.code = code  # type: ignore[attr-defined]
@@ -469,8 +471,8 @@ def test_grpc_without_a_status_is_not_transient() -> None:
 
 
 @pytest.mark.parametrize("name", ["OperationalError", "InterfaceError", "DBAPIError"])
-def test_sqlalchemy_is_transient_where_the_connection_was_lost(name: str) -> None:
-    """It says so itself, whatever the driver: `connection_invalidated`."""
+def test_an_error_of_sqlalchemy_is_transient_if_the_connection_was_lost(name: str) -> None:
+    """Whatever the driver, `connection_invalidated` says so."""
     base = fake("sqlalchemy.exc.DBAPIError")
     kind = base if name == "DBAPIError" else fake(f"sqlalchemy.exc.{name}", base)
     for invalidated in (True, False):
@@ -484,15 +486,15 @@ def test_sqlalchemy_is_transient_where_the_connection_was_lost(name: str) -> Non
     ("sqlstate", "expected"),
     [(None, True), ("08006", True), ("08001", True), ("57P01", False), ("53300", False), ("28P01", False)],
 )
-def test_psycopg_is_transient_where_no_server_answered(sqlstate: str | None, expected: bool) -> None:
-    """An `OperationalError` without SQLSTATE, or with one of class 08, comes from the connection."""
+def test_an_error_of_psycopg_is_transient_if_no_server_answered(sqlstate: str | None, expected: bool) -> None:
+    """An `OperationalError` without an SQLSTATE, or with one of class 08, comes from the connection."""
     error = fake("psycopg.OperationalError")("no")
     error.sqlstate = sqlstate  # type: ignore[attr-defined]
     assert transient(error) is expected
 
 
-def test_each_error_is_asked_for_itself() -> None:
-    """What is known of its class is only what it is to be asked."""
+def test_errors_of_one_class_are_judged_one_by_one() -> None:
+    """Only the kind of check is remembered for a class."""
     kind = fake("psycopg.OperationalError")
     for sqlstate, expected in (("08006", True), ("42601", False), (None, True)):
         error = kind("no")
@@ -500,25 +502,25 @@ def test_each_error_is_asked_for_itself() -> None:
         assert transient(error) is expected
 
 
-def test_a_class_that_nobody_uses_any_more_is_forgotten() -> None:
-    """What is known of it keeps no class alive: a program may make them while it runs."""
+def test_remembering_a_class_does_not_keep_it_alive() -> None:
+    """A program may make exception classes while it runs."""
     kinds = [fake("httpx.ConnectError"), fake("app.NotFound"), fake("psycopg.OperationalError")]
     assert [transient(kind("no")) for kind in kinds] == [True, False, True]
     gone = [weakref.ref(kind) for kind in kinds]
     del kinds
     gc.collect()
-    assert [it() for it in gone] == [None, None, None]
+    assert [ref() for ref in gone] == [None, None, None]
 
 
-def test_classes_that_call_themselves_equal_are_asked_one_by_one() -> None:
-    """What is known of one class is not said of another, and of one that cannot be looked up it is found anew."""
-    lost = Judging("ConnectError", (Exception,), {"__module__": "httpx"})
+def test_classes_that_compare_equal_are_judged_separately() -> None:
+    """The entry for one class does not serve another, and classes that cannot be looked up are checked each time."""
+    lost = EqualClasses("ConnectError", (Exception,), {"__module__": "httpx"})
     for _ in range(2):
-        assert [transient(kind("no")) for kind in (lost, Judge)] == [True, False]
+        assert [transient(kind("no")) for kind in (lost, AlsoBoom)] == [True, False]
 
 
-def test_a_certificate_is_found_wherever_it_hides() -> None:
-    """In the cause, in the context beside another cause, in a group, in the cause of a group; cycles come to an end."""
+def test_a_certificate_error_is_found_anywhere_in_the_chain() -> None:
+    """In the cause, the context, a group, or the cause of a group. Cycles come to an end."""
     refused = ssl.SSLCertVerificationError("expired")
 
     def error(cause: BaseException | None = None, context: BaseException | None = None) -> ConnectionError:
@@ -529,21 +531,25 @@ def test_a_certificate_is_found_wherever_it_hides() -> None:
     of_a_group = ExceptionGroup("two addresses", [error()])
     of_a_group.__cause__ = refused
     hidden = [error(refused), error(None, refused), error(KeyError(), refused), error(error(error(refused)))]
-    for it in (*hidden, error(ExceptionGroup("two", [OSError(), refused])), of_a_group, ExceptionGroup("", [*hidden])):
-        assert not transient(it)
+    for outer in (
+        *hidden,
+        error(ExceptionGroup("two", [OSError(), refused])),
+        of_a_group,
+        ExceptionGroup("", [*hidden]),
+    ):
+        assert not transient(outer)
     circle = error()
     circle.__cause__ = error(circle)
     assert transient(circle)
 
 
-def test_a_stream_that_ends_in_the_middle_is_a_lost_connection() -> None:
-    """Of asyncio and of anyio."""
+def test_an_incomplete_read_of_asyncio_or_anyio_is_transient() -> None:
     assert transient(asyncio.IncompleteReadError(b"half", 8))
     assert transient(anyio.IncompleteRead())
 
 
-def test_urllib3_is_asked_for_what_really_happened() -> None:
-    """`MaxRetryError` wraps its reason."""
+def test_an_error_of_urllib3_is_judged_by_its_reason() -> None:
+    """`MaxRetryError` wraps it."""
     pool: Any = None
     reset = urllib3.exceptions.ProtocolError("reset")
     parse = urllib3.exceptions.LocationParseError("nonsense")
@@ -553,7 +559,12 @@ def test_urllib3_is_asked_for_what_really_happened() -> None:
     assert not transient(urllib3.exceptions.MaxRetryError(pool, "/", None))
 
 
-# --- transient, and the real classes ---------------------------------------------------------
+# --- real exceptions of clients ---
+
+
+def class_name(value: object) -> str:
+    return getattr(value, "__name__", "")
+
 
 HTTPX2_ERRORS = {
     httpx2.ConnectError: True,
@@ -590,14 +601,13 @@ REQUESTS_ERRORS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "expected"), HTTPX2_ERRORS.items(), ids=lambda it: getattr(it, "__name__", ""))
-def test_the_real_errors_of_httpx2(kind: type[Exception], expected: bool) -> None:
-    """Its classes are where the table says that they are."""
+@pytest.mark.parametrize(("kind", "expected"), HTTPX2_ERRORS.items(), ids=class_name)
+def test_the_real_errors_of_httpx2_are_judged_as_in_the_table(kind: type[Exception], expected: bool) -> None:
     assert transient(kind("no")) is expected
 
 
-def test_a_real_status_error_of_httpx2_is_an_answer() -> None:
-    """Whoever wants to retry a 503 says so with `on` or `on_result`."""
+def test_a_real_status_error_of_httpx2_is_not_transient() -> None:
+    """A retry of a 503 needs `on` or `on_result`."""
     request = httpx2.Request("GET", "http://localhost/")
     response = httpx2.Response(503, request=request)
     with pytest.raises(httpx2.HTTPStatusError) as caught:
@@ -605,14 +615,13 @@ def test_a_real_status_error_of_httpx2_is_an_answer() -> None:
     assert not transient(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "expected"), REQUESTS_ERRORS.items(), ids=lambda it: getattr(it, "__name__", ""))
-def test_the_real_errors_of_requests(kind: type[Exception], expected: bool) -> None:
-    """Its classes are where the table says that they are."""
+@pytest.mark.parametrize(("kind", "expected"), REQUESTS_ERRORS.items(), ids=class_name)
+def test_the_real_errors_of_requests_are_judged_as_in_the_table(kind: type[Exception], expected: bool) -> None:
     error = kind("no", "{", 0) if kind is requests.JSONDecodeError else kind("no")
     assert transient(error) is expected
 
 
-#: What a proxy answers to CONNECT, and whether another try may be answered.
+#: Answers of a proxy to CONNECT, and whether they are transient.
 PROXY_ANSWERS = {
     "503 Service Unavailable": True,
     "502 Bad Gateway": True,
@@ -630,7 +639,7 @@ def caused_by(error: Exception, cause: Exception) -> Exception:
 
 
 def proxy_errors(answer: str) -> dict[str, Exception]:
-    """What clients raise for it."""
+    """Return what the clients raise for it."""
     pool: Any = None
     tunnel = OSError(f"Tunnel connection failed: {answer}")
     refused = urllib3.exceptions.ProxyError("Unable to connect to proxy", tunnel)
@@ -651,14 +660,16 @@ def proxy_errors(answer: str) -> dict[str, Exception]:
 
 
 @pytest.mark.parametrize("client", proxy_errors("503 Service Unavailable"))
-@pytest.mark.parametrize(("answer", "expected"), PROXY_ANSWERS.items(), ids=lambda it: str(it)[:3])
-def test_a_proxy_that_has_not_connected_is_no_connection(client: str, answer: str, expected: bool) -> None:
-    """The same for all clients: transient, unless it asks for a login or forbids it."""
+@pytest.mark.parametrize(("answer", "expected"), PROXY_ANSWERS.items(), ids=lambda value: str(value)[:3])
+def test_a_failed_connect_of_a_proxy_is_transient_unless_it_refuses_the_client(
+    client: str, answer: str, expected: bool
+) -> None:
+    """The same for all clients: a proxy that asks for a login, or forbids the request, refuses."""
     assert transient(proxy_errors(answer)[client]) is expected
 
 
-def test_a_proxy_whose_answer_is_no_status() -> None:
-    """Of a SOCKS proxy, and one that could not be reached itself."""
+def test_an_error_of_a_proxy_without_a_status_is_judged_by_its_cause() -> None:
+    """As of a SOCKS proxy, and of a proxy that could not be reached."""
     assert transient(httpx.ProxyError("Proxy Server could not connect: Host unreachable."))
     assert not transient(httpx.ProxyError("Invalid username/password"))
     assert transient(urllib3.exceptions.ProxyError("Unable to connect to proxy", ConnectionRefusedError()))

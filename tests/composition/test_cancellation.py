@@ -1,11 +1,11 @@
-"""A call that is cancelled leaves everything as if it had never been, wherever it was when that happened.
+"""A cancelled call leaves everything as it was, at whichever suspension it is cancelled.
 
-The harness runs a scene once and counts how often it suspends. Then it runs the scene again for each of these
-points and interferes there: the task is cancelled, the scope around it is cancelled, the cancellation is thrown
-into the coroutine by hand, or the coroutine is closed (`GeneratorExit`). So there is no point at which a permit,
-a probe's slot, a place in a queue or the ambient context could be left behind without a test that sees it.
+The harness runs a scene once and counts its suspensions. Then it runs the scene again for each of them and
+interferes there: it cancels the task, cancels the outer scope, throws the cancellation into the coroutine, or
+closes the coroutine (`GeneratorExit`). So there is no point at which a permit, the slot of a probe, a place in a
+queue or the ambient context could be lost without a failing test.
 
-In threads nothing is cancelled; there the same is done with an interrupt at each wait.
+Threads cannot be cancelled; there an interrupt is raised at each wait instead.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ LONG = 60.0
 
 
 class Closed(BaseException):
-    """Says that the coroutine was closed."""
+    """Raised in place of the `GeneratorExit` of a closed coroutine."""
 
 
 class Suspensions:
     """Awaits a coroutine, counts its suspensions, and interferes at one of them.
 
     :param at: the number of the suspension, from 1; 0 is none.
-    :param act: called there. What it returns, if anything, is thrown into the coroutine in place of the wait.
+    :param act: called at that suspension. An exception that it returns is thrown in instead of the wait.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int, act: Callable[[], BaseException | None]) -> None:
@@ -84,26 +84,26 @@ class Suspensions:
                 continue
             try:
                 resume = partial(self.coroutine.send, (yield waiting))
-            except BaseException as error:  # the loop's own way of interfering
+            except BaseException as error:  # the event loop interferes
                 resume = partial(self.coroutine.throw, error)
 
 
 @dataclass
 class Scene:
-    """A call, and what has to hold after it was cancelled.
+    """A call, and what must hold after its cancellation.
 
     :param call: starts it.
-    :param as_before: asserts that it has left nothing behind.
-    :param told: what its listeners heard.
+    :param as_before: asserts that the call left nothing behind.
+    :param seen: the events of the execution.
     """
 
     call: Callable[[], Coroutine[Any, Any, Any]]
     as_before: Callable[[], None] = lambda: None
-    told: list[Any] = field(default_factory=list)
+    seen: list[Any] = field(default_factory=list)
 
 
 def cancel_task() -> None:
-    """As `Task.cancel` from outside, while the task waits."""
+    """Cancel the task from outside, while it waits."""
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
@@ -113,7 +113,7 @@ WAYS = ["asyncio-task", "asyncio-throw", "asyncio-close", "asyncio-scope", "trio
 
 
 async def interfere(scene: Scene, way: str, at: int) -> tuple[int, object]:
-    """Run the scene, interfere at one suspension; return how many there were, and the result or what came out."""
+    """Run the scene and interfere at one suspension. Return the number of suspensions, and the result or the error."""
     acts: dict[str, Callable[[], BaseException | None]] = {
         "task": cancel_task,
         "throw": asyncio.CancelledError,
@@ -142,7 +142,7 @@ async def interfere(scene: Scene, way: str, at: int) -> tuple[int, object]:
 
 
 def sweep(make: Callable[[], Scene], way: str) -> None:
-    """Interfere at every suspension of the scene, one run for each, and look at what is left."""
+    """Interfere at every suspension of the scene, in a run for each, and check that nothing is left behind."""
     world = World(way.partition("-")[0])
     points, result = world.run(lambda: interfere(make(), way, 0))
     assert result == "fine"
@@ -151,13 +151,13 @@ def sweep(make: Callable[[], Scene], way: str) -> None:
         scene = make()
         count, outcome = world.run(partial(interfere, scene, way, at))
         where = f"{way} at suspension {at} of {points}"
-        if count < at and world.name == "trio":  # tasks run in a random order there: this run has waited less often
+        if count < at and world.name == "trio":  # trio schedules tasks in random order: this run suspended less often
             assert outcome == "fine"
             continue
         assert isinstance(outcome, type), f"{where}: swallowed, {outcome!r} came out"
         assert Timeout.abandoned() == 0, where
-        finished = [event for event in scene.told if isinstance(event, events.ExecutionFinished)]
-        assert [event.outcome for event in finished] in ([], [None]), f"{where}: it was an outcome to somebody"
+        finished = [event for event in scene.seen if isinstance(event, events.ExecutionFinished)]
+        assert [event.outcome for event in finished] in ([], [None]), f"{where}: it was an outcome"
         try:
             scene.as_before()
         except AssertionError as error:
@@ -189,7 +189,7 @@ def fail(ctx: Context) -> None:
 
 
 def one_failure_short(**parameters: Any) -> CircuitBreaker:
-    """A closed breaker that opens with the next failure, and begins to count anew with the next success."""
+    """Return a closed breaker that opens with the next failure, and whose count a success would reset."""
     breaker = CircuitBreaker(2, **parameters)
     breaker.capture(fail)
     return breaker
@@ -202,7 +202,7 @@ def still_one_failure_short(breaker: CircuitBreaker) -> None:
 
 
 def about_to_probe(**parameters: Any) -> CircuitBreaker:
-    """An open breaker whose next call is a probe."""
+    """Return an open breaker whose next call is a probe."""
     breaker = CircuitBreaker(1, open_for=0.0001, **parameters)
     breaker.capture(fail)
     process_clock.sleep(0.0002)
@@ -221,22 +221,22 @@ def same(ctx: Context) -> str:
     return "same"
 
 
-def none_is_under_way(it: SingleFlight | Cache) -> None:
-    assert it.execute(lambda ctx: "called anew") in ("called anew", "old"), "what was cancelled is under way for ever"
-    assert it._flights.leaders == {}
+def no_flight_is_left(policy: SingleFlight | Cache) -> None:
+    assert policy.execute(lambda ctx: "second call") in ("second call", "old"), "the cancelled flight never ends"
+    assert policy._flights.leaders == {}
 
 
-def none_waits(limiter: RateLimiter) -> None:
+def no_turn_is_taken(limiter: RateLimiter) -> None:
     assert limiter.stats().queued == 0
     assert limiter.stats().next_turn <= 1 / 32, "a turn was kept"
 
 
-def nothing_is_inside(gate: Gate) -> None:
+def gate_is_empty(gate: Gate) -> None:
     assert gate.stats().inside == 0
     assert gate.drain(0), "the cancelled call is still counted"
 
 
-def all_free(bulkhead: Bulkhead) -> None:
+def all_permits_are_free(bulkhead: Bulkhead) -> None:
     stats = bulkhead.stats()
     assert (stats.in_flight, stats.queued) == (0, 0), "a permit or a place in the queue was kept"
     assert stats.rejected == 0
@@ -245,96 +245,96 @@ def all_free(bulkhead: Bulkhead) -> None:
 
 
 def executing(policy: Policy[Any], fn: Any = work, as_before: Callable[[], None] = lambda: None) -> Scene:
-    """Return the scene of one execution, with an operation and a budget that must not stay ambient."""
+    """Return the scene of one execution, with an operation and a timeout that must not stay ambient."""
     scene = Scene(lambda: pipeline.aexecute(fn, Context(operation="scene", timeout=LONG)), as_before)
-    pipeline = Policy.wrap(policy, listeners=[scene.told.append])
+    pipeline = Policy.wrap(policy, listeners=[scene.seen.append])
     return scene
 
 
 # --- the scenes ---
 
 
-def each_alone() -> dict[str, Callable[[], Scene]]:
+def single_policies() -> dict[str, Callable[[], Scene]]:
     def breaker() -> Scene:
-        it = one_failure_short(on=BaseException, on_result=lambda value: False)
-        return executing(it, work, lambda: still_one_failure_short(it))
+        policy = one_failure_short(on=BaseException, on_result=lambda value: False)
+        return executing(policy, work, lambda: still_one_failure_short(policy))
 
     def probe() -> Scene:
-        it = about_to_probe()
-        return executing(it, work, lambda: still_about_to_probe(it))
+        policy = about_to_probe()
+        return executing(policy, work, lambda: still_about_to_probe(policy))
 
     def bulkhead() -> Scene:
-        it = Bulkhead(1)
-        return executing(it, work, lambda: all_free(it))
+        policy = Bulkhead(1)
+        return executing(policy, work, lambda: all_permits_are_free(policy))
 
     def probe_of_the_users() -> Scene:
-        it = about_to_probe(probe=work)
+        policy = about_to_probe(probe=work)
 
         def as_before() -> None:
-            stats = it.stats()
+            stats = policy.stats()
             assert (stats.probes, stats.opened) == (0, 1), "the cancelled probe kept its slot, or was counted"
 
-        return executing(it, work, as_before)
+        return executing(policy, work, as_before)
 
     def gate() -> Scene:
-        it = Gate()
-        return executing(it, work, lambda: nothing_is_inside(it))
+        policy = Gate()
+        return executing(policy, work, lambda: gate_is_empty(policy))
 
     def once() -> Scene:
         store: dict[str, Any] = {}
-        it = Once(store, key=lambda ctx: "key")
+        policy = Once(store, key=lambda ctx: "key")
 
         def as_before() -> None:
             [row] = store.values()
             assert row.result is None, "the cancelled call was kept as done"
-            assert isinstance(it.capture(lambda ctx: "again").error, KeyInUse)  # type: ignore[union-attr]
+            assert isinstance(policy.capture(lambda ctx: "again").error, KeyInUse)  # type: ignore[union-attr]
 
-        return executing(it, work, as_before)
+        return executing(policy, work, as_before)
 
     def limiter() -> Scene:
-        it = RateLimiter(Rate(32, burst=1), Rate(10**6))
-        scene = executing(it, work, lambda: none_waits(it))
+        policy = RateLimiter(Rate(32, burst=1), Rate(10**6))
+        scene = executing(policy, work, lambda: no_turn_is_taken(policy))
         call = scene.call
 
         def waits() -> Coroutine[Any, Any, Any]:
-            it.try_take()
+            policy.try_take()
             return call()
 
         scene.call = waits
         return scene
 
     def hedge_of_permits() -> Scene:
-        it = Bulkhead(3)
+        policy = Bulkhead(3)
         hedge = Hedge(0, hedges=2, budget=None, on=BaseException)
-        return executing(hedge.wrap(it), work, lambda: all_free(it))
+        return executing(hedge.wrap(policy), work, lambda: all_permits_are_free(policy))
 
     def flight() -> Scene:
-        it = SingleFlight(key=same)
-        return executing(it, work, lambda: none_is_under_way(it))
+        policy = SingleFlight(key=same)
+        return executing(policy, work, lambda: no_flight_is_left(policy))
 
     def cache() -> Scene:
-        it = Cache(LONG, key=same, keep_errors=BaseException)
+        policy = Cache(LONG, key=same, keep_errors=BaseException)
 
         def as_before() -> None:
-            assert it.stats().size == 0
-            none_is_under_way(it)
+            assert policy.stats().size == 0
+            no_flight_is_left(policy)
 
-        return executing(it, work, as_before)
+        return executing(policy, work, as_before)
 
     def refresh() -> Scene:
-        it = Cache(0.0001, key=same, stale=LONG, on=BaseException)
-        it.execute(lambda ctx: "old")
+        policy = Cache(0.0001, key=same, stale=LONG, on=BaseException)
+        policy.execute(lambda ctx: "old")
         process_clock.sleep(0.0002)
 
         def as_before() -> None:
-            assert (it.stats().size, it.stats().stale) == (1, 0), "a cancellation was answered"
-            none_is_under_way(it)
+            assert (policy.stats().size, policy.stats().stale) == (1, 0), "a cancellation was answered"
+            no_flight_is_left(policy)
 
-        return executing(it, work, as_before)
+        return executing(policy, work, as_before)
 
     def keyed() -> Scene:
         bulkhead = Bulkhead(1)
-        return executing(Keyed(lambda key: bulkhead, same), work, lambda: all_free(bulkhead))
+        return executing(Keyed(lambda key: bulkhead, same), work, lambda: all_permits_are_free(bulkhead))
 
     return {
         "flight": flight,
@@ -358,7 +358,7 @@ def each_alone() -> dict[str, Callable[[], Scene]]:
     }
 
 
-def with_failures() -> dict[str, Callable[[], Scene]]:
+def policies_with_failures() -> dict[str, Callable[[], Scene]]:
     def retry() -> Scene:
         return executing(Retry(3, on=Boom, backoff=[0.0001]), fail_at_first)
 
@@ -371,7 +371,7 @@ def with_failures() -> dict[str, Callable[[], Scene]]:
         async def fn(ctx: Context) -> object:
             return Response() if ctx.attempt == 1 else await work()
 
-        return executing(Retry(on_result=lambda it: it != "fine", backoff=[0.0001]), fn)
+        return executing(Retry(on_result=lambda result: result != "fine", backoff=[0.0001]), fn)
 
     def handler() -> Scene:
         async def answer(failure: object, ctx: Context) -> str:
@@ -382,13 +382,13 @@ def with_failures() -> dict[str, Callable[[], Scene]]:
     return {"retry": retry, "discarding": discarding, "handler": handler}
 
 
-def all_together() -> dict[str, Callable[[], Scene]]:
+def pipelines() -> dict[str, Callable[[], Scene]]:
     def usual() -> Scene:
         breaker, bulkhead = about_to_probe(), Bulkhead(1)
 
         def as_before() -> None:
             still_about_to_probe(breaker)
-            all_free(bulkhead)
+            all_permits_are_free(bulkhead)
 
         pipeline = Policy.wrap(
             Fallback("instead"), Timeout(LONG), breaker, bulkhead, Retry(on=Boom, backoff=[0.0001]), Timeout(LONG / 2)
@@ -400,8 +400,8 @@ def all_together() -> dict[str, Callable[[], Scene]]:
 
         def as_before() -> None:
             still_one_failure_short(breaker)
-            all_free(outer)
-            all_free(inner)
+            all_permits_are_free(outer)
+            all_permits_are_free(inner)
 
         async def fn(ctx: Context) -> Any:
             await anyio.sleep(0)
@@ -412,12 +412,12 @@ def all_together() -> dict[str, Callable[[], Scene]]:
     def twice() -> Scene:
         bulkhead = Bulkhead(2)
         pipeline = Policy.wrap(Timeout(LONG), bulkhead, Timeout(LONG), bulkhead, Timeout(LONG, cooperative=True))
-        return executing(pipeline, work, lambda: all_free(bulkhead))
+        return executing(pipeline, work, lambda: all_permits_are_free(bulkhead))
 
     return {"usual": usual, "nested": nested, "twice": twice}
 
 
-def as_blocks() -> dict[str, Callable[[], Scene]]:
+def blocks() -> dict[str, Callable[[], Scene]]:
     def attempts() -> Scene:
         async def call() -> str:
             async with deadline(LONG):
@@ -447,7 +447,7 @@ def as_blocks() -> dict[str, Callable[[], Scene]]:
             async with bulkhead.slot():
                 return await work()
 
-        return Scene(call, lambda: all_free(bulkhead))
+        return Scene(call, lambda: all_permits_are_free(bulkhead))
 
     def budget() -> Scene:
         async def call() -> str:
@@ -460,7 +460,7 @@ def as_blocks() -> dict[str, Callable[[], Scene]]:
     return {"attempts": attempts, "guard": guard, "slot": slot, "deadline": budget}
 
 
-def as_streams() -> dict[str, Callable[[], Scene]]:
+def streaming() -> dict[str, Callable[[], Scene]]:
     def stream(**limits: Any) -> Scene:
         bulkhead, opened, closed = Bulkhead(1), [], []
 
@@ -482,7 +482,7 @@ def as_streams() -> dict[str, Callable[[], Scene]]:
                 return "".join([item async for item in stream])
 
         def as_before() -> None:
-            all_free(bulkhead)
+            all_permits_are_free(bulkhead)
             assert len(closed) == len(opened), "a source is open"
 
         return Scene(call, as_before)
@@ -492,7 +492,7 @@ def as_streams() -> dict[str, Callable[[], Scene]]:
 
 SCENES = {
     f"{group.__name__}-{name}": make
-    for group in (each_alone, with_failures, all_together, as_blocks, as_streams)
+    for group in (single_policies, policies_with_failures, pipelines, blocks, streaming)
     for name, make in group().items()
 }
 
@@ -500,8 +500,8 @@ SCENES = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", SCENES.values(), ids=SCENES.keys())
 def test_a_call_that_is_cancelled_leaves_everything_as_it_was(make: Callable[[], Scene], way: str) -> None:
-    """At whichever of its suspensions. In virtual time, so that a wait is one on a busy machine, too."""
-    others = [it for it in threading.enumerate() if it is not threading.current_thread()]
+    """At any of its suspensions. In virtual time, so that a busy machine does not change the number of waits."""
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     with virtual_time(ignore=others):
         sweep(make, way)
 
@@ -511,10 +511,10 @@ def test_a_call_that_is_cancelled_leaves_everything_as_it_was(make: Callable[[],
 
 @pytest.mark.parametrize("turns", range(6))
 @pytest.mark.parametrize("way", WAYS)
-def test_a_cancelled_waiter_leaves_the_queue_or_passes_its_permit_on(way: str, turns: int) -> None:
-    """Before its grant, at the moment of it, after it: whoever waits behind it gets in, and nothing is lost.
+def test_a_cancelled_waiting_call_leaves_the_queue_or_passes_its_permit_on(way: str, turns: int) -> None:
+    """Before, at or after the grant: the next call in the queue is admitted, and no permit is lost.
 
-    Whoever holds the permit gives it back after so many turns of the loop.
+    The permit is released after `turns` turns of the event loop.
     """
     world = World(way.partition("-")[0])
     behind: list[str] = []
@@ -523,23 +523,23 @@ def test_a_cancelled_waiter_leaves_the_queue_or_passes_its_permit_on(way: str, t
         bulkhead = Bulkhead(1, queue=5)
         slot = bulkhead.slot()
         slot.__enter__()
-        given_back: list[bool] = []
+        released: list[bool] = []
 
-        async def give_back() -> None:
+        async def release() -> None:
             for _ in range(turns):
                 await anyio.sleep(0)
             slot.__exit__(None, None, None)
-            given_back.append(True)
+            released.append(True)
 
         async def wait_behind() -> None:
-            while not bulkhead.stats().queued and not given_back:
+            while not bulkhead.stats().queued and not released:
                 await anyio.sleep(0)
             behind.append(await bulkhead.aexecute(work))
 
         scene = executing(Policy.wrap(Timeout(LONG), bulkhead))
         with anyio.fail_after(5):
             async with anyio.create_task_group() as group:
-                group.start_soon(give_back)
+                group.start_soon(release)
                 group.start_soon(wait_behind)
                 count, outcome = await interfere(scene, way, at)
         return count, outcome, bulkhead
@@ -551,12 +551,12 @@ def test_a_cancelled_waiter_leaves_the_queue_or_passes_its_permit_on(way: str, t
         _, outcome, bulkhead = world.run(partial(run, at))
         where = f"{way} at suspension {at} of {points}"
         assert isinstance(outcome, type) or at == points, f"{where}: swallowed"
-        assert behind == ["fine"], f"{where}: the one behind was forgotten"
-        all_free(bulkhead)
+        assert behind == ["fine"], f"{where}: the next call in the queue was not admitted"
+        all_permits_are_free(bulkhead)
 
 
-async def test_many_waiters_that_are_cancelled_at_once_lose_no_permit(tasks_world: World) -> None:
-    """Half of those in a queue go away together, in the very turn in which permits come back."""
+async def test_cancelling_many_queued_calls_at_once_loses_no_permit(tasks_world: World) -> None:
+    """Half of the queue is cancelled, in the same turn in which permits are released."""
     bulkhead = Bulkhead(2, queue=40)
     done: list[int] = []
 
@@ -573,14 +573,14 @@ async def test_many_waiters_that_are_cancelled_at_once_lose_no_permit(tasks_worl
             await anyio.sleep(0.0003)
             going.cancel_scope.cancel()
     assert [n for n in range(0, 40, 2) if n not in done] == []
-    all_free(bulkhead)
+    all_permits_are_free(bulkhead)
 
 
-# --- before it has begun, and when it has ended ---
+# --- before the call begins, and when it has ended ---
 
 
-async def test_a_task_that_is_cancelled_before_it_began_has_done_nothing(in_asyncio: World) -> None:
-    """Its coroutine is thrown away unstarted."""
+async def test_a_task_that_is_cancelled_before_it_begins_has_no_effect(in_asyncio: World) -> None:
+    """The coroutine is discarded unstarted."""
     entered: list[int] = []
     bulkhead = Bulkhead(1)
 
@@ -592,11 +592,11 @@ async def test_a_task_that_is_cancelled_before_it_began_has_done_nothing(in_asyn
     with pytest.raises(asyncio.CancelledError):
         await task
     assert entered == []
-    all_free(bulkhead)
+    all_permits_are_free(bulkhead)
 
 
-async def test_a_function_that_cancels_its_own_task_and_returns_has_its_result_returned(in_asyncio: World) -> None:
-    """The cancellation is delivered at the next suspension, and there is none inside."""
+async def test_a_function_that_cancels_its_own_task_and_returns_keeps_its_result(in_asyncio: World) -> None:
+    """The cancellation is delivered at the next suspension, which is outside of the call."""
 
     async def fn(ctx: Context) -> str:
         cancel_task()
@@ -615,12 +615,12 @@ async def test_a_function_that_cancels_its_own_task_and_returns_has_its_result_r
     assert await task == "fine"
 
 
-async def test_a_cancellation_that_the_function_raises_itself_is_one(tasks_world: World) -> None:
-    """Nobody has cancelled the task; what travels is no outcome all the same."""
-    told: list[Any] = []
+async def test_a_cancellation_that_the_function_raises_is_no_outcome(tasks_world: World) -> None:
+    """Even without a cancellation of the task."""
+    seen: list[Any] = []
     breaker = one_failure_short(on=BaseException)
     policy = Policy.wrap(Fallback("instead", on=BaseException), Retry(on=BaseException), breaker, Timeout(LONG))
-    pipeline = Policy.wrap(policy, listeners=[told.append])
+    pipeline = Policy.wrap(policy, listeners=[seen.append])
 
     async def fn(ctx: Context) -> None:
         with anyio.CancelScope() as scope:
@@ -640,8 +640,8 @@ async def test_a_cancellation_that_the_function_raises_itself_is_one(tasks_world
         assert error is kept[0]  # noqa: PT017
     else:
         raise AssertionError("the cancellation was swallowed")
-    assert [type(event) for event in told] == [events.ExecutionFinished]
-    assert told[0].outcome is None
+    assert [type(event) for event in seen] == [events.ExecutionFinished]
+    assert seen[0].outcome is None
     still_one_failure_short(breaker)
 
 
@@ -677,9 +677,9 @@ class Interruptions:
 
 
 def test_an_interrupt_at_any_wait_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the function runs on a worker, between two attempts, and in the second one."""
+    """While the function runs on a worker, between two attempts, and in the second attempt."""
     interruptions = Interruptions(monkeypatch)
-    told: list[Any] = []
+    seen: list[Any] = []
 
     def fn(ctx: Context) -> str:
         if ctx.attempt == 1:
@@ -688,14 +688,14 @@ def test_an_interrupt_at_any_wait_leaves_everything_as_it_was(monkeypatch: pytes
 
     for at in range(4):
         breaker, bulkhead = about_to_probe(on=BaseException), Bulkhead(1)
-        told.clear()
+        seen.clear()
         pipeline = Policy.wrap(
             Fallback("instead", on=BaseException),
             breaker,
             bulkhead,
             Retry(on=BaseException, backoff=[0.0001]),
             Timeout(LONG),
-            listeners=[told.append],
+            listeners=[seen.append],
         )
         interruptions.begin(at)
         if at == 0:
@@ -706,10 +706,10 @@ def test_an_interrupt_at_any_wait_leaves_everything_as_it_was(monkeypatch: pytes
             pipeline.execute(fn, Context(operation="scene"))
         interruptions.begin(0)
         assert current_context().operation is None
-        assert [event.outcome for event in told if isinstance(event, events.ExecutionFinished)] == [None]
-        assert not [event for event in told if isinstance(event, events.FallbackUsed)]
+        assert [event.outcome for event in seen if isinstance(event, events.ExecutionFinished)] == [None]
+        assert not [event for event in seen if isinstance(event, events.FallbackUsed)]
         still_about_to_probe(breaker)
-        all_free(bulkhead)
+        all_permits_are_free(bulkhead)
         end = time.monotonic() + 5
         while Timeout.abandoned() and time.monotonic() < end:
             time.sleep(0.001)
@@ -717,10 +717,10 @@ def test_an_interrupt_at_any_wait_leaves_everything_as_it_was(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("granted", [False, True], ids=["waiting", "granted"])
-def test_an_interrupt_in_a_queue_leaves_it_or_passes_the_permit_on(
+def test_an_interrupted_queued_call_leaves_the_queue_or_passes_its_permit_on(
     monkeypatch: pytest.MonkeyPatch, granted: bool
 ) -> None:
-    """Also where the permit was granted in the moment of the interrupt: who waits behind gets it."""
+    """Also when the permit is granted at the moment of the interrupt."""
     bulkhead = Bulkhead(1, queue=2)
     behind: list[str] = []
     slot = bulkhead.slot()
@@ -748,4 +748,4 @@ def test_an_interrupt_in_a_queue_leaves_it_or_passes_the_permit_on(
         slot.__exit__(None, None, None)
     waiter.join(5)
     assert behind == ["got in"]
-    all_free(bulkhead)
+    all_permits_are_free(bulkhead)

@@ -1,9 +1,9 @@
-"""Memory: a failed call is freed when it is over, and 20,000 calls leave no more behind than one.
+"""Memory: a failed call is freed when it ends, and 20,000 calls leave no more behind than one.
 
-An exception holds its traceback, that the frames of the call, and those their local variables: one
-local that holds the exception when it is raised on closes a circle, and everything the call touched
-then waits for the cyclic collector. Here the collector is switched off, and each call holds something
-whose end is watched.
+An exception refers to its traceback, the traceback to the frames of the call, and the frames to their local
+variables. So a local variable that still holds the exception when it is raised again closes a cycle, and all
+objects of the call then wait for the cyclic collector. These tests switch the collector off, and watch objects of
+each call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Scenario = Callable[[World, Watched], Awaitable[object]]
 
 
 def executes(make: Callable[[], Policy[Any]], ctx: Callable[[], Context | None] = lambda: None) -> Scenario:
-    """Fail under the policy."""
+    """Return a scenario that fails under the policy."""
 
     async def scenario(world: World, watched: Watched) -> None:
         await world.execute(make(), watched.fn, ctx())
@@ -56,8 +56,8 @@ def executes(make: Callable[[], Policy[Any]], ctx: Callable[[], Context | None] 
     return scenario
 
 
-async def nothing(world: World, watched: Watched) -> None:
-    """No policy at all: what Python itself leaves behind."""
+async def without_policy(world: World, watched: Watched) -> None:
+    """Fail without any policy: what Python itself leaves behind."""
     await watched.fn()
 
 
@@ -160,7 +160,7 @@ async def is_cut_off(world: World, watched: Watched) -> None:
         await world.execute(Retry(2, backoff=[0]).wrap(Timeout(0.02)), fn)
     finally:
         if world.blocking:
-            await world.sleep(0.1)  # the thread that was walked away from comes to its end
+            await world.sleep(0.1)  # the abandoned function ends
 
 
 async def fails_on_a_worker(world: World, watched: Watched) -> None:
@@ -307,7 +307,7 @@ async def fails_in_blocks(world: World, watched: Watched) -> None:
             watched.fail()
 
 
-async def tells_listeners(world: World, watched: Watched) -> None:
+async def with_listeners(world: World, watched: Watched) -> None:
     pipeline = Policy.wrap(
         Fallback("x", on=ValueError),
         Retry(3, on=Boom, backoff=[0], on_retry=lambda event: None),
@@ -349,11 +349,11 @@ async def carries_a_response(world: World, watched: Watched) -> None:
 
 
 def interrupted_by(kind: type[BaseException]) -> Scenario:
-    can_be_watched: type[BaseException] = type(kind.__name__, (kind,), {})  # Python's own have no weak references
+    watchable: type[BaseException] = type(kind.__name__, (kind,), {})  # builtin exceptions have no weak references
 
     async def scenario(world: World, watched: Watched) -> None:
         async def fn(ctx: Context) -> None:
-            watched.fail(can_be_watched)
+            watched.fail(watchable)
 
         with pytest.raises(kind):
             await world.execute(
@@ -383,18 +383,18 @@ async def streams(world: World, watched: Watched) -> None:
     if world.blocking:
         list(streaming.call(blocking))
     else:
-        [it async for it in streaming.call(task)]
+        [item async for item in streaming.call(task)]
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "no policy": nothing,
+    "no policy": without_policy,
     "Retry, not handled": executes(lambda: Retry(on=ValueError)),
     "Retry, out of attempts": executes(lambda: Retry(3, on=Boom, backoff=[0])),
     "Retry, out of time": executes(lambda: Retry(3, on=Boom, backoff=[9]), lambda: Context(timeout=5.0)),
     "Retry, out of max_elapsed": executes(lambda: Retry(3, on=Boom, backoff=[9], max_elapsed=5.0)),
     "Retry, too late": executes(Retry, lambda: Context(timeout=0)),
     "Retry, wrapped": executes(lambda: Retry(2, on=Boom, backoff=[0], wrap=True)),
-    "Retry, wrapped result": executes(lambda: Fallback("x").wrap(Retry(1, on_result=lambda it: True, wrap=True))),
+    "Retry, wrapped result": executes(lambda: Fallback("x").wrap(Retry(1, on_result=lambda result: True, wrap=True))),
     "Retry, success in the end": succeeds_in_the_end,
     "Retry, discarded results": discards_results,
     "Retry, discarded response of an error": carries_a_response,
@@ -434,8 +434,8 @@ SCENARIOS: dict[str, Scenario] = {
     "a predicate raises (on)": predicate_raises("on"),
     "a predicate raises (ignore)": predicate_raises("ignore"),
     "a predicate raises (on_result)": predicate_raises("on_result"),
-    "a policy of one's own": executes(Custom),
-    "a policy of one's own, driven": executes(Driven),
+    "a custom policy": executes(Custom),
+    "a custom policy, driven": executes(Driven),
     "all of them": executes(
         lambda: Policy.wrap(
             Fallback("x", on=ValueError),
@@ -448,7 +448,7 @@ SCENARIOS: dict[str, Scenario] = {
         )
     ),
     "with a context": executes(lambda: Retry(2, on=Boom, backoff=[0]).wrap(Timeout(5.0)), Context),
-    "with listeners": tells_listeners,
+    "with listeners": with_listeners,
     "nested executions": nests,
     "capture": captures,
     "decorator": decorates,
@@ -466,20 +466,20 @@ SCENARIOS: dict[str, Scenario] = {
 
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_a_failed_call_leaves_no_reference_cycle(world: World, name: str) -> None:
-    """Everything that it touched is freed with the last name for it, in every failing way of every policy."""
+    """Every object of the call is freed with the last reference to it, for each failure of each policy."""
     watched = Watched()
 
     async def scenario() -> None:
         try:
             await SCENARIOS[name](world, watched)
-        except (Exception, KeyboardInterrupt, GeneratorExit):  # and nothing by which a scenario says that it is wrong
+        except (Exception, KeyboardInterrupt, GeneratorExit):  # pytest's own outcomes are others
             pass
 
     async def main() -> list[Any]:
-        await scenario()  # chains are composed, workers started, modules imported
+        await scenario()  # chains are composed, workers started and modules imported once
         with no_collector():
             await scenario()
-            for _ in range(1000):  # a worker, or a loop, lets go of what it ran just after its caller has heard of it
+            for _ in range(1000):  # a worker or loop releases what it ran only shortly after its caller continues
                 await world.sleep(0.002)
                 if not watched.alive:
                     break
@@ -490,7 +490,9 @@ async def test_a_failed_call_leaves_no_reference_cycle(world: World, name: str) 
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if "proxy" not in name])
-async def test_nor_where_policies_are_driven(threads: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_call_of_a_driven_policy_leaves_no_reference_cycle(
+    threads: World, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same in blocking code without lowering."""
     monkeypatch.setattr(lowering, "enabled", False)
     await test_a_failed_call_leaves_no_reference_cycle(threads, name)
@@ -500,7 +502,6 @@ async def test_nor_where_policies_are_driven(threads: World, name: str, monkeypa
     "name", ["Retry", "Timeout", "CircuitBreaker", "Bulkhead", "RateLimiter", "Fallback", "all of them"]
 )
 async def test_a_cancelled_call_leaves_no_reference_cycle(tasks_world: World, name: str) -> None:
-    """Given up from outside while it waits."""
     parts: dict[str, Callable[[], Policy[Any]]] = {
         "Retry": lambda: Retry(on=Exception),
         "Timeout": lambda: Timeout(5.0),
@@ -532,8 +533,8 @@ async def test_a_cancelled_call_leaves_no_reference_cycle(tasks_world: World, na
     assert watched.seen == 2
 
 
-async def test_the_watch_would_notice_a_cycle(world: World) -> None:
-    """A local that holds the exception when it is raised on: what all these tests are about."""
+async def test_the_watch_notices_a_reference_cycle(world: World) -> None:
+    """A local variable that holds the exception when it is raised again: what these tests look for."""
     watched = Watched()
 
     class Leaking(Policy):
@@ -541,8 +542,8 @@ async def test_the_watch_would_notice_a_cycle(world: World) -> None:
             try:
                 return await call(ctx)
             except Boom as error:
-                kept = error
-                raise kept from None
+                saved = error
+                raise saved from None
 
     async def main() -> list[Any]:
         with no_collector():
@@ -560,21 +561,21 @@ async def test_the_watch_would_notice_a_cycle(world: World) -> None:
 # --- no growth -------------------------------------------------------------------------------
 
 CALLS = 20_000
-FEWER = 2_000  # where only a part is looked at
+FEWER = 2_000  # for policies whose calls are slow
 
-#: What may lie about after any number of calls: a cancelled timer is thrown away when the loop comes to it,
+#: What may remain after any number of calls: the loop discards a cancelled timer only when its time comes,
 #: and trio keeps up to a thousand of them, at five blocks each.
-ODDS_AND_ENDS = 400
+LEFTOVERS = 400
 CANCELLED_TIMERS = 6_000
 
 
 def fill_free_lists() -> None:
-    """CPython keeps up to 2,000 freed tuples of each length to be used again, and they count as allocated."""
+    """Fill CPython's lists of freed tuples, up to 2,000 per length, which count as allocated."""
     for length in range(1, 20):
         [tuple(range(length)) for _ in range(2_000)]
 
 
-#: Policies as they are shared for the life of a process.
+#: Policies that are shared for the life of a process.
 SHARED: dict[str, Callable[[], Policy[Any]]] = {
     "Retry": lambda: Retry(2, on=Boom, backoff=[0]),
     "cooperative Timeout": lambda: Timeout(60.0, cooperative=True),
@@ -588,7 +589,7 @@ SHARED: dict[str, Callable[[], Policy[Any]]] = {
     "Bulkhead": lambda: Bulkhead(1),
     "RateLimiter": lambda: RateLimiter(Rate(1e9), Rate(1e9, burst=1e9)),
     "Fallback": lambda: Fallback(handler=lambda failure, ctx: "x"),
-    "a policy of one's own, driven": Driven,
+    "a custom policy, driven": Driven,
     "all of them": lambda: Policy.wrap(
         Fallback("x", on=ValueError),
         Retry(2, on=Boom, backoff=[0]),
@@ -603,7 +604,7 @@ SHARED: dict[str, Callable[[], Policy[Any]]] = {
 @pytest.mark.parametrize("failing", [False, True], ids=["succeeding", "failing"])
 @pytest.mark.parametrize("name", SHARED)
 async def test_many_calls_leave_no_more_behind_than_one(world: World, name: str, failing: bool) -> None:
-    """With the cyclic collector off: neither what it would have freed grows, nor what it could not."""
+    """With the cyclic collector off: neither objects that it would free, nor others, accumulate."""
     policy = SHARED[name]()
     ctx = Context()
 
@@ -629,7 +630,7 @@ async def test_many_calls_leave_no_more_behind_than_one(world: World, name: str,
             except Exception:
                 pass
             if number % 100 == 0:
-                await anyio.sleep(0)  # loops throw the timers away that were cancelled, when they come to it
+                await anyio.sleep(0)  # loops discard cancelled timers in their turns
 
     timers = name == "Timeout" and not world.blocking
     count = CALLS if name == "all of them" or timers else FEWER
@@ -643,14 +644,16 @@ async def test_many_calls_leave_no_more_behind_than_one(world: World, name: str,
             return sys.getallocatedblocks() - blocks, len(gc.get_objects()) - objects
 
     blocks, objects = await main()
-    assert blocks < (CANCELLED_TIMERS if timers else ODDS_AND_ENDS)
-    assert objects < (CANCELLED_TIMERS if timers else ODDS_AND_ENDS)
+    assert blocks < (CANCELLED_TIMERS if timers else LEFTOVERS)
+    assert objects < (CANCELLED_TIMERS if timers else LEFTOVERS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["decorated", "proxied", "awaited through a proxy", "blocks"])
-async def test_nor_do_the_other_ways_to_call(tasks_world: World, what: str) -> None:
-    """Decorators, proxies and blocks make small objects for each call: they are gone afterwards."""
+@pytest.mark.parametrize("way", ["decorated", "proxied", "awaited through a proxy", "blocks"])
+async def test_many_calls_through_decorators_proxies_and_blocks_leave_nothing_behind(
+    tasks_world: World, way: str
+) -> None:
+    """The small objects that are made for each call are freed."""
     retry, breaker, bulkhead = Retry(2, on=Boom, backoff=[0]), CircuitBreaker(10**9), Bulkhead(1)
     pipeline = retry.wrap(breaker, bulkhead)
 
@@ -673,12 +676,12 @@ async def test_nor_do_the_other_ways_to_call(tasks_world: World, what: str) -> N
     proxy, aproxy = pipeline.proxy(thing), pipeline.aproxy(thing)
 
     async def once() -> None:
-        if what == "decorated":
+        if way == "decorated":
             decorated()
-        elif what == "proxied":
+        elif way == "proxied":
             proxy.get()
             pipeline.proxy(thing, "get")
-        elif what == "awaited through a proxy":
+        elif way == "awaited through a proxy":
             await aproxy.later()
             async with aproxy.enter():
                 pass
@@ -700,5 +703,5 @@ async def test_nor_do_the_other_ways_to_call(tasks_world: World, what: str) -> N
             return sys.getallocatedblocks() - blocks, len(gc.get_objects()) - objects
 
     blocks, objects = await main()
-    assert blocks < ODDS_AND_ENDS
-    assert objects < ODDS_AND_ENDS
+    assert blocks < LEFTOVERS
+    assert objects < LEFTOVERS

@@ -1,4 +1,4 @@
-"""The world of tasks: everything happens in the caller's own task, in asyncio and in trio, and nothing in between."""
+"""Calls in tasks of asyncio and trio: everything happens in the caller's own task."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ PIPELINE = Policy.wrap(
 )
 
 
-# --- where things run ---
+# --- the task and the thread of a call ---
 
 
 async def test_the_function_runs_in_the_callers_own_task(tasks_world: World) -> None:
-    """No task is made for it, no thread, and no context of variables: what it sets, its caller sees."""
+    """No task, thread or copy of the context variables is made: the caller sees what the function sets."""
     seen: list[Any] = []
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
 
@@ -63,8 +63,8 @@ async def test_the_function_runs_in_the_callers_own_task(tasks_world: World) -> 
     assert variable.get() == "from inside"
 
 
-async def test_a_call_that_waits_for_nothing_does_not_suspend(tasks_world: World) -> None:
-    """The happy path costs no turn of the loop."""
+async def test_a_call_without_waits_does_not_suspend(tasks_world: World) -> None:
+    """A successful call costs no turn of the loop."""
 
     async def fn(ctx: Context) -> str:
         return "at once"
@@ -75,9 +75,7 @@ async def test_a_call_that_waits_for_nothing_does_not_suspend(tasks_world: World
     assert done.value.value == "at once"
 
 
-async def test_blocking_code_inside_a_task_is_blocking_code(tasks_world: World) -> None:
-    """A plain function under the same pipeline runs to its end there; its limit is enforced by a worker."""
-
+async def test_blocking_code_inside_a_task_uses_a_worker_for_its_timeout(tasks_world: World) -> None:
     gate = threading.Event()
 
     assert PIPELINE.execute(lambda ctx: "plain") == "plain"
@@ -89,11 +87,11 @@ async def test_blocking_code_inside_a_task_is_blocking_code(tasks_world: World) 
         time.sleep(0.001)
 
 
-async def test_no_worker_is_taken(tasks_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even for a limit that fires."""
+async def test_a_timeout_in_a_task_takes_no_worker(tasks_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even one that expires."""
 
     def forbidden(*args: object) -> Never:
-        raise AssertionError("a worker thread was asked for")
+        raise AssertionError("a worker was taken")
 
     monkeypatch.setattr(workers.Pool, "begin", forbidden)
 
@@ -102,7 +100,7 @@ async def test_no_worker_is_taken(tasks_world: World, monkeypatch: pytest.Monkey
 
 
 async def test_waiting_lets_other_tasks_run(tasks_world: World) -> None:
-    """A retry's wait is a suspension, also one of no seconds."""
+    """The delay of a retry is a suspension, even one of zero seconds."""
     turns: list[int] = []
 
     async def other() -> None:
@@ -122,16 +120,16 @@ async def test_waiting_lets_other_tasks_run(tasks_world: World) -> None:
 
 
 def test_a_block_that_a_function_leaves_open_does_not_keep_its_context_ambient(tasks_world: World) -> None:
-    """A stream that is read, and closed, after the call that opened it: its budget was that of the call."""
+    """As in a stream that is read and closed after the call that opened it: its deadline was that of the call."""
 
     async def stream() -> AsyncGenerator[int, None]:
         with deadline(LONG):
             yield 1
 
     async def opened(*_: object) -> AsyncGenerator[int, None]:
-        it = stream()
-        await anext(it)
-        return it
+        opened_stream = stream()
+        await anext(opened_stream)
+        return opened_stream
 
     async def fails(ctx: Context) -> Never:
         raise Boom
@@ -139,17 +137,17 @@ def test_a_block_that_a_function_leaves_open_does_not_keep_its_context_ambient(t
     async def main() -> list[float]:
         left = []
         for policy, fn in ((Timeout(5.0), opened), (Timeout(5.0).wrap(Fallback(handler=opened)), fails)):
-            it = await policy.aexecute(fn)
+            opened_stream = await policy.aexecute(fn)
             left.append(current_context().remaining())
-            await it.aclose()
+            await opened_stream.aclose()
             left.append(current_context().remaining())
         return left
 
     assert tasks_world.run(main) == [inf] * 4
 
 
-async def test_a_coroutine_that_is_closed_from_elsewhere_leaves_in_peace(in_asyncio: World) -> None:
-    """A generator's `finally` may run anywhere: where it began is not always where it ends."""
+async def test_a_coroutine_that_is_closed_in_another_context_releases_its_permit(in_asyncio: World) -> None:
+    """The `finally` of a coroutine may run with other context variables than its beginning."""
     ended: list[str] = []
 
     async def fn(ctx: Context) -> None:
@@ -168,7 +166,7 @@ async def test_a_coroutine_that_is_closed_from_elsewhere_leaves_in_peace(in_asyn
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
-    """An event loop that counts the timers which it was asked for."""
+    """An event loop that counts the timers it schedules."""
 
     timers = 0
 
@@ -178,7 +176,7 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
 
 def test_two_loops_have_a_timer_each() -> None:
-    """Also where their calls alternate, under one policy: none is made for each call, and none serves both."""
+    """Also when their calls alternate under one policy: no timer is made per call, and none serves both loops."""
     timeout, loops = Timeout(61.5), list[CountingLoop]()
 
     def new_loop() -> CountingLoop:
@@ -197,8 +195,8 @@ def test_two_loops_have_a_timer_each() -> None:
     assert [loop.timers for loop in loops] == [1, 1]
 
 
-async def test_limits_without_end_keep_no_more_than_some_timers(in_asyncio: World) -> None:
-    """What is kept of limits that never come again is bounded, and every call is cut off all the same."""
+async def test_the_number_of_timers_kept_for_distinct_timeouts_is_bounded(in_asyncio: World) -> None:
+    """Every call is still cut off."""
 
     loop: Any = asyncio.get_running_loop()
     for n in range(200):
@@ -212,7 +210,7 @@ async def test_limits_without_end_keep_no_more_than_some_timers(in_asyncio: Worl
 
 
 async def test_a_future_and_a_task_of_asyncio_can_be_awaited(in_asyncio: World) -> None:
-    """And a limit cancels the task that it waits for, as `await` does."""
+    """A timeout cancels the task that the call waits for, as `await` does."""
 
     future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(future.set_result, "done")
@@ -227,30 +225,30 @@ async def test_a_future_and_a_task_of_asyncio_can_be_awaited(in_asyncio: World) 
 
 
 def test_the_same_policies_serve_many_loops_at_once() -> None:
-    """Two asyncio loops, two trio loops, two threads: each call ends in its own world."""
+    """Two loops of asyncio and two of trio, in four threads: each call ends in its own loop."""
 
-    def world(name: str) -> list[Any]:
-        it = World(name)
+    def run_calls(name: str) -> list[Any]:
+        world = World(name)
 
         async def main() -> list[Any]:
             results: list[Any] = []
             for n in range(30):
-                results.append(await it.attempt(PIPELINE, Script(Boom(), n).function()))
+                results.append(await world.attempt(PIPELINE, Script(Boom(), n).function()))
                 if n % 10 == 0:
-                    results.append(type(await it.attempt(Timeout(0.002), lambda ctx: it.sleep(0.05))))
+                    results.append(type(await world.attempt(Timeout(0.002), lambda ctx: world.sleep(0.05))))
             return results
 
-        return it.run(main)  # type: ignore[no-any-return]
+        return world.run(main)  # type: ignore[no-any-return]
 
     names = ["asyncio", "trio", "asyncio", "trio"]
     with ThreadPoolExecutor(len(names)) as pool:
-        results = list(pool.map(world, names))
-    expected = [it for n in range(30) for it in ([n, TimeoutExceeded] if n % 10 == 0 else [n])]
+        results = list(pool.map(run_calls, names))
+    expected = [result for n in range(30) for result in ([n, TimeoutExceeded] if n % 10 == 0 else [n])]
     assert results == [expected] * len(names)
 
 
-async def test_trio_may_be_a_guest_in_a_loop_of_asyncio(in_asyncio: World) -> None:
-    """There a task of trio runs in a callback of asyncio: its limit is a scope of trio all the same."""
+async def test_trio_may_run_as_a_guest_of_an_asyncio_loop(in_asyncio: World) -> None:
+    """Its tasks run in callbacks of asyncio; the timeout is a scope of trio all the same."""
     outcome: list[Any] = []
 
     async def in_trio() -> str:
@@ -275,9 +273,7 @@ async def test_trio_may_be_a_guest_in_a_loop_of_asyncio(in_asyncio: World) -> No
     assert outcome == ["fine"]
 
 
-def test_asyncio_in_debug_mode_has_nothing_to_say() -> None:
-    """No slow callback, no coroutine that was not awaited."""
-
+def test_the_debug_mode_of_asyncio_reports_nothing() -> None:
     async def main() -> None:
         assert await PIPELINE.aexecute(Script(Boom(), "fine").function()) == "fine"
         with pytest.raises(TimeoutExceeded):
@@ -290,11 +286,11 @@ def test_asyncio_in_debug_mode_has_nothing_to_say() -> None:
 # --- the timers of asyncio ---
 
 
-def test_a_block_that_is_closed_by_another_thread_while_its_alarm_rings_keeps_nobody_waiting() -> None:
-    """The interpreter may switch, or collect, wherever a function that is written in C has returned."""
+def test_closing_a_call_from_another_thread_while_its_alarm_rings_delays_no_other_call() -> None:
+    """The interpreter may switch threads, or collect garbage, wherever a function written in C has returned."""
 
     async def main(at: int) -> bool:
-        """Close a block at this place; say whether the alarm came by it."""
+        """Close a call at this place. Return whether the alarm reached the place."""
         places = 0
         timeout = Timeout(0.005)
         closed = timeout.acall(asyncio.sleep, LONG)
@@ -314,7 +310,7 @@ def test_a_block_that_is_closed_by_another_thread_while_its_alarm_rings_keeps_no
         sys.setprofile(look)
         try:
             done, late = await asyncio.wait(others, timeout=0.5)
-        except asyncio.CancelledError:  # it was this task that stepped into the block
+        except asyncio.CancelledError:  # the interrupted task was this one
             done, late = await asyncio.wait(others, timeout=0.5)
         finally:
             sys.setprofile(before)
@@ -330,8 +326,8 @@ def test_a_block_that_is_closed_by_another_thread_while_its_alarm_rings_keeps_no
 
 
 @pytest.mark.parametrize("policy", [Timeout(LONG), Timeout(LONG).wrap(Retry(2))], ids=["alone", "around a retry"])
-def test_a_loop_that_is_closed_keeps_no_task_that_still_ran(policy: Policy[Any]) -> None:
-    """It is collected as without us, and its `finally` runs then: what is remembered of a loop holds nothing of it."""
+def test_a_closed_loop_keeps_no_unfinished_task_alive(policy: Policy[Any]) -> None:
+    """The task is collected as without a policy, and its `finally` runs then."""
     cleaned: list[str] = []
 
     async def hang() -> None:
@@ -346,15 +342,15 @@ def test_a_loop_that_is_closed_keeps_no_task_that_still_ran(policy: Policy[Any])
         assert not task.done()
 
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda loop, told: None)  # that a task was destroyed, which it was
+    loop.set_exception_handler(lambda loop, context: None)  # that a pending task was destroyed is expected here
     loop.run_until_complete(main())
     loop.close()
     gc.collect()
     assert cleaned == ["up"]
 
 
-async def test_timers_that_did_not_fire_do_not_pile_up(in_asyncio: World) -> None:
-    """A limit of a minute on calls of a millisecond: the loop has not one timer for each of them to wait for."""
+async def test_unused_timers_do_not_accumulate(in_asyncio: World) -> None:
+    """A timeout of a minute around calls of a millisecond does not leave a timer in the loop for each call."""
 
     loop: Any = asyncio.get_running_loop()
     timeout, fn = Timeout(LONG), Script("fine").function()
@@ -362,12 +358,12 @@ async def test_timers_that_did_not_fire_do_not_pile_up(in_asyncio: World) -> Non
         await timeout.aexecute(fn)
         await timeout.aexecute(fn, Context(timeout=LONG / 2))
     await asyncio.sleep(0)
-    assert sum(not handle.cancelled() for handle in loop._scheduled) <= 2  # for the policy's limit, and for all others
+    assert sum(not handle.cancelled() for handle in loop._scheduled) <= 2  # one for the policy, one for all contexts
     assert len(loop._scheduled) < 500
 
 
-def test_calls_under_the_same_limit_are_each_cut_off_in_their_own_time(tasks_world: World) -> None:
-    """They begin one after the other; some end by themselves, the first of all among them."""
+def test_each_call_under_a_shared_timeout_is_cut_off_in_its_own_time(tasks_world: World) -> None:
+    """They begin one after the other; some end before the timeout, the very first among them."""
     limit, step = 0.04, 0.004
     timeout = Timeout(limit)
     took: dict[int, float] = {}
@@ -394,8 +390,8 @@ def test_calls_under_the_same_limit_are_each_cut_off_in_their_own_time(tasks_wor
     assert whole < 3
 
 
-async def test_a_limit_is_set_again_after_it_has_fired(tasks_world: World) -> None:
-    """Again and again, at once and after a while, with calls in between that end by themselves."""
+async def test_a_timeout_works_again_after_it_has_expired(tasks_world: World) -> None:
+    """Repeatedly, at once and after a pause, with calls in between that end in time."""
     timeout = Timeout(0.005)
 
     for pause in (0, 0.01, 0, 0.002, 0.01):
@@ -405,8 +401,8 @@ async def test_a_limit_is_set_again_after_it_has_fired(tasks_world: World) -> No
         await anyio.sleep(pause)
 
 
-def test_a_loop_that_has_ended_takes_no_timer_with_it() -> None:
-    """The next loop of the same thread sets its own, also where the last one left one behind."""
+def test_each_new_loop_of_a_thread_sets_its_own_timer() -> None:
+    """Also when the previous loop left one behind."""
     timeout = Timeout(0.02)
 
     async def quick() -> None:
@@ -421,7 +417,7 @@ def test_a_loop_that_has_ended_takes_no_timer_with_it() -> None:
 
 
 def test_two_loops_that_take_turns_in_one_thread_have_their_own_timers() -> None:
-    """Each rings in its own loop only."""
+    """Each fires in its own loop only."""
     timeout = Timeout(0.02)
     loops = [asyncio.new_event_loop() for _ in range(2)]
 
@@ -445,8 +441,8 @@ def test_two_loops_that_take_turns_in_one_thread_have_their_own_timers() -> None
             loop.close()
 
 
-def test_any_number_of_different_limits_is_kept() -> None:
-    """Limits that are computed anew for each call among them."""
+def test_hundreds_of_distinct_timeouts_all_cut_off_in_time() -> None:
+    """As with timeouts that are computed for each call."""
 
     async def main() -> None:
         async with anyio.create_task_group() as group:
@@ -466,8 +462,8 @@ def test_any_number_of_different_limits_is_kept() -> None:
     assert time.monotonic() - began < 5
 
 
-async def test_a_clock_that_is_put_back_leaves_every_timer_its_time(in_asyncio: World, clock: FakeClock) -> None:
-    """Calls under one limit no longer end in the order in which they began; each is cut off all the same."""
+async def test_calls_around_a_clock_set_back_are_all_cut_off(in_asyncio: World, clock: FakeClock) -> None:
+    """Calls under one timeout then no longer end in the order in which they began."""
     timeout = Timeout(0.02)
     cut_off: list[str] = []
 
@@ -484,16 +480,14 @@ async def test_a_clock_that_is_put_back_leaves_every_timer_its_time(in_asyncio: 
     assert sorted(cut_off) == ["after", "before"]
 
 
-async def test_a_clock_that_is_put_back_makes_nobody_wait_for_an_earlier_call(
-    in_asyncio: World, clock: FakeClock
-) -> None:
-    """Of the earlier one the deadline is far away now; it shall not stand before those of later calls."""
+async def test_a_clock_set_back_does_not_delay_the_timeouts_of_later_calls(in_asyncio: World, clock: FakeClock) -> None:
+    """The deadline of the earlier call is far away then; it must not come before those of later calls."""
     timeout = Timeout(0.02)
 
     async def hang(ctx: Context) -> None:
         await asyncio.sleep(10)
 
-    await timeout.aexecute(Script("fine").function())  # its alarm will ring for the next one as well
+    await timeout.aexecute(Script("fine").function())  # its alarm also serves the next call
     earlier = asyncio.create_task(timeout.aexecute(hang))
     await asyncio.sleep(0)
     clock.advance(-100)
@@ -503,11 +497,11 @@ async def test_a_clock_that_is_put_back_makes_nobody_wait_for_an_earlier_call(
     earlier.cancel()
 
 
-def test_limits_of_loops_that_have_ended_leave_room_for_those_of_the_next() -> None:
-    """However many there were: calls under one limit have one timer of the loop between them."""
+def test_timeouts_of_ended_loops_leave_room_for_those_of_the_next_loop() -> None:
+    """All calls under one timeout share one timer of the loop, however many timeouts the ended loops had."""
 
     async def fn(ctx: Context) -> None:
-        """Keep nothing: a context keeps its timer."""
+        """Keep no reference to the context: a context keeps its timer."""
 
     async def many_limits() -> None:
         for n in range(100):
@@ -525,13 +519,13 @@ def test_limits_of_loops_that_have_ended_leave_room_for_those_of_the_next() -> N
     asyncio.run(one_limit())
 
 
-async def test_a_timer_keeps_nothing_of_a_call_that_has_ended(in_asyncio: World) -> None:
-    """Neither its task nor what its context variables held, however far away the limit is."""
+async def test_a_timer_keeps_nothing_of_an_ended_call_alive(in_asyncio: World) -> None:
+    """Neither its task nor the values of its context variables, however far away the deadline is."""
     variable: contextvars.ContextVar[object] = contextvars.ContextVar("variable")
     alive: list[weakref.ref[Any]] = []
 
     class Thing:
-        """Something that takes memory."""
+        """An object that can be referenced weakly."""
 
     async def call() -> None:
         thing = Thing()
@@ -542,17 +536,17 @@ async def test_a_timer_keeps_nothing_of_a_call_that_has_ended(in_asyncio: World)
         await Timeout(LONG).aexecute(Script("fine").function())
 
     await asyncio.create_task(call())
-    await asyncio.sleep(0)  # the loop itself lets go of a task one turn after it has ended
+    await asyncio.sleep(0)  # the loop itself releases a task one turn after its end
     gc.collect()
     assert [ref() for ref in alive] == [None, None]
 
 
-# --- being woken ---
+# --- waking a queued task ---
 
 
 @pytest.mark.parametrize("waker", ["thread", "asyncio", "trio"])
-def test_a_task_that_queues_is_woken_from_any_world(tasks_world: World, waker: str) -> None:
-    """Its event lives in its own loop; whoever gives the permit back only asks that loop."""
+def test_a_queued_task_is_woken_from_any_runtime(tasks_world: World, waker: str) -> None:
+    """Its event belongs to its own loop; the caller that releases the permit only schedules a callback there."""
     bulkhead = Bulkhead(1, queue=1)
     held, queued = threading.Event(), threading.Event()
 
@@ -572,11 +566,11 @@ def test_a_task_that_queues_is_woken_from_any_world(tasks_world: World, waker: s
 
     async def main() -> str:
         async with anyio.create_task_group() as group:
-            group.start_soon(tell_when_queued)
+            group.start_soon(signal_when_queued)
             return await bulkhead.aexecute(Script("got in").function())  # type: ignore[no-any-return]
         raise AssertionError
 
-    async def tell_when_queued() -> None:
+    async def signal_when_queued() -> None:
         while not bulkhead.stats().queued:
             await anyio.sleep(0.001)
         queued.set()
@@ -591,16 +585,16 @@ def test_a_task_that_queues_is_woken_from_any_world(tasks_world: World, waker: s
     assert bulkhead.stats().in_flight == 0
 
 
-# --- what a policy may ask for ---
+# --- policies that start or create the call early ---
 
 
-class Beside(Policy[Never]):
+class InOwnTask(Policy[Never]):
     """Starts the call in a task of its own, as a hedge does."""
 
     async def around(self, call: Call[Any], ctx: Context) -> Any:
-        beside = asyncio.ensure_future(call(ctx))
+        task = asyncio.ensure_future(call(ctx))
         try:
-            return await beside
+            return await task
         except Boom:
             return "caught"
 
@@ -616,15 +610,17 @@ def raises() -> Any:
 
 
 @pytest.mark.parametrize("listening", [False, True])
-async def test_a_call_that_is_awaited_later_has_not_begun(in_asyncio: World, listening: bool) -> None:
-    """Whatever the function is: one that raises at once raises where the call is awaited."""
-    policy = Beside().wrap(listeners=[repr] * listening)
+async def test_a_function_called_in_another_task_raises_where_the_call_is_awaited(
+    in_asyncio: World, listening: bool
+) -> None:
+    """Also a plain function that raises before it returns an awaitable."""
+    policy = InOwnTask().wrap(listeners=[repr] * listening)
     assert await policy.acall(answers) == "fine"
     assert await policy.acall(raises) == "caught"
 
 
-class LooksFirst(Policy[Never]):
-    """Makes the call, and awaits it later."""
+class CreatesEarly(Policy[Never]):
+    """Creates the call first, and awaits it later."""
 
     async def around(self, call: Call[Any], ctx: Context) -> Any:
         called = call(ctx)
@@ -639,17 +635,17 @@ async def begins() -> None:
     begun.append("function")
 
 
-def begins_early() -> Any:
+def begins_when_called() -> Any:
     begun.append("function")
     return begins()
 
 
 class Begins:
     def __call__(self) -> Any:
-        return begins_early()
+        return begins_when_called()
 
     def plain(self) -> Any:
-        return begins_early()
+        return begins_when_called()
 
     async def method(self) -> None:
         await begins()
@@ -657,21 +653,29 @@ class Begins:
 
 @pytest.mark.parametrize(
     "function",
-    [begins, begins_early, lambda: begins_early(), partial(begins_early), Begins(), Begins().plain, Begins().method],
+    [
+        begins,
+        begins_when_called,
+        lambda: begins_when_called(),
+        partial(begins_when_called),
+        Begins(),
+        Begins().plain,
+        Begins().method,
+    ],
 )
 async def test_no_function_begins_before_its_call_is_awaited(tasks_world: World, function: Any) -> None:
-    """An `async def` begins there by itself; any other callable is only called there."""
-    for run in (lambda: LooksFirst().acall(function), lambda: LooksFirst().aexecute(lambda ctx: function())):
+    """An `async def` begins there anyway; any other callable is only called there."""
+    for run in (lambda: CreatesEarly().acall(function), lambda: CreatesEarly().aexecute(lambda ctx: function())):
         begun.clear()
         await run()
         assert begun[:2] == ["policy", "function"]
 
 
-# --- without an event loop -------------------------------------------------------------------
+# --- without an event loop ---
 
 
 def first_loaded() -> Any:
-    """The runtime of tasks, as a process has it that has run none yet."""
+    """Return the runtime of tasks as it is in a process that has not run a task yet."""
     spec = importlib.util.spec_from_file_location("resilience.runtimes.first_loaded", tasks.__file__)
     assert spec is not None
     assert spec.loader is not None
@@ -680,8 +684,8 @@ def first_loaded() -> Any:
     return module
 
 
-def test_there_is_no_asyncio_task_where_asyncio_was_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look for one does not import it; nor where its import is forbidden, and `sys.modules` says None of it."""
+def test_no_task_is_found_if_asyncio_was_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search does not import it, and a forbidden import, for which `sys.modules` holds None, is no error."""
     runtimes = first_loaded()
     monkeypatch.delitem(sys.modules, "asyncio")
     assert runtimes.find_runtime() is BLOCKING
@@ -691,7 +695,7 @@ def test_there_is_no_asyncio_task_where_asyncio_was_not_imported(monkeypatch: py
 
 
 def test_the_first_task_of_a_process_is_found() -> None:
-    """And the next ones."""
+    """And later ones."""
     runtimes = first_loaded()
 
     async def main() -> list[object]:
@@ -702,8 +706,8 @@ def test_the_first_task_of_a_process_is_found() -> None:
 
 
 @pytest.mark.parametrize("policy", [Retry(2, on=Boom, backoff=[1]), Timeout(1)], ids=["retry", "timeout"])
-def test_without_an_event_loop_there_is_nothing_to_wait_in(policy: Policy[Any]) -> None:
-    """A coroutine that is sent on manually gets the error of anyio, which names the loops that it knows."""
+def test_a_wait_without_an_event_loop_is_an_error(policy: Policy[Any]) -> None:
+    """A coroutine that is sent on manually gets the error of anyio, which names the supported loops."""
     coroutine = policy.acall(Script(Boom()).function())
     with pytest.raises(RuntimeError, match="asyn"):
         coroutine.send(None)

@@ -18,7 +18,7 @@ UNMEASURED = (
     "tests/contention/",
     "tests/composition/test_memory.py",
     "tests/composition/test_signals.py",
-    "tests/composition/test_faults.py::test_a_signal_handler_may_use_the_policies_that_it_interrupts",
+    "tests/composition/test_faults.py::test_a_signal_handler_may_use_the_policies_it_interrupts",
 )
 
 measured = coverage.Coverage(data_suffix=True)

@@ -1,4 +1,4 @@
-"""Misuse is refused where it is written or called, in words that say what to write instead."""
+"""Misuse is refused at the place where it is written or called, and the error says what to write instead."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Client:
 
 
 def refused(error: type[Exception], *words: str) -> Any:
-    """Expect an error whose message holds these words, in this order."""
+    """Expect an error whose message matches these patterns, in this order."""
     return pytest.raises(error, match=".*".join(words))
 
 
@@ -80,7 +80,7 @@ def refused(error: type[Exception], *words: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "meant"),
+    ("make", "hint"),
     [
         (Retry, r"did you mean @Retry\(\)\?"),
         (CircuitBreaker, r"did you mean @CircuitBreaker\(\)\?"),
@@ -89,14 +89,14 @@ def refused(error: type[Exception], *words: str) -> Any:
         (Pipeline, r"Pipeline\(\.\.\.\)\(fetch\)"),
     ],
 )
-def test_a_decorator_without_its_parentheses_says_so(make: Any, meant: str) -> None:
+def test_a_decorator_without_parentheses_is_refused(make: Any, hint: str) -> None:
     """The function arrives as the first parameter."""
-    with refused(TypeError, "fetch", meant):
+    with refused(TypeError, "fetch", hint):
         make(fetch)
 
 
-def test_a_fallback_that_was_given_the_function_says_so_when_it_is_called() -> None:
-    """`Fallback(fetch)` is legal: it answers with the function. But it is no `fetch`."""
+def test_a_fallback_used_as_a_bare_decorator_is_refused_when_called() -> None:
+    """`Fallback(fetch)` is legal: it answers with the function. But it is no replacement for `fetch`."""
     bare: Any = Fallback(fetch)
     for call in (bare, lambda: bare("url"), lambda: bare(url="url"), lambda: bare(fetch, "url")):
         with refused(TypeError, "answers with fetch", "did you mean @Fallback"):
@@ -112,38 +112,36 @@ def raising() -> str:
     raise Boom
 
 
-def test_a_pipeline_of_a_list_says_how_to_unpack_it() -> None:
-    """The policies are arguments."""
+def test_a_pipeline_of_a_list_is_refused_with_how_to_unpack_it() -> None:
     with refused(TypeError, r"Pipeline\(\*policies\)"):
         Pipeline([Retry()])  # type: ignore[arg-type]
 
 
-def test_a_limit_of_the_wait_in_no_queue_is_refused() -> None:
-    """Whoever writes `max_wait` believes that calls wait."""
+def test_max_wait_without_a_queue_is_refused() -> None:
+    """No call would wait."""
     for make in (lambda: Bulkhead(5, max_wait=1), lambda: AdaptiveLimit(0.3, max_wait=1)):
         with refused(ValueError, "max_wait=1", "queue"):
             make()
     assert Bulkhead(5, queue=1, max_wait=1).settings()["max_wait"] == 1.0
 
 
-def test_a_ratio_in_percent_is_guessed() -> None:
-    """50 is no share."""
+def test_for_a_ratio_in_percent_the_error_suggests_the_fraction() -> None:
     with refused(ValueError, "50", r"did you mean 0\.5\?"):
         FailureRatio(50)
     with pytest.raises(ValueError, match=r"not 1000$"):
         FailureRatio(1000)
 
 
-def test_a_ratio_that_is_no_condition_is_guessed() -> None:
-    """Other breakers take the share of failures as their first number."""
+def test_for_a_ratio_as_the_trip_condition_the_error_suggests_failure_ratio() -> None:
+    """Other breakers take the ratio of failures as their first argument."""
     with refused(TypeError, r"not 0\.5; did you mean FailureRatio\(0\.5\)\?"):
         CircuitBreaker(0.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"not 5\.0$"):
         CircuitBreaker(5.0)  # type: ignore[arg-type]
 
 
-def test_exceptions_in_a_list_are_refused_with_what_to_write() -> None:
-    """`except` takes a tuple as well."""
+def test_exceptions_in_a_list_are_refused_and_the_error_suggests_a_tuple() -> None:
+    """As for `except`."""
     for make in (lambda: Retry(on=[OSError]), lambda: Retry(ignore={OSError})):  # type: ignore[arg-type]
         with refused(TypeError, "must be an exception type", r"did you mean a tuple\?"):
             make()
@@ -167,25 +165,25 @@ def test_exceptions_in_a_list_are_refused_with_what_to_write() -> None:
 def test_a_callback_whose_parameters_cannot_fit_is_refused(
     make: Callable[[Any], object], parameter: str, call: str
 ) -> None:
-    """Too few, too many, or one that can only be given by name; the message shows the call and the signature."""
+    """Too few, too many, or keyword-only; the message shows the call and the signature."""
     for wrong in (fetch, lambda a, b, c: None, lambda *, event: None, functools.partial(lambda a: None, 1)):
         with refused(TypeError, rf"{parameter} is called as {parameter}\({call}\)", "cannot take"):
             make(wrong)
     for fitting in (lambda *args: None, lambda a, b=None: [0.0], print) if call != "failure, ctx" else (print,):
-        ending = make(fitting)
-        if callable(ending) and not isinstance(ending, Policy):
-            ending()
+        unsubscribe = make(fitting)
+        if callable(unsubscribe) and not isinstance(unsubscribe, Policy):
+            unsubscribe()
 
 
-def test_a_backoff_that_takes_something_is_refused() -> None:
-    """It is called with nothing."""
+def test_a_backoff_function_with_required_parameters_is_refused() -> None:
+    """It is called without arguments."""
     with refused(TypeError, r"backoff is called as backoff\(\)", "attempt"):
         Retry(backoff=lambda attempt: [attempt])  # type: ignore[arg-type, misc]
     Retry(backoff=lambda base=1.0: [base])
 
 
-def test_a_callback_without_a_signature_is_taken_as_it_is() -> None:
-    """Some builtins have none, and a foreign object may have a strange one."""
+def test_a_callback_without_a_signature_is_accepted() -> None:
+    """Some builtins have none, and an object may have an invalid one."""
 
     class Strange:
         __signature__ = "none"
@@ -199,27 +197,27 @@ def test_a_callback_without_a_signature_is_taken_as_it_is() -> None:
 
 
 def test_a_class_cannot_be_decorated() -> None:
-    """It would be a function then: no `isinstance`, no class methods, and its methods unprotected."""
+    """The result would be a function: no `isinstance`, no class methods, and its methods unprotected."""
     with refused(TypeError, "Client is a class", "decorate its methods", r"policy\.proxy\(Client"):
         quick()(Client)
     assert quick().call(Client).fetch() == "fetched"
 
 
-def test_a_policy_is_not_decorated_but_wrapped() -> None:
-    """Calling it would decorate what it is called with, outside of the first policy."""
+def test_a_policy_cannot_be_decorated_with_a_policy() -> None:
+    """The result would decorate what it is called with, outside of the first policy."""
     with refused(TypeError, "Timeout", "Pipeline"):
         quick()(Timeout(1))
 
 
 @pytest.mark.parametrize("function", [transaction, async_transaction, functools.partial(transaction)])
-def test_a_context_manager_of_contextlib_cannot_be_decorated(function: Any) -> None:
-    """Its work is done in the block; the remedy is the block form."""
+def test_a_context_manager_function_cannot_be_decorated(function: Any) -> None:
+    """Its work is done in the block; the error suggests the block form."""
     with refused(TypeError, "transaction", r"retry\.attempts\(\)"):
         quick()(function)
 
 
-def test_calling_a_policy_with_arguments_says_call() -> None:
-    """`retry(fetch, url)` reads as if it ran something."""
+def test_calling_a_policy_with_arguments_is_refused() -> None:
+    """`retry(fetch, url)` reads like a call; the error suggests `policy.call`."""
     policy: Any = quick()
     with refused(TypeError, r"policy\.call\(fetch, \.\.\.\)"):
         policy(fetch, "url")
@@ -227,8 +225,8 @@ def test_calling_a_policy_with_arguments_says_call() -> None:
         policy()
 
 
-def test_a_descriptor_is_decorated_below() -> None:
-    """A property is no function."""
+def test_a_property_cannot_be_decorated() -> None:
+    """The error suggests decorating the function below it."""
     with refused(TypeError, "decorate the function below it"):
         quick()(property(lambda self: 1))  # type: ignore[call-overload]
 
@@ -237,8 +235,8 @@ def test_a_descriptor_is_decorated_below() -> None:
 
 
 @pytest.mark.parametrize("function", [generator, async_generator, functools.partial(generator)])
-async def test_a_generator_function_is_no_call(world: World, function: Any) -> None:
-    """In every way of calling; and it is no outcome: neither repeated nor answered."""
+async def test_a_generator_function_cannot_be_called(world: World, function: Any) -> None:
+    """In any way of calling. The error is no outcome: it is neither repeated nor answered."""
     policy = Fallback("answered").wrap(Retry(on=Exception, backoff=[0]))
     for run in calls(world, policy, function):
         with refused(TypeError, "is a generator function", "decorate what each step calls"):
@@ -246,15 +244,14 @@ async def test_a_generator_function_is_no_call(world: World, function: Any) -> N
 
 
 @pytest.mark.parametrize("function", [transaction, async_transaction])
-async def test_a_context_manager_is_no_call_either(world: World, function: Any) -> None:
-    """The same for what `contextlib` makes of a generator function."""
+async def test_a_context_manager_function_cannot_be_called(world: World, function: Any) -> None:
     for run in calls(world, Fallback("answered"), function):
         with refused(TypeError, "makes a context manager", r"retry\.attempts\(\)"):
             await run()
 
 
 def calls(world: World, policy: Policy[Any], function: Callable[..., Any]) -> list[Callable[[], Awaitable[Any]]]:
-    """Return ways of calling a function: in the calling thread or task, and under a limit."""
+    """Return ways to call a function: directly, and under a timeout."""
 
     async def called() -> Any:
         return policy.call(function) if world.blocking else await policy.acall(function)
@@ -266,15 +263,15 @@ def calls(world: World, policy: Policy[Any], function: Callable[..., Any]) -> li
     return [called, timed]
 
 
-async def test_a_function_that_returns_a_generator_or_a_block_of_another_is_a_call(threads: World) -> None:
-    """Its own work is done; only what is written as a generator has not begun."""
+async def test_a_function_that_returns_a_generator_or_a_context_manager_can_be_called(threads: World) -> None:
+    """Its own work is done by the call."""
     assert list(quick().call(lambda: generator())) == [1]
     with quick().call(lambda: transaction()):
         pass
 
 
-async def test_what_was_called_already_cannot_be_called(world: World) -> None:
-    """The coroutine is closed, so that nothing else is said of it."""
+async def test_a_coroutine_instead_of_a_function_is_refused_and_closed(world: World) -> None:
+    """So there is no warning that it was never awaited."""
 
     async def later() -> None: ...
 
@@ -285,7 +282,7 @@ async def test_what_was_called_already_cannot_be_called(world: World) -> None:
                 call(later())  # type: ignore[arg-type, call-overload]
 
 
-# --- a policy of one's own ---------------------------------------------------------------------
+# --- custom policies ---
 
 
 class Forgetful(Policy[Any]):
@@ -305,7 +302,7 @@ class Plain(Policy[Any]):
 
 
 class Handing(Policy[Any]):
-    """Hands on what can be awaited: unusual, and right."""
+    """Returns the awaitable of the call from a plain function, which is unusual but valid."""
 
     @override
     def around(self, call: Any, ctx: Any) -> Any:
@@ -313,13 +310,19 @@ class Handing(Policy[Any]):
 
 
 @pytest.mark.parametrize(
-    "around", [lambda it: it, lambda it: quick().wrap(it), lambda it: it.wrap(quick()), lambda it: it.wrap(Handing())]
+    "around",
+    [
+        lambda policy: policy,
+        lambda policy: quick().wrap(policy),
+        lambda policy: policy.wrap(quick()),
+        lambda policy: policy.wrap(Handing()),
+    ],
 )
 @pytest.mark.parametrize(("policy", "remedy"), [(Forgetful(), "return await call"), (Plain(), "async def around")])
-async def test_an_around_that_does_not_await_is_named(
+async def test_an_around_that_does_not_await_is_refused_by_name(
     world: World, around: Callable[[Policy[Any]], Policy[Any]], policy: Policy[Any], remedy: str
 ) -> None:
-    """Wherever it stands; nothing is left that was never awaited."""
+    """At any place in a pipeline. No coroutine is left unawaited."""
 
     async def fn(ctx: object) -> str:
         return "fetched"
@@ -331,7 +334,7 @@ async def test_an_around_that_does_not_await_is_named(
 
 
 async def test_a_coroutine_that_a_function_returns_is_its_result(tasks_world: World) -> None:
-    """Only the call itself is not to be handed out."""
+    """Only the coroutine of the call itself must not be returned."""
 
     async def inner() -> str:
         return "fetched"
@@ -342,21 +345,19 @@ async def test_a_coroutine_that_a_function_returns_is_its_result(tasks_world: Wo
     assert await (await Handing().acall(outer)) == "fetched"
 
 
-# --- attributes --------------------------------------------------------------------------------
+# --- attributes ---
 
 
 @pytest.mark.parametrize("name", ["attempts", "call", "execute", "wrap", "max_elapsed", "backoff"])
-def test_a_policy_does_not_take_settings_after_it_is_built(name: str) -> None:
-    """`retry.attempts = 5` would have hidden a method and changed nothing."""
+def test_settings_of_a_policy_cannot_be_assigned(name: str) -> None:
+    """`retry.attempts = 5` would hide a method and change nothing."""
     with refused(AttributeError, name, "does not change"):
         setattr(Retry(), name, 5)
     with refused(AttributeError, r"Retry\(attempts=5\)"):
         Retry().attempts = 5  # type: ignore[assignment, method-assign]
 
 
-def test_a_stub_may_stand_where_a_method_is_and_a_users_class_keeps_what_it_likes() -> None:
-    """Tests put stubs there; what a class of a user's keeps in public is its own affair."""
-
+def test_methods_can_be_stubbed_and_custom_policies_may_have_public_attributes() -> None:
     class Own(Policy[Any]):
         def __init__(self, seconds: float) -> None:
             self.seconds = seconds
@@ -378,7 +379,7 @@ def test_a_stub_may_stand_where_a_method_is_and_a_users_class_keeps_what_it_like
 # --- clients -----------------------------------------------------------------------------------
 
 
-async def test_blocks_of_a_client_are_its_own_unless_they_are_named(world: World) -> None:
+async def test_context_managers_of_a_client_are_not_protected_and_cannot_be_named(world: World) -> None:
     """Calling such a method does none of its work."""
     proxy = quick().proxy(Client())
     with proxy.transaction() as entered:
@@ -395,8 +396,8 @@ async def test_blocks_of_a_client_are_its_own_unless_they_are_named(world: World
 # --- blocks ------------------------------------------------------------------------------------
 
 
-def test_an_attempt_is_entered_once() -> None:
-    """A second entry would lose the way back, and leave its context ambient for good: also after the first is over."""
+def test_an_attempt_can_be_entered_only_once() -> None:
+    """A second entry would leave its context ambient, also after the first entry has ended."""
     attempt = next(iter(Retry().attempts()))
     with deadline(5.0) as ctx:
         with attempt, refused(RuntimeError, "entered before", "with attempt:"):
@@ -407,8 +408,8 @@ def test_an_attempt_is_entered_once() -> None:
         assert current_context() is ctx
 
 
-async def test_attempts_that_are_not_entered_are_reported_at_the_loop(world: World) -> None:
-    """Nothing that fails there is tried again."""
+async def test_attempts_that_are_not_entered_cause_a_warning_at_the_loop(world: World) -> None:
+    """Their failures are not retried."""
 
     async def loop() -> None:
         if world.blocking:
@@ -420,23 +421,23 @@ async def test_attempts_that_are_not_entered_are_reported_at_the_loop(world: Wor
 
     with pytest.warns(RuntimeWarning, match="Retry: an attempt was not entered.*`with attempt:`") as caught:
         await loop()
-    assert [it.filename for it in caught] == [__file__]
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 async def fails_in_a_loop() -> None:
-    """Retry in a blocking call, though a loop runs in this thread."""
+    """Retry in a blocking call, while an event loop runs in this thread."""
     Retry(2, on=Boom, backoff=[0.001]).call(raising)
 
 
 async def queues_in_a_loop() -> None:
-    """Wait for a permit that this very thread holds."""
+    """Wait for a permit that the same thread holds."""
     bulkhead = Bulkhead(1, queue=1, max_wait=0.001)
     with bulkhead.slot():
         bulkhead.call(fetch)
 
 
 async def loops_in_a_loop() -> None:
-    """The block form without `async`."""
+    """Use the block form without `async`."""
     for attempt in Retry(2, on=Boom, backoff=[0.001]).attempts():
         with attempt:
             raise Boom
@@ -445,21 +446,21 @@ async def loops_in_a_loop() -> None:
 @pytest.mark.parametrize(
     ("block", "error"), [(fails_in_a_loop, Boom), (queues_in_a_loop, BulkheadFull), (loops_in_a_loop, Boom)]
 )
-async def test_a_blocking_wait_in_an_event_loop_is_reported(
+async def test_a_blocking_wait_in_an_event_loop_causes_a_warning(
     tasks_world: World, block: Callable[[], Awaitable[None]], error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stops all tasks. The warning stands at the user's line, and says what to write instead."""
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # which the tests of notebooks have imported
+    """It stops all tasks. The warning points to the user's line, and says what to write instead."""
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # imported by the tests of notebooks
     with (
         pytest.warns(RuntimeWarning, match=r"stops the event loop.*aexecute.*to_thread") as caught,
         pytest.raises(error),
     ):
         await block()
-    assert [it.filename for it in caught] == [__file__]
+    assert [warning.filename for warning in caught] == [__file__]
 
 
-async def test_other_blocking_calls_are_not(world: World) -> None:
-    """Without a wait, in a thread beside the loop, and where no loop runs."""
+async def test_other_blocking_calls_cause_no_warning(world: World) -> None:
+    """Calls without a wait, in another thread, or without an event loop."""
     assert quick().call(fetch) == "fetched"
     policy = Retry(2, on=Boom, backoff=[0.001])
     with pytest.raises(Boom):
@@ -469,10 +470,10 @@ async def test_other_blocking_calls_are_not(world: World) -> None:
             await anyio.to_thread.run_sync(policy.call, raising)
 
 
-async def test_the_cells_of_a_notebook_run_in_a_loop_and_may_wait(
+async def test_cells_of_a_notebook_may_block_their_event_loop(
     tasks_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocking is what is meant there."""
+    """They run in a loop, and are meant to block."""
     monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     with pytest.raises(Boom):
         await fails_in_a_loop()
@@ -482,7 +483,7 @@ async def test_the_cells_of_a_notebook_run_in_a_loop_and_may_wait(
 
 
 @pytest.mark.parametrize("limit", [None, 2e10])
-def test_a_sleep_of_centuries_is_cut_to_what_a_thread_can_sleep(
+def test_a_sleep_of_centuries_is_limited_to_what_a_thread_can_sleep(
     monkeypatch: pytest.MonkeyPatch, limit: float | None
 ) -> None:
     """`time.sleep(1e10)` is an `OverflowError`."""
@@ -502,11 +503,11 @@ def test_a_sleep_of_centuries_is_cut_to_what_a_thread_can_sleep(
     policy: Policy[Any] = Waits() if limit is None else Timeout(limit).wrap(Waits())
     assert policy.call(fetch) == "fetched"
     assert slept == [FOREVER]
-    assert FOREVER * 1e9 < 2**63  # in nanoseconds, as Python counts it
+    assert FOREVER * 1e9 < 2**63  # Python counts nanoseconds in 64 bits
 
 
 def test_a_proxy_of_none_is_refused() -> None:
-    """It would protect nothing: the client was not made, or not found."""
+    """It would protect nothing; probably the client was not created."""
     with refused(TypeError, "no client"):
         quick().proxy(None)
     with refused(TypeError, "no client"):

@@ -1,4 +1,4 @@
-"""Proxies: which methods of a client run through the policy, and that all else is the client's own."""
+"""Proxies: which methods of a client run through the policy; everything else is passed on to the client."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from tests.clients import Client, quick
 from tests.conftest import Boom, FakeClock, World
 
 
-def tried(client: Client, name: str) -> int:
-    """How often a method of the client was entered."""
+def entries(client: Client, name: str) -> int:
+    """Return how often a method of the client was entered."""
     return [called for called, _ in client.calls].count(name)
 
 
 # --- which methods -----------------------------------------------------------------------------
 
 
-def test_the_named_methods_run_through_the_policy_and_the_others_do_not() -> None:
-    """Everything else is the client's own."""
+def test_only_the_named_methods_run_through_the_policy() -> None:
     client = Client(failures=2)
     proxy = quick().proxy(client, "get")
     assert proxy.get("a", params="?b") == "get a?b"
@@ -37,11 +36,11 @@ def test_the_named_methods_run_through_the_policy_and_the_others_do_not() -> Non
     client.failures = 1
     with pytest.raises(Boom):
         proxy._hidden("x")
-    assert tried(client, "hidden") == 1
+    assert entries(client, "hidden") == 1
 
 
 def test_without_names_every_public_method_runs_through_the_policy() -> None:
-    """Inherited, of the class, static, partial ones, and functions that were put on the object."""
+    """Also inherited, class, static and partial methods, and functions set on the object."""
 
     class Derived(Client):
         def post(self, url: str) -> str:
@@ -65,12 +64,11 @@ def test_without_names_every_public_method_runs_through_the_policy() -> None:
 
 
 def protected(proxy: Any, client: Any) -> set[str]:
-    """The names under which a proxy has something of its own."""
+    """Return the names that the proxy itself defines."""
     return {name for name in dir(type(client)) + list(vars(client)) if name in vars(proxy)}
 
 
-def test_without_names_what_is_no_work_is_left_alone() -> None:
-    """Private methods, properties, classes, generator functions."""
+def test_without_names_private_methods_properties_classes_and_generators_are_not_protected() -> None:
     client = Client()
     assert protected(quick().proxy(client), client) == {
         "get",
@@ -89,8 +87,8 @@ LIFECYCLE = "close aclose connect disconnect shutdown start stop"
 
 
 @pytest.mark.parametrize("name", LIFECYCLE.split())
-def test_without_names_the_clients_own_life_is_left_alone(name: str) -> None:
-    """A circuit that is open must not keep a client from being closed. Who names such a method means it."""
+def test_without_names_lifecycle_methods_are_not_protected(name: str) -> None:
+    """An open circuit must not prevent the closing of a client. Such a method is protected only if it is named."""
     calls: list[int] = []
 
     def method(self: Any) -> None:
@@ -106,8 +104,8 @@ def test_without_names_the_clients_own_life_is_left_alone(name: str) -> None:
     assert len(calls) == 4
 
 
-def test_making_a_proxy_runs_no_property() -> None:
-    """It may open a connection, or raise; a `cached_property` is one as well."""
+def test_making_a_proxy_evaluates_no_property() -> None:
+    """A property may open a connection, or raise; so may a `cached_property`."""
     client = Client()
     proxy = quick().proxy(client)
     quick().aproxy(client)
@@ -118,8 +116,8 @@ def test_making_a_proxy_runs_no_property() -> None:
     assert client.touched == ["state", "connection"]
 
 
-def test_a_client_whose_namespaces_are_cached_properties_can_be_wrapped_whole() -> None:
-    """As those of openai and anthropic are: their namespaces are no methods."""
+def test_a_client_with_cached_properties_as_namespaces_can_be_wrapped_as_a_whole() -> None:
+    """As openai and anthropic have them: such a namespace is no method."""
 
     class Completions:
         def create(self) -> str:
@@ -138,9 +136,7 @@ def test_a_client_whose_namespaces_are_cached_properties_can_be_wrapped_whole() 
     assert proxy.chat.create() == "created"
 
 
-def test_slots_are_no_methods() -> None:
-    """A client without a dictionary is wrapped like another."""
-
+def test_a_client_with_slots_can_be_wrapped() -> None:
     class Slotted:
         __slots__ = ("failures", "handler")
 
@@ -160,8 +156,8 @@ def test_slots_are_no_methods() -> None:
 
 
 @pytest.mark.parametrize("how", ["proxy", "aproxy"])
-def test_names_are_checked_when_the_proxy_is_made(how: str) -> None:
-    """A misspelt name must not leave a method silently unprotected."""
+def test_unknown_names_are_refused_when_the_proxy_is_made(how: str) -> None:
+    """A misspelt name must not leave a method unprotected."""
     make = getattr(quick(), how)
     for names in (["gte"], ["get", "gte"], ["get.it"], ["nothing.at.all"], [""], [".get"]):
         with pytest.raises(AttributeError):
@@ -169,8 +165,8 @@ def test_names_are_checked_when_the_proxy_is_made(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["proxy", "aproxy"])
-def test_what_cannot_be_protected_is_refused(how: str) -> None:
-    """What is no method, a generator function, and what is no name."""
+def test_attributes_that_are_no_plain_methods_cannot_be_named(how: str) -> None:
+    """Other attributes, generator functions, and names that are no strings are refused."""
     make = getattr(quick(), how)
     with pytest.raises(TypeError, match=r"only methods.*\[\]"):
         make(Client(), "calls")
@@ -185,15 +181,14 @@ def test_what_cannot_be_protected_is_refused(how: str) -> None:
 
 
 def test_a_method_that_is_named_twice_is_protected_once() -> None:
-    """Not one policy inside another."""
     client = Client(failures=99)
     with pytest.raises(Boom):
         quick(2).proxy(client, "get", "get").get("a")
     assert len(client.calls) == 2
 
 
-def test_a_callable_object_can_be_named() -> None:
-    """As the stubs of grpc have them: attributes that are called."""
+def test_a_callable_attribute_can_be_named() -> None:
+    """As in the stubs of grpc."""
 
     class Multicallable:
         failures = 2
@@ -212,7 +207,7 @@ def test_a_callable_object_can_be_named() -> None:
 
 
 def test_a_module_can_be_wrapped() -> None:
-    """`requests.get` is a function of a module, which is a client of sorts."""
+    """As for `requests.get`."""
     module = types.ModuleType("fake_requests")
     failing = Client(failures=2)
     module.get = lambda url: failing.get(url)  # type: ignore[attr-defined]
@@ -224,7 +219,7 @@ def test_a_module_can_be_wrapped() -> None:
 
 
 class Namespace:
-    """What openai calls a resource."""
+    """A resource, in openai's terms."""
 
     def __init__(self, client: Client, **children: Any) -> None:
         self._client = client
@@ -248,7 +243,7 @@ def nested(failures: int = 0) -> tuple[Any, Client]:
 
 
 def test_dotted_names_reach_into_namespaces() -> None:
-    """Two in the same one, one in another, one on the client itself."""
+    """Two in one namespace, one in another, and one of the client itself."""
     client, log = nested()
     proxy = quick().proxy(client, "chat.completions.create", "chat.completions.parse", "models.create", "get")
     for call in (proxy.chat.completions.create, proxy.chat.completions.parse, proxy.models.create, proxy.get):
@@ -258,8 +253,8 @@ def test_dotted_names_reach_into_namespaces() -> None:
         assert len(log.calls) == 3
 
 
-def test_the_rest_of_a_namespace_is_the_clients_own() -> None:
-    """Its other methods and namespaces, its attributes, its special methods, its class."""
+def test_unnamed_parts_of_a_namespace_are_those_of_the_client() -> None:
+    """Other methods and namespaces, special methods, and the class."""
     client, log = nested()
     proxy = quick().proxy(client, "chat.completions.create")
     assert proxy.chat.beta is client.chat.beta
@@ -270,17 +265,16 @@ def test_the_rest_of_a_namespace_is_the_clients_own() -> None:
         log.failures = 1
         with pytest.raises(Boom):
             call("x")
-    assert client.chat.completions is not proxy.chat.completions, "and the client itself is as it was"
+    assert client.chat.completions is not proxy.chat.completions, "the client itself was changed"
     log.failures = 1
     with pytest.raises(Boom):
         client.chat.completions.create("x")
 
 
-# --- the client behind it ----------------------------------------------------------------------
+# --- the wrapped client ---
 
 
 def test_attributes_are_read_set_and_deleted_on_the_client() -> None:
-    """The proxy has none of its own."""
     client = Client()
     proxy = quick().proxy(client, "get")
     assert proxy.calls is client.calls
@@ -290,11 +284,11 @@ def test_attributes_are_read_set_and_deleted_on_the_client() -> None:
     assert client.new == "new"  # type: ignore[attr-defined]
     del proxy.new  # type: ignore[attr-defined]
     assert not hasattr(client, "new")
-    assert not hasattr(proxy, "nothing_of_that_name")
+    assert not hasattr(proxy, "missing")
 
 
-def test_a_protected_method_is_replaced_on_the_proxy() -> None:
-    """A test's mock takes its place there, and the client never has a method that is protected."""
+def test_a_mock_replaces_a_protected_method_on_the_proxy_only() -> None:
+    """The client never has a protected method."""
     client = Client()
     proxy = quick().proxy(client, "get")
     with mock.patch.object(proxy, "get", return_value="mocked"):
@@ -304,8 +298,8 @@ def test_a_protected_method_is_replaced_on_the_proxy() -> None:
     assert "get" not in vars(client)
 
 
-def test_the_client_is_left_as_it_was() -> None:
-    """The proxy stands beside it."""
+def test_the_client_is_unchanged() -> None:
+    """Calls of the client itself do not run through the policy."""
     client = Client()
     before = dict(vars(client))
     quick().proxy(client).get("a")
@@ -315,15 +309,15 @@ def test_the_client_is_left_as_it_was() -> None:
         client.get("b")
 
 
-def test_what_the_client_does_with_its_own_methods_is_its_own_affair() -> None:
-    """A protected method that calls another one inside does not retry within its retry."""
+def test_calls_of_the_client_to_its_own_methods_do_not_run_through_the_policy() -> None:
+    """Otherwise a protected method that calls another one would retry within its retry."""
     client = Client(failures=99)
     with pytest.raises(Boom):
         quick(3).proxy(client).get_twice("a")
     assert len(client.calls) == 3
 
 
-def test_a_protected_method_is_known_by_its_name_docs_and_signature() -> None:
+def test_a_protected_method_keeps_its_name_docstring_and_signature() -> None:
     """And whether it is asynchronous."""
     client = Client()
     proxy = quick().proxy(client)
@@ -336,7 +330,7 @@ def test_a_protected_method_is_known_by_its_name_docs_and_signature() -> None:
 
 
 def test_a_proxy_is_an_instance_of_its_clients_class() -> None:
-    """For whoever asks `isinstance`, and lists its attributes; but it says what it is."""
+    """Also for `isinstance` and `dir`; but its `repr` says that it is a proxy."""
     client = Client()
     proxy = quick(2).proxy(client, "get")
     assert isinstance(proxy, Client)
@@ -344,16 +338,15 @@ def test_a_proxy_is_an_instance_of_its_clients_class() -> None:
     assert repr(proxy) == f"<{client!r} through {quick(2)!r}>"
 
 
-def test_a_proxy_is_not_copied_or_pickled() -> None:
-    """Its policy is the shared state of this process: a copy would count for itself."""
+def test_a_proxy_cannot_be_copied_or_pickled() -> None:
+    """Its policy holds state of this process that a copy would not share."""
     proxy = quick().proxy(Client(), "get")
-    for again in (copy.copy, copy.deepcopy, pickle.dumps):
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="proxy"):
-            again(proxy)
+            duplicate(proxy)
 
 
-def test_proxies_stack() -> None:
-    """One policy around the get of another."""
+def test_a_proxy_of_a_proxy_applies_both_policies() -> None:
     client = Client(failures=99)
     proxy = quick(2).proxy(quick(3).proxy(client, "get"), "get")
     with pytest.raises(Boom):
@@ -362,38 +355,37 @@ def test_proxies_stack() -> None:
     assert isinstance(proxy, Client)
 
 
-def test_the_state_of_the_policy_is_shared_by_all_its_proxies_and_methods(clock: FakeClock) -> None:
-    """What fails through one method is refused through the other."""
+def test_all_proxies_and_methods_share_the_state_of_the_policy(clock: FakeClock) -> None:
+    """Failures of one method open the circuit for the other."""
     breaker = CircuitBreaker(2)
     client = Client(failures=2)
-    one, two = breaker.proxy(client, "get"), breaker.proxy(client)
-    for call in (one.get, two.partial):
+    first, second = breaker.proxy(client, "get"), breaker.proxy(client)
+    for call in (first.get, second.partial):
         with pytest.raises(Boom):
             call("a")
-    for refused in (one.get, two.get):
+    for refused in (first.get, second.get):
         with pytest.raises(CircuitOpen):
             refused("a")
 
 
 def test_a_sync_proxy_refuses_a_plain_method_that_returns_an_awaitable() -> None:
-    """The error names the method and the way out: `aproxy`."""
+    """The error names the method, and `aproxy` as the remedy."""
     with pytest.raises(TypeError, match=r"Client\.later.*aproxy"):
         quick().proxy(Client()).later("a")
 
 
-async def test_an_async_method_is_awaited(tasks_world: World) -> None:
-    """`proxy` is enough for an `async def`."""
+async def test_proxy_protects_an_async_method(tasks_world: World) -> None:
     client = Client(failures=2)
 
     assert await quick().proxy(client).fetch("a") == "fetch a"
-    assert tried(client, "fetch") == 3
+    assert entries(client, "fetch") == 3
 
 
 # --- entering, iterating, indexing -------------------------------------------------------------
 
 
 class Entered(Client):
-    """A client that is a context manager, and answers its entry with something else."""
+    """A client that is a context manager, and returns something else on entry."""
 
     def __enter__(self) -> str:
         self.calls.append("enter")
@@ -412,8 +404,8 @@ class Entered(Client):
         return self.__exit__(kind, *rest)
 
 
-def test_entering_the_proxy_enters_the_client_and_hands_out_the_proxy() -> None:
-    """What is done inside the block stays protected."""
+def test_entering_the_proxy_enters_the_client_and_returns_the_proxy() -> None:
+    """Calls inside the block stay protected."""
     client = Entered()
     proxy = quick().proxy(client)
     with proxy as inside:
@@ -428,7 +420,7 @@ def tried_of(client: Client) -> int:
     return sum(call == ("get", "a") for call in client.calls)
 
 
-async def test_entering_the_proxy_asynchronously_does_the_same(tasks_world: World) -> None:
+async def test_entering_the_proxy_asynchronously_returns_the_proxy(tasks_world: World) -> None:
     """For `proxy` and `aproxy`."""
     for make in (quick().proxy, quick().aproxy):
         client = Entered()
@@ -438,8 +430,7 @@ async def test_entering_the_proxy_asynchronously_does_the_same(tasks_world: Worl
         assert client.calls == ["enter", ("exit", None)]
 
 
-async def test_the_client_hears_how_its_block_ended_and_may_swallow_it(tasks_world: World) -> None:
-    """Its `__exit__` is its own."""
+async def test_the_client_gets_the_exception_of_its_block_and_may_suppress_it(tasks_world: World) -> None:
     client = Entered()
     proxy = quick().proxy(client)
     with proxy:
@@ -456,8 +447,7 @@ async def test_the_client_hears_how_its_block_ended_and_may_swallow_it(tasks_wor
     assert kinds == [KeyError, ValueError, KeyError, ValueError]
 
 
-def test_a_client_that_cannot_be_entered_gives_a_proxy_that_cannot() -> None:
-    """A proxy has the special methods of its client, and no others."""
+def test_a_proxy_has_no_special_methods_that_its_client_lacks() -> None:
     proxy = quick().proxy(Client())
     with pytest.raises(TypeError), proxy:  # type: ignore[attr-defined]
         pass
@@ -519,7 +509,7 @@ class Store:
 
 
 async def test_iteration_length_and_indexing_reach_the_client(tasks_world: World) -> None:
-    """Python looks special methods up on the class, where a simple proxy would not have them."""
+    """Python looks special methods up on the class."""
     store = Store()
     proxy = quick().proxy(store)
     assert list(proxy) == ["a", "b"]
@@ -541,8 +531,8 @@ async def test_iteration_length_and_indexing_reach_the_client(tasks_world: World
     assert [key async for key in proxy] == ["z"]
 
 
-def test_a_proxy_of_an_iterator_can_be_stepped() -> None:
-    """`next` reaches the client; naming `__next__` is how one protects it."""
+def test_next_on_the_proxy_of_an_iterator_reaches_the_client() -> None:
+    """It is protected only if `__next__` is named."""
 
     class Pages:
         def __init__(self) -> None:
@@ -564,9 +554,7 @@ def test_a_proxy_of_an_iterator_can_be_stepped() -> None:
     assert list(proxy) == [2]
 
 
-def test_a_client_that_is_equal_by_value_and_not_hashable_gives_such_a_proxy() -> None:
-    """Neither more nor less."""
-
+def test_a_proxy_compares_as_its_client_and_is_as_unhashable() -> None:
     class Valued:
         def __eq__(self, other: object) -> bool:
             return True

@@ -1,4 +1,4 @@
-"""What surrounds the policies misbehaves: user code, clocks, signals, event loops, copies. Nothing is lost in it."""
+"""Nothing is lost if user code, clocks, signals or event loops misbehave."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SHORT, LONG = 0.02, 60.0
 
 
 class Broken(Exception):
-    """What the misbehaving part raises."""
+    """Raised by the misbehaving part."""
 
 
 def broken(*args: object, **kwargs: object) -> Any:
@@ -66,10 +66,11 @@ def probing(**settings: Any) -> CircuitBreaker:
 
 
 def held(*policies: Policy[Any]) -> list[Any]:
-    """Return what these policies hold while nobody is inside."""
-    bulkheads = [it.stats() for it in policies if isinstance(it, Bulkhead)]
-    breakers = [it.stats() for it in policies if isinstance(it, CircuitBreaker)]
-    return [it for it in bulkheads if it.in_flight or it.queued] + [it for it in breakers if it.probes]
+    """Return the statistics of those policies that still hold permits or probes."""
+    bulkheads = [policy.stats() for policy in policies if isinstance(policy, Bulkhead)]
+    breakers = [policy.stats() for policy in policies if isinstance(policy, CircuitBreaker)]
+    holding: list[Any] = [stats for stats in bulkheads if stats.in_flight or stats.queued]
+    return holding + [stats for stats in breakers if stats.probes]
 
 
 async def failing(ctx: Context | None = None) -> None:
@@ -82,14 +83,14 @@ async def fine(ctx: Context | None = None) -> str:
 
 # --- user code -------------------------------------------------------------------------------
 
-BREAKS_OUT: dict[str, Callable[[], Policy[Any]]] = {
+RAISING: dict[str, Callable[[], Policy[Any]]] = {
     "on of a retry": lambda: Retry(on=broken),
     "ignore of a retry": lambda: Retry(on=Boom, ignore=broken),
     "backoff of a retry": lambda: Retry(on=Boom, backoff=broken),
     "delay of a retry": lambda: Retry(on=Boom, backoff=lambda: (broken() for _ in range(3))),
     "rng of a retry": lambda: Retry(on=Boom, rng=type("Dice", (), {"uniform": broken})()),
     "on of a breaker": lambda: CircuitBreaker(on=broken),
-    "open_for of a breaker": lambda: CircuitBreaker(1, open_for=lambda: (it or broken() for it in (1.0, 0))),
+    "open_for of a breaker": lambda: CircuitBreaker(1, open_for=lambda: (delay or broken() for delay in (1.0, 0))),
     "on of a fallback": lambda: Fallback(on=broken),
     "handler of a fallback": lambda: Fallback(handler=broken),
     "a policy before its call": lambda: Before(),
@@ -110,18 +111,18 @@ class After(Policy[Any]):
             broken()
 
 
-@pytest.mark.parametrize("what", BREAKS_OUT)
-async def test_what_decides_and_raises_comes_out_and_nothing_is_held(world: World, what: str) -> None:
-    """Wherever it is in a pipeline, permits and probes around it and inside of it are back."""
+@pytest.mark.parametrize("what", RAISING)
+async def test_an_exception_of_user_code_comes_out_and_nothing_is_held(world: World, what: str) -> None:
+    """At any place of a pipeline: permits and probes outside and inside are released."""
     around, inside, outer = Bulkhead(1), Bulkhead(1), probing(ignore=Broken)
-    pipeline = Policy.wrap(outer, around, BREAKS_OUT[what](), inside, Timeout(LONG))
+    pipeline = Policy.wrap(outer, around, RAISING[what](), inside, Timeout(LONG))
     error = await world.attempt(pipeline, failing)
     assert type(error) is Broken
     assert held(outer, around, inside) == []
     assert outer.state is CircuitState.HALF_OPEN
 
 
-ASKED: dict[str, Callable[[], Policy[Any]]] = {
+RAISING_AFTER_A_RESULT: dict[str, Callable[[], Policy[Any]]] = {
     "retry": lambda: Retry(on_result=broken),
     "backoff of a retry": lambda: Retry(on_result=bool, backoff=lambda: (broken() for _ in range(3))),
     "fallback": lambda: Fallback(on_result=broken),
@@ -129,7 +130,7 @@ ASKED: dict[str, Callable[[], Policy[Any]]] = {
     "breaker, a probe": lambda: probing(on_result=broken),
     "throttle": lambda: AdaptiveThrottle(on_result=broken),
     "hedge, alone": lambda: Hedge(on_result=broken),
-    "what a limiter is told": lambda: RateLimiter(10, told=broken),
+    "update of a limiter": lambda: RateLimiter(10, told=broken),
     "units of a limiter": lambda: RateLimiter(Rate(10, actual=broken)),
     "an algorithm": lambda: AdaptiveLimit(type("Own", (), {"update": broken, "reset": print})(), min_samples=1),
     "a cache": lambda: Cache(broken, key=lambda ctx: 1),
@@ -138,47 +139,47 @@ ASKED: dict[str, Callable[[], Policy[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("what", ASKED)
-async def test_a_result_that_no_caller_will_see_is_closed(anywhere: Virtual, what: str) -> None:
-    """What a predicate raises about it reaches the caller instead; its connection returns to the pool."""
+@pytest.mark.parametrize("what", RAISING_AFTER_A_RESULT)
+async def test_the_result_is_closed_if_user_code_raises_afterwards(anywhere: Virtual, what: str) -> None:
+    """The caller gets the exception instead, and the connection returns to its pool."""
     closed = []
 
     async def fetch(ctx: Context) -> object:
         return type("Response", (), {"close": lambda self: closed.append(self)})()
 
-    error = await anywhere.attempt(ASKED[what](), fetch)
+    error = await anywhere.attempt(RAISING_AFTER_A_RESULT[what](), fetch)
     assert (type(error), len(closed)) == (TypeError if what == "serializer" else Broken, 1)
 
 
-async def test_a_listener_that_blocks_holds_up_nobody_else(world: World) -> None:
-    """Calls and transitions go on; the transitions of the meantime are told when it comes back, in order."""
-    inside, let_go = threading.Event(), threading.Event()
-    told: list[CircuitState] = []
+async def test_a_blocked_listener_does_not_block_calls_or_transitions(world: World) -> None:
+    """Transitions in the meantime are reported in order when it returns."""
+    inside, release = threading.Event(), threading.Event()
+    states: list[CircuitState] = []
 
-    def hear(event: events.CircuitChanged) -> None:
-        told.append(event.new)
+    def block(event: events.CircuitChanged) -> None:
+        states.append(event.new)
         inside.set()
-        assert let_go.wait(20)
+        assert release.wait(20)
 
-    breaker = CircuitBreaker(1, on_transition=hear)
+    breaker = CircuitBreaker(1, on_transition=block)
     blocked = threading.Thread(target=breaker.isolate, daemon=True)
     blocked.start()
     assert inside.wait(20)
     breaker.close()
     assert await world.execute(breaker, fine) == "fine"
     breaker.isolate()
-    assert told == [CircuitState.ISOLATED]
-    let_go.set()
+    assert states == [CircuitState.ISOLATED]
+    release.set()
     blocked.join(20)
-    assert told == [CircuitState.ISOLATED, CircuitState.CLOSED, CircuitState.ISOLATED]
+    assert states == [CircuitState.ISOLATED, CircuitState.CLOSED, CircuitState.ISOLATED]
 
 
 # --- clocks ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def clock_of() -> Iterator[Callable[[Callable[[], Any]], None]]:
-    """Puts another reading in the place of the process clock's."""
+def replace_clock() -> Iterator[Callable[[Callable[[], Any]], None]]:
+    """Return a function that replaces `now` of the process clock."""
 
     def replace(now: Callable[[], Any]) -> None:
         process_clock.now = now
@@ -188,7 +189,7 @@ def clock_of() -> Iterator[Callable[[Callable[[], Any]], None]]:
 
 
 def raising_at(nth: int) -> Callable[[], float]:
-    """A clock of which one reading fails."""
+    """Return the `now` of a clock whose nth reading raises."""
     readings = itertools.count(1)
 
     def now() -> float:
@@ -200,13 +201,13 @@ def raising_at(nth: int) -> Callable[[], float]:
 
 
 @pytest.mark.parametrize("nth", range(1, 14))
-async def test_a_clock_that_raises_once_loses_nothing(world: World, clock_of: Any, nth: int) -> None:
-    """Whichever reading of it fails: the error comes out, permits and probes are back, the next call works."""
+async def test_a_clock_that_raises_once_loses_nothing(world: World, replace_clock: Any, nth: int) -> None:
+    """Whichever reading raises: the error comes out, permits and probes are released, the next call works."""
     bulkhead, breaker = Bulkhead(1, queue=1, max_wait=1.0), probing()
     pipeline = Policy.wrap(Timeout(LONG), Retry(2, on=Boom, backoff=[0]), breaker, bulkhead, Timeout(LONG / 2))
 
     async def main() -> tuple[Any, Any]:
-        clock_of(raising_at(nth))
+        replace_clock(raising_at(nth))
         first = await world.attempt(pipeline, failing)
         process_clock.restore()
         breaker.close()
@@ -219,12 +220,12 @@ async def test_a_clock_that_raises_once_loses_nothing(world: World, clock_of: An
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-async def test_a_clock_that_raises_in_a_queue_leaves_no_place_in_it(world: World, clock_of: Any, nth: int) -> None:
-    """A ticket that nobody waits with would take the next permit with it."""
+async def test_a_clock_that_raises_in_a_queue_leaves_no_place_in_it(world: World, replace_clock: Any, nth: int) -> None:
+    """An abandoned place would take the next permit with it."""
     bulkhead = Bulkhead(1, queue=1, max_wait=1.0)
 
     with bulkhead.slot():
-        clock_of(raising_at(nth))
+        replace_clock(raising_at(nth))
         error = await world.attempt(bulkhead, fine)
         process_clock.restore()
     assert type(error) is Broken
@@ -233,7 +234,9 @@ async def test_a_clock_that_raises_in_a_queue_leaves_no_place_in_it(world: World
 
 
 @pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
-def test_a_changed_system_clock_moves_no_circuit(threads: World, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+def test_a_change_of_the_system_time_does_not_affect_a_circuit(
+    threads: World, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
     """`time.time()` and `datetime.now()` jump with NTP and with daylight saving."""
     breaker = CircuitBreaker(1, open_for=3600.0)
     breaker.capture(lambda ctx: 1 / 0)
@@ -248,30 +251,30 @@ async def hanging(ctx: Context) -> None:
     await asyncio.sleep(LONG)
 
 
-async def test_a_clock_that_raises_as_an_alarm_rings_loses_no_timer(in_asyncio: World, clock_of: Any) -> None:
-    """Neither the one that is due nor those behind it; the error goes to whoever hears of such things in this loop."""
+async def test_a_clock_that_raises_when_an_alarm_rings_loses_no_timer(in_asyncio: World, replace_clock: Any) -> None:
+    """Neither the due one nor later ones; the error goes to the exception handler of the loop."""
     limited = Timeout(SHORT)
-    told: list[Any] = []
+    errors: list[Any] = []
 
-    asyncio.get_running_loop().set_exception_handler(lambda loop, said: told.append(said["exception"]))
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context["exception"]))
     calls = [asyncio.create_task(limited.acapture(hanging))]
     await asyncio.sleep(SHORT / 2)
     calls.append(asyncio.create_task(limited.acapture(hanging)))
     await asyncio.sleep(0)
-    clock_of(raising_at(1))
+    replace_clock(raising_at(1))
     await asyncio.wait(calls, timeout=10.0)
     assert [type(call.result().error) for call in calls if call.done()] == [TimeoutExceeded, TimeoutExceeded]
-    assert [type(error) for error in told] == [Broken]
+    assert [type(error) for error in errors] == [Broken]
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-async def test_a_clock_that_raises_as_a_limit_begins_leaves_no_timer_behind(
-    in_asyncio: World, clock_of: Any, nth: int
+async def test_a_clock_that_raises_when_a_timeout_begins_leaves_no_timer_behind(
+    in_asyncio: World, replace_clock: Any, nth: int
 ) -> None:
-    """That call is over, so whatever its task does next is not cut off, though others have the same limit."""
+    """The call has ended, so nothing later in its task is cut off, although other calls have the same timeout."""
     limited = Timeout(SHORT)
 
-    clock_of(raising_at(nth))
+    replace_clock(raising_at(nth))
     await limited.acapture(fine)
     process_clock.restore()
     other = asyncio.create_task(limited.acapture(hanging))
@@ -288,8 +291,8 @@ ODD_CLOCKS: dict[str, Callable[[], Callable[[], float]]] = {
 
 @pytest.mark.filterwarnings("ignore:.*it ignores its deadline:RuntimeWarning")
 @pytest.mark.parametrize("how", ODD_CLOCKS)
-async def test_a_clock_that_misbehaves_ends_in_an_outcome(world: World, clock_of: Any, how: str) -> None:
-    """No call hangs, and none leaves anything behind; what comes out is the failure or an error of ours."""
+async def test_a_misbehaving_clock_makes_no_call_hang(world: World, replace_clock: Any, how: str) -> None:
+    """Nothing is left behind; the outcome is the failure or an error of this library."""
     breaker = CircuitBreaker(FailureRatio(0.5, min_calls=2, window=1.0), open_for=0.1)
     bulkhead = Bulkhead(1, queue=1, max_wait=0.01)
     pipelines: list[Policy[Any]] = [
@@ -299,7 +302,7 @@ async def test_a_clock_that_misbehaves_ends_in_an_outcome(world: World, clock_of
         bulkhead,
     ]
 
-    clock_of(ODD_CLOCKS[how]())
+    replace_clock(ODD_CLOCKS[how]())
     errors = [await world.attempt(policy, failing, Context(timeout=5)) for policy in pipelines for _ in range(4)]
     process_clock.restore()
     assert {type(error) for error in errors} <= {Boom, *_OURS}
@@ -318,12 +321,12 @@ class Plain(Policy[Any]):
 
 
 class Handing(Policy[Any]):
-    """Hands its call on, so that it cannot be lowered."""
+    """Passes its call to another coroutine, so it cannot be lowered."""
 
     async def around(self, call: Call[Any], ctx: Context) -> Any:
-        return await self.on(call, ctx)
+        return await self.pass_on(call, ctx)
 
-    async def on(self, call: Call[Any], ctx: Context) -> Any:
+    async def pass_on(self, call: Call[Any], ctx: Context) -> Any:
         return await call(ctx)
 
 
@@ -337,8 +340,8 @@ KINDS: list[Callable[[], Policy[Any]]] = [
 ]
 
 
-async def test_two_hundred_policies_deep(world: World) -> None:
-    """All kinds in turn, all of them around one call, which answers and fails as if there were none."""
+async def test_two_hundred_nested_policies_work(world: World) -> None:
+    """All kinds in turn around one call, which succeeds and fails as if there were none."""
     policies = [KINDS[number % len(KINDS)]() for number in range(200)]
     pipeline = Policy.wrap(*policies)
     assert await world.execute(pipeline, fine) == "fine"
@@ -346,18 +349,18 @@ async def test_two_hundred_policies_deep(world: World) -> None:
     assert held(*policies) == []
 
 
-async def test_pipelines_in_pipelines_fifty_deep(world: World) -> None:
-    """Each with a name and a listener of its own, so that none of them is dissolved."""
-    told: list[Any] = []
+async def test_fifty_nested_pipelines_work(world: World) -> None:
+    """Each has its own name and listener, so that none is flattened."""
+    seen: list[Any] = []
     pipeline: Policy[Any] = Plain()
     for number in range(50):
-        pipeline = Policy.wrap(Retry(1), pipeline, name=f"number {number}", listeners=[told.append])
+        pipeline = Policy.wrap(Retry(1), pipeline, name=f"number {number}", listeners=[seen.append])
     assert await world.execute(pipeline, fine) == "fine"
     assert len(pipeline.policies) == 51  # type: ignore[attr-defined]
 
 
-async def test_policies_that_cannot_be_lowered_nest_as_well(world: World) -> None:
-    """Two hundred of them, as the others do; in threads each takes several frames of the interpreter's thousand."""
+async def test_two_hundred_nested_policies_that_cannot_be_lowered_work(world: World) -> None:
+    """In threads each takes several frames of the interpreter's thousand."""
     passed: list[int] = []
 
     class Closing(Policy[Any]):
@@ -367,7 +370,7 @@ async def test_policies_that_cannot_be_lowered_nest_as_well(world: World) -> Non
 
     pipeline = Policy.wrap(*[Closing() for _ in range(200)])
     limit = sys.getrecursionlimit()
-    if sys.gettrace() is not None:  # what measures coverage takes some of the thousand for itself
+    if sys.gettrace() is not None:  # a coverage tracer takes some of the thousand frames
         sys.setrecursionlimit(limit + 200)
     try:
         assert await world.execute(pipeline, fine) == "fine"
@@ -376,15 +379,15 @@ async def test_policies_that_cannot_be_lowered_nest_as_well(world: World) -> Non
     assert len(passed) == 200
 
 
-async def test_policies_that_hand_their_call_on_nest_half_as_deep(world: World) -> None:
-    """Each helper of theirs takes a frame more."""
+async def test_one_hundred_nested_policies_with_helper_coroutines_work(world: World) -> None:
+    """Each helper takes one frame more."""
     pipeline = Policy.wrap(*[Handing() for _ in range(100)])
     assert await world.execute(pipeline, fine) == "fine"
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-async def test_too_deep_a_pipeline_fails_as_any_recursion_does(world: World) -> None:
-    """With a `RecursionError`; the permits that were taken on the way are back."""
+async def test_too_deep_a_pipeline_raises_recursion_error(world: World) -> None:
+    """The permits that were taken are released."""
     policies: list[Policy[Any]] = [Bulkhead(1) if number % 2 else Plain() for number in range(5000)]
     error = await world.attempt(Policy.wrap(*policies), fine)
     assert type(error) is RecursionError
@@ -395,10 +398,10 @@ async def test_too_deep_a_pipeline_fails_as_any_recursion_does(world: World) -> 
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no such timers on this platform")
-def test_a_signal_handler_may_use_the_policies_that_it_interrupts() -> None:
-    """Between any two instructions of the same thread, also while that holds the lock of the same policy."""
+def test_a_signal_handler_may_use_the_policies_it_interrupts() -> None:
+    """Between any two instructions of the same thread, even while that thread holds the lock of the same policy."""
     bulkhead, breaker, timeout = Bulkhead(2, queue=2, max_wait=0.001), CircuitBreaker(2, open_for=[0.0]), Timeout(LONG)
-    heard = [0, 0]
+    entered = [0, 0]
 
     def use() -> None:
         for act in (
@@ -408,7 +411,7 @@ def test_a_signal_handler_may_use_the_policies_that_it_interrupts() -> None:
             breaker.isolate,
             breaker.close,
             lambda: timeout.call(int),
-            events.subscribe(heard.append, events.TimedOut),
+            events.subscribe(entered.append, events.TimedOut),
             lambda: Policy.wrap(breaker, bulkhead, timeout).call(int),
         ):
             try:
@@ -417,30 +420,30 @@ def test_a_signal_handler_may_use_the_policies_that_it_interrupts() -> None:
                 pass
 
     def interrupt(number: int, frame: object) -> None:
-        heard[0] += 1
-        if heard[0] - heard[1] == 1:  # not inside of itself
+        entered[0] += 1
+        if entered[0] - entered[1] == 1:  # not inside itself
             use()
-        heard[1] = heard[0]
+        entered[1] = entered[0]
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    # CPython 3.11 collects inside of `ContextVar.set`. Where Python runs then (hypothesis has a callback in each
-    # collection) the handler may come, set the variable, and leave to the one that was interrupted memory that is free.
+    # CPython 3.11 collects garbage inside of `ContextVar.set`. If Python code runs then (hypothesis has a callback in
+    # each collection), the handler may run, set the variable, and leave freed memory to the interrupted call.
     gc.disable()
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
         end = time.monotonic() + 10
-        while heard[1] < 200 and time.monotonic() < end:
+        while entered[1] < 200 and time.monotonic() < end:
             use()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         gc.enable()
-    assert heard[1] > 0
+    assert entered[1] > 0
     assert held(bulkhead, breaker) == []
 
 
-def every_way_to_wait(bulkhead: Bulkhead) -> list[Callable[[], Awaitable[Any]]]:
-    """Return coroutine functions that wait for a delay, a timer, a queue, a deadline."""
+def all_waits(bulkhead: Bulkhead) -> list[Callable[[], Awaitable[Any]]]:
+    """Return coroutine functions that wait for a delay, a timer, a place in a queue, and a deadline."""
     calls = itertools.count(1)
 
     async def second_try() -> str:
@@ -471,13 +474,13 @@ def every_way_to_wait(bulkhead: Bulkhead) -> list[Callable[[], Awaitable[Any]]]:
 
 
 @pytest.mark.parametrize("kind", ["debug", "uvloop", "uvloop, debug"])
-def test_other_event_loops_do_the_same(kind: str) -> None:
-    """asyncio's debug mode, which checks from which thread a loop is called, and uvloop, which is written in C."""
+def test_other_event_loops_give_the_same_results(kind: str) -> None:
+    """asyncio's debug mode, which checks the calling thread, and uvloop, which is written in C."""
     factory = pytest.importorskip("uvloop").new_event_loop if "uvloop" in kind else None
     bulkhead = Bulkhead(1, queue=1)
 
     async def main() -> list[Any]:
-        return await asyncio.gather(*(wait() for wait in every_way_to_wait(bulkhead)), return_exceptions=True)
+        return await asyncio.gather(*(wait() for wait in all_waits(bulkhead)), return_exceptions=True)
 
     with asyncio.Runner(debug="debug" in kind, loop_factory=factory) as runner:
         outcomes = runner.run(main())

@@ -1,4 +1,4 @@
-"""A call inside a call that the same breaker has admitted belongs to it: it goes through, and is counted once."""
+"""A call inside a call that the same breaker admitted is part of it: it is admitted, and counted once."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, fails
 
 
 class Translated(Exception):
-    """What a client makes of a failure."""
+    """The exception that a client raises for a failure."""
 
 
 async def executed(world: World, policy: Any, fn: Any) -> Any:
-    """Run `async def fn` under the policy, which hands it the context: a breaker notes such a call in any state."""
+    """Run `async def fn` under the policy, which passes the context: a breaker then notes each call in any state."""
     return await world.execute(policy, fn)
 
 
 async def called(world: World, policy: Any, fn: Any) -> Any:
-    """Do so as a decorator does: while nothing fails, a closed breaker notes no call."""
+    """Run it as a decorator does: while nothing fails, a closed breaker notes no call."""
     return policy.call(world.native(fn)) if world.blocking else await policy.acall(fn)
 
 
 async def failure_of(awaitable: Any) -> Exception | None:
-    """Return the exception that comes out."""
+    """Return the exception that the awaitable raises."""
     try:
         await awaitable
     except Exception as error:
@@ -39,7 +39,7 @@ async def failure_of(awaitable: Any) -> Exception | None:
 
 
 class Forever:
-    """What can be awaited, and does not end."""
+    """An awaitable that never ends."""
 
     def __await__(self) -> Any:
         yield
@@ -50,7 +50,7 @@ async def never(ctx: Any) -> Any:
 
 
 def nested(world: World, breaker: Any, fn: Any, depth: int = 1, run: Any = executed) -> Any:
-    """Return an `async def` whose body makes the call under the same breaker, so many times inside one another."""
+    """Return an `async def` that makes the call under the same breaker, nested to the given depth."""
 
     async def call(ctx: Any = None) -> Any:
         return await run(world, breaker, fn)
@@ -83,20 +83,20 @@ async def half_open(world: World, clock: FakeClock, **settings: Any) -> CircuitB
 
 @pytest.mark.parametrize("depth", [1, 3])
 async def test_a_probe_that_calls_the_same_breaker_closes_it(world: World, clock: FakeClock, depth: int) -> None:
-    """The outer call holds the only probe, and the inner one was refused for ever."""
+    """The outer call holds the only probe, and the inner one is part of it."""
     breaker = await half_open(world, clock)
     assert await world.execute(breaker, nested(world, breaker, fine, depth)) == "fine"
     assert breaker.state is CLOSED
 
 
-async def test_a_probe_that_fails_inside_opens_it_once(world: World, clock: FakeClock) -> None:
+async def test_a_nested_failure_of_a_probe_opens_the_circuit_once(world: World, clock: FakeClock) -> None:
     breaker = await half_open(world, clock)
     assert isinstance(await world.attempt(breaker, nested(world, breaker, fail)), Boom)
     assert (breaker.state, breaker.stats().opened) == (OPEN, 2)
 
 
-async def test_one_probe_counts_once_towards_closing(world: World, clock: FakeClock) -> None:
-    """Two successes are asked for: one call with another one inside it is one."""
+async def test_a_probe_with_a_nested_call_is_one_success(world: World, clock: FakeClock) -> None:
+    """Of the two that are required here."""
     breaker = await half_open(world, clock, probe_successes=2)
     await world.execute(breaker, nested(world, breaker, fine))
     assert breaker.state is HALF_OPEN
@@ -104,7 +104,8 @@ async def test_one_probe_counts_once_towards_closing(world: World, clock: FakeCl
     assert breaker.state is CLOSED
 
 
-async def test_a_pipeline_that_is_decorator_and_transport(world: World, clock: FakeClock) -> None:
+async def test_a_pipeline_may_be_nested_in_itself(world: World, clock: FakeClock) -> None:
+    """As a decorator around a client that uses it as its transport."""
     breaker = CircuitBreaker(1, open_for=10)
     pipeline = Pipeline(Retry(2, on=Boom, backoff=[0]), breaker)
     await fails(world, breaker)
@@ -113,7 +114,7 @@ async def test_a_pipeline_that_is_decorator_and_transport(world: World, clock: F
     assert breaker.state is CLOSED
 
 
-async def test_a_guard_inside_a_probe_belongs_to_it(world: World, clock: FakeClock) -> None:
+async def test_a_guard_inside_a_probe_is_part_of_it(world: World, clock: FakeClock) -> None:
     breaker = await half_open(world, clock)
 
     async def guarded(ctx: Any) -> str:
@@ -125,7 +126,7 @@ async def test_a_guard_inside_a_probe_belongs_to_it(world: World, clock: FakeClo
     assert breaker.state is CLOSED
 
 
-async def test_a_call_inside_a_guard_that_probes_belongs_to_it(world: World, clock: FakeClock) -> None:
+async def test_a_call_inside_a_probing_guard_is_part_of_it(world: World, clock: FakeClock) -> None:
     breaker = await half_open(world, clock)
     with breaker.guard():
         assert await world.execute(breaker, fine) == "fine"
@@ -133,7 +134,7 @@ async def test_a_call_inside_a_guard_that_probes_belongs_to_it(world: World, clo
     assert breaker.state is CLOSED
 
 
-async def test_a_guard_inside_a_guard_that_probes(world: World, clock: FakeClock) -> None:
+async def test_a_guard_inside_a_probing_guard_is_part_of_it(world: World, clock: FakeClock) -> None:
     breaker = await half_open(world, clock)
     with breaker.guard():
         with breaker.guard():
@@ -142,8 +143,8 @@ async def test_a_guard_inside_a_guard_that_probes(world: World, clock: FakeClock
     assert breaker.state is CLOSED
 
 
-async def test_a_probe_on_a_worker_knows_that_it_is_one(threads: World) -> None:
-    """A Timeout runs the function in another thread, which has the variables of the caller's."""
+async def test_a_nested_call_on_a_worker_is_part_of_the_probe(threads: World) -> None:
+    """A Timeout runs the function in another thread, with the context variables of the caller."""
     breaker = CircuitBreaker(1, open_for=0.01)
     breaker.capture(lambda ctx: 1 / 0)
     await threads.sleep(0.02)
@@ -152,7 +153,7 @@ async def test_a_probe_on_a_worker_knows_that_it_is_one(threads: World) -> None:
     assert breaker.state is CLOSED
 
 
-async def test_child_tasks_of_a_probe_belong_to_it(tasks_world: World, clock: FakeClock) -> None:
+async def test_child_tasks_of_a_probe_are_part_of_it(tasks_world: World, clock: FakeClock) -> None:
     breaker = await half_open(tasks_world, clock)
 
     async def gathers(ctx: Any) -> None:
@@ -164,8 +165,7 @@ async def test_child_tasks_of_a_probe_belong_to_it(tasks_world: World, clock: Fa
     assert breaker.state is CLOSED
 
 
-async def test_another_call_is_still_refused_while_a_probe_is_out(world: World, clock: FakeClock) -> None:
-    """It is not inside the one that was admitted."""
+async def test_calls_outside_of_a_probe_are_refused(world: World, clock: FakeClock) -> None:
     breaker = await half_open(world, clock)
     refused: list[Exception | None] = []
 
@@ -173,7 +173,7 @@ async def test_another_call_is_still_refused_while_a_probe_is_out(world: World, 
         refused.append(breaker.capture(lambda ctx: "fine").error)  # type: ignore[union-attr]
 
     async def looks(ctx: Any) -> None:
-        thread = threading.Thread(target=apart)  # with variables of its own
+        thread = threading.Thread(target=apart)  # with context variables of its own
         thread.start()
         thread.join()
 
@@ -181,7 +181,7 @@ async def test_another_call_is_still_refused_while_a_probe_is_out(world: World, 
     assert isinstance(refused[0], CircuitOpen)
 
 
-async def test_another_breaker_counts_for_itself(world: World, clock: FakeClock) -> None:
+async def test_a_nested_call_of_another_breaker_is_counted_there(world: World, clock: FakeClock) -> None:
     outer, inner = await half_open(world, clock), CircuitBreaker(5)
     await world.attempt(outer, nested(world, inner, fail))
     assert (outer.state, inner.stats().opened) == (OPEN, 0)
@@ -189,8 +189,8 @@ async def test_another_breaker_counts_for_itself(world: World, clock: FakeClock)
     assert inner.state is OPEN
 
 
-async def test_a_task_that_outlives_its_probe_does_not_belong_to_it(tasks_world: World, clock: FakeClock) -> None:
-    """It comes when the circuit is open again: as it has the variables of the call, it would go through."""
+async def test_a_task_that_outlives_its_probe_is_no_part_of_it(tasks_world: World, clock: FakeClock) -> None:
+    """It calls when the circuit is open again, although it still has the context variables of the probe."""
     breaker = await half_open(tasks_world, clock)
     over, answers = anyio.Event(), []
 
@@ -211,12 +211,12 @@ async def test_a_task_that_outlives_its_probe_does_not_belong_to_it(tasks_world:
     assert isinstance(answers[0], CircuitOpen)
 
 
-def test_an_asyncio_task_that_outlives_its_call_is_counted_again() -> None:
-    """Begun inside, it has copied the variables of the call, which is over by then."""
+def test_calls_of_a_task_that_outlives_the_call_it_began_in_are_counted() -> None:
+    """The task has a copy of the context variables of that call."""
     breaker = CircuitBreaker(3)
 
     async def main() -> None:
-        await breaker.acapture(fail)  # no longer quiet: calls are noted from here on
+        await breaker.acapture(fail)  # from here on, the breaker notes calls
         over = asyncio.Event()
 
         async def background() -> None:
@@ -228,7 +228,7 @@ def test_an_asyncio_task_that_outlives_its_call_is_counted_again() -> None:
             return asyncio.create_task(background())
 
         task = await breaker.aexecute(begins)
-        await breaker.acapture(fail)  # the success has set the count to zero
+        await breaker.acapture(fail)  # the success before has reset the count
         over.set()
         await task
 
@@ -236,16 +236,16 @@ def test_an_asyncio_task_that_outlives_its_call_is_counted_again() -> None:
     assert breaker.state is OPEN
 
 
-# --- while it is closed --------------------------------------------------------------------------
+# --- while the circuit is closed ---
 
 
 @both_ways
 @pytest.mark.parametrize("earlier", [0, 1])
 @pytest.mark.parametrize("depth", [1, 3])
-async def test_a_failure_that_passes_many_calls_is_counted_once(
+async def test_a_failure_that_passes_nested_calls_is_counted_once(
     world: World, depth: int, earlier: int, run: Any
 ) -> None:
-    """Also where nothing had failed before, and the breaker has noted no call."""
+    """Also if nothing failed before, and the breaker has noted no call."""
     breaker = CircuitBreaker(3 + earlier)
     for _ in range(earlier):
         await fails(world, breaker)
@@ -280,7 +280,7 @@ async def test_a_failure_on_a_worker_is_counted_once(threads: World, run: Any) -
         assert breaker.state is state
 
 
-async def test_a_failure_in_guards_is_counted_once(world: World) -> None:
+async def test_a_failure_in_nested_guards_is_counted_once(world: World) -> None:
     breaker = CircuitBreaker(3)
     for state in (CLOSED, CLOSED, OPEN):
         with pytest.raises(Boom), breaker.guard(), breaker.guard():
@@ -313,7 +313,7 @@ async def test_a_failure_of_a_guard_in_a_call_is_counted_once(world: World, run:
 @both_ways
 @pytest.mark.parametrize("earlier", [0, 1])
 async def test_a_failure_of_a_child_task_is_counted_once(tasks_world: World, earlier: int, run: Any) -> None:
-    """It comes out of the task group in an exception group."""
+    """It is raised by the task group in an exception group."""
     breaker = CircuitBreaker(3 + earlier)
     for _ in range(earlier):
         await fails(tasks_world, breaker)
@@ -328,7 +328,7 @@ async def test_a_failure_of_a_child_task_is_counted_once(tasks_world: World, ear
 
 
 @both_ways
-async def test_a_failure_that_takes_no_attributes_is_counted_all_the_same(world: World, run: Any) -> None:
+async def test_an_exception_that_refuses_attributes_is_counted(world: World, run: Any) -> None:
     class Frozen(Boom):
         def __setattr__(self, name: str, value: object) -> None:
             raise AttributeError(name)
@@ -346,7 +346,7 @@ async def test_a_failure_that_takes_no_attributes_is_counted_all_the_same(world:
 
 @both_ways
 async def test_the_same_exception_raised_again_is_another_failure(world: World, run: Any) -> None:
-    """Some code keeps an error and raises it anew: each call that it ends is one."""
+    """Some code keeps an exception and raises it in several calls."""
     breaker, kept = CircuitBreaker(3), Boom("kept")
 
     async def fn(ctx: Any = None) -> None:
@@ -358,8 +358,8 @@ async def test_the_same_exception_raised_again_is_another_failure(world: World, 
 
 
 @both_ways
-async def test_the_attempts_of_a_retry_are_calls_of_their_own(world: World, run: Any) -> None:
-    """Each has the failure before it as its context."""
+async def test_the_attempts_of_a_retry_are_counted_separately(world: World, run: Any) -> None:
+    """Each failure has the previous one as its context."""
     breaker = CircuitBreaker(3)
     await failure_of(run(world, Pipeline(Retry(3, on=Boom, backoff=[0]), breaker), fail))
     assert breaker.state is OPEN
@@ -367,7 +367,7 @@ async def test_the_attempts_of_a_retry_are_calls_of_their_own(world: World, run:
 
 @both_ways
 async def test_a_failure_in_the_handler_of_an_earlier_one_counts(world: World, run: Any) -> None:
-    """It has that one as its context, and is a call of its own nevertheless."""
+    """It has the earlier one as its context, but is a call of its own."""
     breaker = CircuitBreaker(2)
     try:
         await run(world, breaker, fail)
@@ -377,8 +377,8 @@ async def test_a_failure_in_the_handler_of_an_earlier_one_counts(world: World, r
 
 
 @both_ways
-async def test_a_failure_after_an_inner_one_that_was_answered_counts(world: World, run: Any) -> None:
-    """It was not made of that one."""
+async def test_a_failure_after_a_handled_inner_failure_counts(world: World, run: Any) -> None:
+    """It has another cause."""
     breaker = CircuitBreaker(2)
 
     async def goes_on(ctx: Any = None) -> Any:
@@ -390,8 +390,7 @@ async def test_a_failure_after_an_inner_one_that_was_answered_counts(world: Worl
         assert breaker.state is state
 
 
-def test_a_failure_counts_beside_one_of_another_caller_meanwhile() -> None:
-    """That one is no reason not to count it."""
+def test_a_failure_counts_although_another_caller_failed_meanwhile() -> None:
     breaker = CircuitBreaker(2)
 
     def fails() -> None:
@@ -414,10 +413,8 @@ def test_a_failure_counts_beside_one_of_another_caller_meanwhile() -> None:
 
 @both_ways
 @pytest.mark.parametrize("depth", [1, 3])
-async def test_inner_failures_that_are_answered_are_none_also_where_nothing_had_failed(
-    world: World, depth: int, run: Any
-) -> None:
-    """No call is noted then: what fails finds the one around it all the same."""
+async def test_handled_inner_failures_do_not_count(world: World, depth: int, run: Any) -> None:
+    """Also if nothing failed before: the breaker noted no call then, but the inner failure finds the outer call."""
     breaker, entered = CircuitBreaker(1), []
 
     async def counted(ctx: Any = None) -> None:
@@ -438,7 +435,7 @@ async def test_inner_failures_that_are_answered_are_none_also_where_nothing_had_
 
 
 @both_ways
-async def test_an_inner_result_that_is_not_good_enough_is_none_where_the_outer_one_is(world: World, run: Any) -> None:
+async def test_a_bad_inner_result_does_not_count_if_the_outer_result_is_good(world: World, run: Any) -> None:
     breaker = CircuitBreaker(1, on_result=lambda result: result == 503)
 
     async def unavailable(ctx: Any = None) -> int:
@@ -453,7 +450,7 @@ async def test_an_inner_result_that_is_not_good_enough_is_none_where_the_outer_o
 
 
 @both_ways
-async def test_a_guard_that_fails_in_a_call_that_answers_is_none(world: World, run: Any) -> None:
+async def test_a_failed_guard_inside_a_successful_call_does_not_count(world: World, run: Any) -> None:
     breaker = CircuitBreaker(1)
 
     async def answers(ctx: Any = None) -> str:
@@ -466,7 +463,7 @@ async def test_a_guard_that_fails_in_a_call_that_answers_is_none(world: World, r
 
 
 @both_ways
-async def test_a_call_of_another_breaker_around_is_no_reason_not_to_count(world: World, run: Any) -> None:
+async def test_a_failure_inside_a_call_of_another_breaker_counts(world: World, run: Any) -> None:
     outer, inner = CircuitBreaker(1), CircuitBreaker(1)
 
     async def answers(ctx: Any = None) -> str:
@@ -477,8 +474,8 @@ async def test_a_call_of_another_breaker_around_is_no_reason_not_to_count(world:
     assert (outer.state, inner.state) == (CLOSED, OPEN)
 
 
-async def test_an_inner_failure_that_was_answered_is_none(world: World) -> None:
-    """One logical call that has answered is a success: that is what is counted."""
+async def test_an_inner_failure_answered_by_a_fallback_does_not_count(world: World) -> None:
+    """The outer call counts, as a success."""
     breaker = CircuitBreaker(2)
     await fails(world, breaker)
     answering = Fallback("instead")
@@ -492,8 +489,8 @@ async def test_an_inner_failure_that_was_answered_is_none(world: World) -> None:
 
 
 @pytest.mark.parametrize("earlier", [0, 1])
-def test_what_another_breaker_has_counted_counts(earlier: int) -> None:
-    """Also where this one has counted a failure meanwhile."""
+def test_a_failure_that_another_breaker_counted_counts_here_too(earlier: int) -> None:
+    """Also if this breaker counted another failure meanwhile."""
     breaker, other = CircuitBreaker(2 + earlier), CircuitBreaker()
 
     def raising(ctx: Context) -> None:
@@ -508,8 +505,8 @@ def test_what_another_breaker_has_counted_counts(earlier: int) -> None:
     assert breaker.state is OPEN
 
 
-def test_a_failure_whose_causes_go_round_in_a_circle_counts() -> None:
-    """Also where another one was counted meanwhile, and is looked for among them."""
+def test_a_failure_with_a_cycle_of_causes_counts() -> None:
+    """Also if another failure was counted meanwhile, and is searched for among the causes."""
     breaker = CircuitBreaker(2, on=Boom)
     failed, cause = Boom("no"), Boom("why")
     failed.__cause__, cause.__cause__ = cause, failed
@@ -523,8 +520,8 @@ def test_a_failure_whose_causes_go_round_in_a_circle_counts() -> None:
     assert breaker.state is OPEN
 
 
-async def test_a_call_that_ends_in_other_variables_leaves_nothing_behind(world: World, clock: FakeClock) -> None:
-    """As a coroutine does that another task closes."""
+async def test_a_call_that_is_closed_in_another_context_keeps_no_probe(world: World, clock: FakeClock) -> None:
+    """As when another task closes the coroutine."""
     breaker = await half_open(world, clock)
     call = breaker.around(never, Context())
     contextvars.copy_context().run(call.send, None)

@@ -1,4 +1,4 @@
-"""Processes that fork, are interrupted, or end, while policies are in use. Each in a process of its own."""
+"""Processes that fork, are interrupted or end while policies are in use. Each test runs its own process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-#: What every script begins with.
+#: The beginning of every script.
 PRELUDE = """
 import asyncio, atexit, faulthandler, os, signal, sys, threading, time, warnings
 from resilience import *
@@ -24,7 +24,7 @@ warnings.filterwarnings("ignore", "(?s).*fork", DeprecationWarning)  # 3.12 on: 
 
 
 def run_python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own."""
+    """Run a script in a new process."""
     script = PRELUDE + textwrap.dedent(code)
     root = Path(__file__).parents[2]
     command = [sys.executable, *options, "-c", script]
@@ -32,7 +32,7 @@ def run_python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def printed_by(code: str, *options: str) -> str:
-    """Run a script that has to succeed and complain of nothing; return what it printed."""
+    """Run a script that must succeed without output to stderr. Return what it printed."""
     done = run_python(code, *options)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -40,7 +40,7 @@ def printed_by(code: str, *options: str) -> str:
 
 # --- fork ------------------------------------------------------------------------------------
 
-#: A thread that stays inside of something, and a child that does not have it.
+#: A thread that stays inside a function or holds locks, and a child process that does not have the thread.
 FORKING = """
 def beside(function):
     thread = threading.Thread(target=function, daemon=True)
@@ -77,20 +77,20 @@ def take(*locks):
         for lock in locks:
             lock.release()
 
-def locks_of(it):
-    # of its own, and of its parts
-    seen, todo, found = set(), [it], []
+def locks_of(owner):
+    # its own, and those of its parts
+    seen, todo, found = set(), [owner], []
     while todo:
-        each = todo.pop()
-        if id(each) in seen or isinstance(each, type):
+        part = todo.pop()
+        if id(part) in seen or isinstance(part, type):
             continue
-        seen.add(id(each))
-        if isinstance(each, (type(threading.Lock()), type(threading.RLock()))):
-            found.append(each)
-        elif type(each).__module__.startswith("resilience") or each is it:
-            todo += vars(each).values() if hasattr(each, "__dict__") else ()
-            slots = [name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ())]
-            todo += (getattr(each, name) for name in slots if hasattr(each, name))
+        seen.add(id(part))
+        if isinstance(part, (type(threading.Lock()), type(threading.RLock()))):
+            found.append(part)
+        elif type(part).__module__.startswith("resilience") or part is owner:
+            todo += vars(part).values() if hasattr(part, "__dict__") else ()
+            slots = [name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
+            todo += (getattr(part, name) for name in slots if hasattr(part, name))
     return found
 """
 
@@ -102,8 +102,8 @@ def forked(code: str) -> str:
 
 
 @forks
-def test_permits_and_places_of_other_threads_are_free_in_the_child() -> None:
-    """Nobody there would ever give them back. The parent's are what they were."""
+def test_permits_and_queue_places_of_other_threads_are_free_in_the_child() -> None:
+    """Those threads do not exist there. The parent keeps its own."""
     forked(
         """
         bulkhead = Bulkhead(1, queue=1)
@@ -129,8 +129,8 @@ def test_permits_and_places_of_other_threads_are_free_in_the_child() -> None:
 
 @forks
 @pytest.mark.parametrize("how", ["call", "slot"])
-def test_who_forks_inside_of_a_bulkhead_gives_back_what_was_before(how: str) -> None:
-    """In the child the permit counts no more, so that its end makes none out of nothing."""
+def test_a_fork_inside_a_bulkhead_leaves_the_permit_to_the_parent(how: str) -> None:
+    """In the child the permit does not count, so releasing it there does not create one."""
     forked(
         f"""
         bulkhead = Bulkhead(1)
@@ -160,8 +160,8 @@ def test_who_forks_inside_of_a_bulkhead_gives_back_what_was_before(how: str) -> 
 
 @forks
 @pytest.mark.parametrize("policy", ["SingleFlight(key=lambda *args: 1)", "Cache(60, key=lambda *args: 1)"])
-def test_a_call_of_another_thread_is_not_waited_for_in_the_child(policy: str) -> None:
-    """It is not under way there, and would never end. In the parent it is shared as before."""
+def test_the_child_does_not_wait_for_a_call_of_another_thread(policy: str) -> None:
+    """That call would never end there. The parent goes on sharing it."""
     forked(
         f"""
         policy = {policy}
@@ -186,34 +186,36 @@ def test_a_call_of_another_thread_is_not_waited_for_in_the_child(policy: str) ->
 
 @forks
 def test_a_lock_that_another_thread_held_is_free_in_the_child() -> None:
-    """However short it is held: among many forks one comes at that moment, and the child would wait for ever."""
+    """However short it is held, some forks happen at that moment, and the child would wait for ever."""
     forked(
         """
         keyed = Keyed(lambda key: Retry(), lambda *args: len(args))
         uses = {
-            CircuitBreaker(1): lambda it: (it.isolate(), it.close(), it.stats(), it.call(int)),
-            Bulkhead(1): lambda it: (it.stats(), it.call(int), it.resize(3)),
-            RateLimiter(10): lambda it: (it.stats(), it.call(int), it.resize(3), it.reset(), it.pause(0)),
-            AdaptiveLimit(1, initial=1): lambda it: (it.stats(), it.call(int), it.reset()),
-            AdaptiveThrottle(): lambda it: (it.stats(), it.call(int), it.reset()),
-            Chaos(result=0): lambda it: (it.on(), it.is_on, it.call(int), it.off()),
-            Cache(60): lambda it: (it.call(int), it.forget(1), it.clear(), it.stats()),
-            keyed: lambda it: (it.call(int), it.forget(1), it.policies, it.stats()),
-            events.dispatch.subscribers: lambda it: events.subscribe(print, events.TimedOut)(),
+            CircuitBreaker(1): lambda policy: (policy.isolate(), policy.close(), policy.stats(), policy.call(int)),
+            Bulkhead(1): lambda policy: (policy.stats(), policy.call(int), policy.resize(3)),
+            RateLimiter(10): lambda policy: (
+                policy.stats(), policy.call(int), policy.resize(3), policy.reset(), policy.pause(0)
+            ),
+            AdaptiveLimit(1, initial=1): lambda policy: (policy.stats(), policy.call(int), policy.reset()),
+            AdaptiveThrottle(): lambda policy: (policy.stats(), policy.call(int), policy.reset()),
+            Chaos(result=0): lambda policy: (policy.on(), policy.is_on, policy.call(int), policy.off()),
+            Cache(60): lambda policy: (policy.call(int), policy.forget(1), policy.clear(), policy.stats()),
+            keyed: lambda policy: (policy.call(int), policy.forget(1), policy.policies, policy.stats()),
+            events.dispatch.subscribers: lambda subscribers: events.subscribe(print, events.TimedOut)(),
         }
-        for it, use in uses.items():
+        for owner, use in uses.items():
             inside.clear(), let_go.clear()
-            thread = beside(lambda: take(*locks_of(it)))
-            in_child(lambda: use(it))
+            thread = beside(lambda: take(*locks_of(owner)))
+            in_child(lambda: use(owner))
             let_go.set()
             thread.join()
-            use(it)
+            use(owner)
         """
     )
 
 
 @forks
-def test_what_listens_and_sends_for_other_threads_does_not_hold_up_the_child() -> None:
+def test_locks_of_listeners_and_integrations_do_not_block_the_child() -> None:
     """Logs, metrics, the dashboard and clients are often set up before a server forks its workers."""
     forked(
         """
@@ -231,8 +233,8 @@ def test_what_listens_and_sends_for_other_threads_does_not_hold_up_the_child() -
         board = dashboard.Dashboard(retry, history=True)
         transport = ResilienceTransport(retry)
 
-        def is_ours(it):
-            return type(it).__module__.startswith("resilience.integrations")
+        def is_ours(instance):
+            return type(instance).__module__.startswith("resilience.integrations")
 
         def use():
             retry.capture(lambda ctx: 1 / 0)
@@ -244,8 +246,8 @@ def test_what_listens_and_sends_for_other_threads_does_not_hold_up_the_child() -
             board._watch._log.since(0)
             assert isinstance(transport._transport_of(httpx), httpx.HTTPTransport)
 
-        ours = [prometheus, opentelemetry, virtual, *(it for it in gc.get_objects() if is_ours(it))]
-        found = {id(lock): lock for it in ours for lock in locks_of(it)}
+        ours = [prometheus, opentelemetry, virtual, *(instance for instance in gc.get_objects() if is_ours(instance))]
+        found = {id(lock): lock for owner in ours for lock in locks_of(owner)}
         thread = beside(lambda: take(*found.values()))
         in_child(use)
         let_go.set()
@@ -256,17 +258,17 @@ def test_what_listens_and_sends_for_other_threads_does_not_hold_up_the_child() -
 
 
 @forks
-def test_an_algorithm_that_cannot_be_reset_keeps_no_other_policy_from_it() -> None:
-    """It is a user's own. Its error is logged, once."""
+def test_an_algorithm_whose_reset_raises_does_not_stop_the_reset_of_other_policies() -> None:
+    """A custom algorithm may raise. Its error is logged once."""
     forked(
         """
         import logging
 
-        class Learned(logging.Handler):
-            heard = []
+        class Log(logging.Handler):
+            messages = []
 
             def emit(self, record):
-                self.heard.append(record.getMessage())
+                self.messages.append(record.getMessage())
 
         class Own:
             is_used = False
@@ -276,15 +278,15 @@ def test_an_algorithm_that_cannot_be_reset_keeps_no_other_policy_from_it() -> No
 
             def reset(self):
                 if self.is_used:
-                    raise ZeroDivisionError("what it has learned")
+                    raise ZeroDivisionError("cannot be reset")
                 self.is_used = True
 
-        logging.getLogger("resilience").addHandler(Learned())
+        logging.getLogger("resilience").addHandler(Log())
         policies = [AdaptiveLimit(Own(), initial=1), *(Bulkhead(1) for _ in range(3)), AdaptiveLimit(Own(), initial=1)]
 
         def child():
-            assert [it.call(str.upper, "x") for it in policies] == ["X"] * 5
-            assert Learned.heard == ["resetting AdaptiveLimit in the child of a fork raised"] * 2
+            assert [policy.call(str.upper, "x") for policy in policies] == ["X"] * 5
+            assert Log.messages == ["resetting AdaptiveLimit in the child of a fork raised"] * 2
 
         def inside_all(left):
             return stay() if not left else left[0].call(inside_all, left[1:])
@@ -297,29 +299,29 @@ def test_an_algorithm_that_cannot_be_reset_keeps_no_other_policy_from_it() -> No
 
 
 @forks
-def test_a_probe_and_a_report_of_another_thread_do_not_hold_up_the_child() -> None:
-    """It probes by itself, and tells its own transitions; those of the parent are the parent's to tell."""
+def test_a_probe_and_a_running_listener_of_another_thread_do_not_block_the_child() -> None:
+    """The child makes its own probe and reports its own transitions, and not those of the parent."""
     forked(
         """
-        told = []
+        states = []
 
-        def hear(event):
-            told.append(event.new.value)
+        def record(event):
+            states.append(event.new.value)
             if threading.current_thread() is not threading.main_thread():
                 stay()
 
-        reporting = CircuitBreaker(1, on_transition=hear)
+        reporting = CircuitBreaker(1, on_transition=record)
         first = beside(reporting.isolate)
         inside.clear()
         probing = CircuitBreaker(1, open_for=[0.0])
         probing.capture(lambda ctx: 1 / 0)
         second = beside(lambda: probing.call(stay))
-        reporting.close()  # told by the thread that stays in the listener, once it goes on
+        reporting.close()  # reported by the thread that is in the listener, once it goes on
 
         def child():
-            told.clear()
+            states.clear()
             reporting.isolate()
-            assert told == ["isolated"], told
+            assert states == ["isolated"], states
             assert probing.stats().probes == 0
             probing.call(int)
             assert probing.state is CircuitState.CLOSED
@@ -328,15 +330,15 @@ def test_a_probe_and_a_report_of_another_thread_do_not_hold_up_the_child() -> No
         let_go.set()
         first.join()
         second.join()
-        assert told == ["isolated", "closed"], told
+        assert states == ["isolated", "closed"], states
         assert probing.state is CircuitState.CLOSED
         """
     )
 
 
 @forks
-def test_event_loops_and_timers_begin_anew_in_the_child() -> None:
-    """The loop of another thread is not there, nor its calls: one under a timer and inside, one in the queue."""
+def test_event_loops_and_timers_start_afresh_in_the_child() -> None:
+    """The loop of another thread is not there, nor are its calls: one running under a timer, one in the queue."""
     forked(
         """
         bulkhead = Bulkhead(1, queue=1)
@@ -351,7 +353,7 @@ def test_event_loops_and_timers_begin_anew_in_the_child() -> None:
 
         asyncio.run(pipeline.acall(asyncio.sleep, 0))
         thread = beside(lambda: asyncio.run(both()))
-        while not bulkhead.stats().queued:  # the one inside has its thread then, and the modules that it takes
+        while not bulkhead.stats().queued:  # the running call has its thread and its imports by then
             time.sleep(0.001)
 
         def child():
@@ -379,21 +381,21 @@ def test_event_loops_and_timers_begin_anew_in_the_child() -> None:
     [
         ("in the function", "bulkhead.stats().in_flight"),
         ("in the queue", "bulkhead.stats().queued"),
-        ("between two attempts", "told"),
+        ("between two attempts", "retries"),
     ],
 )
 def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str, where: str, reached: str) -> None:
-    """In threads, asyncio and trio, wherever the call waits: no answer, no retry, no count, nothing held."""
+    """In threads, asyncio and trio, at each kind of wait: no fallback, no retry, no failure counted, no permit held."""
     printed = printed_by(
         f"""
         import anyio, trio
 
-        trio.run(anyio.sleep, 0)  # an interrupt in the middle of an import is another story
-        bulkhead, told, slot = Bulkhead(1, queue=1), [], None
+        trio.run(anyio.sleep, 0)  # imports what it needs, so that the interrupt does not hit an import
+        bulkhead, retries, slot = Bulkhead(1, queue=1), [], None
         breaker = CircuitBreaker(1, open_for=[0.0], on=BaseException)
         breaker.capture(lambda ctx: 1 / 0)
         everything = (Exception, KeyboardInterrupt)
-        retry = Retry(2, on=everything, backoff=[60], on_retry=told.append)
+        retry = Retry(2, on=everything, backoff=[60], on_retry=retries.append)
         pipeline = Policy.wrap(Fallback("instead", on=everything), retry, breaker, bulkhead, Timeout(60))
 
         class Down(Policy):
@@ -432,11 +434,11 @@ def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str, where: str
     assert printed == "interrupted True 0 0 0 1\n"
 
 
-# --- the end ---------------------------------------------------------------------------------
+# --- the end of the process ---
 
 
-def test_policies_work_until_the_very_end() -> None:
-    """At exit, in threads that outlive the main one, in a finalizer: calls are made, and nothing is held."""
+def test_policies_work_until_the_interpreter_exits() -> None:
+    """At exit, in threads that outlive the main thread, and in finalizers."""
     done = run_python(
         """
         import weakref
@@ -459,16 +461,16 @@ def test_policies_work_until_the_very_end() -> None:
     )
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["at exit: fine", "finalizer: fine 0", "thread: fine"]
-    # Where no thread can be started any more, which is so in some versions, it is told that a limit is none.
+    # Some versions of Python cannot start a thread any more at this point, and a warning says that the timeout is off.
     assert set(done.stderr.splitlines()) <= {UNLIMITED}
 
 
-#: What is logged where a function runs in the calling thread, because there is no other one.
+#: Logged when a function runs in the calling thread because no thread can be started.
 UNLIMITED = "the interpreter is shutting down: Timeout cannot cut off what it limits"
 
 
-def test_limits_hold_at_exit_where_a_worker_is_left() -> None:
-    """One that is idle by then does the work, in every version; what it does not finish keeps nobody."""
+def test_a_timeout_cuts_off_at_exit_if_an_idle_worker_is_left() -> None:
+    """In every version of Python; the process does not wait for the abandoned function."""
     began = time.monotonic()
     printed = printed_by(
         """
@@ -480,8 +482,8 @@ def test_limits_hold_at_exit_where_a_worker_is_left() -> None:
     assert time.monotonic() - began < 40
 
 
-def test_where_no_thread_can_be_started_at_exit_a_flush_is_made_and_it_is_told() -> None:
-    """In the main thread, within its deadline as far as it looks at it. Elsewhere the limit is kept as ever."""
+def test_if_no_thread_can_be_started_at_exit_the_function_runs_and_a_warning_is_logged() -> None:
+    """It runs in the main thread, within its deadline as far as it checks it. Otherwise the timeout works as usual."""
     done = run_python(
         """
         def can_start():
@@ -501,8 +503,8 @@ def test_where_no_thread_can_be_started_at_exit_a_flush_is_made_and_it_is_told()
     assert (done.stdout, done.stderr) in {("True False True\n", ""), ("False True True\n", f"{UNLIMITED}\n")}
 
 
-def test_when_threads_are_gone_a_limit_cannot_be_kept_and_says_so() -> None:
-    """In the `__del__` of something that is torn down with its module. The function is called all the same."""
+def test_after_the_end_of_threads_the_function_runs_without_its_timeout_and_warns() -> None:
+    """As in the `__del__` of an object that is freed with its module."""
     done = run_python(
         """
         class Last:
@@ -527,7 +529,7 @@ def test_when_threads_are_gone_a_limit_cannot_be_kept_and_says_so() -> None:
     ids=["abandoned", "waiting for a worker", "in a queue", "calling all the time"],
 )
 def test_the_process_ends_at_once_whatever_daemon_threads_do(busy: str) -> None:
-    """Nobody waits for them, and they say nothing."""
+    """It does not wait for them, and they print nothing."""
     began = time.monotonic()
     printed = printed_by(
         f"""
@@ -549,9 +551,9 @@ def test_the_process_ends_at_once_whatever_daemon_threads_do(busy: str) -> None:
     assert time.monotonic() - began < 40
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="threads inherit variables from 3.14 on, where they are told to")
-def test_a_worker_keeps_no_variable_of_the_call_that_started_it() -> None:
-    """Where threads inherit variables: an idle worker would keep what they hold alive."""
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="threads can inherit context variables from 3.14 on")
+def test_a_worker_keeps_no_context_variable_of_the_call_that_started_it() -> None:
+    """Otherwise an idle worker would keep the values alive."""
     printed_by(
         """
         import contextvars, gc, weakref

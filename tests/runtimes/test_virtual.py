@@ -1,7 +1,7 @@
-"""The simulated world: real policies, many clients, published numbers.
+"""Simulation: real policies with many simulated clients reproduce published numbers.
 
-The contention model takes the mean of 30 trials a backoff here, and of 100, as published, with
-`RESILIENCE_TRIALS=100` in the environment. No backoff at all, which hardly varies, takes a third of them.
+The contention model takes the mean of 30 trials per backoff; `RESILIENCE_TRIALS=100` in the environment makes it 100,
+as published. Retries without a backoff, which hardly vary, take a third of the trials.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ TRIALS = int(os.environ.get("RESILIENCE_TRIALS", "30"))
 
 
 class Conflict(Exception):
-    """Somebody else has written the row since it was read."""
+    """Another client has written the row since it was read."""
 
 
 def contention(clients: int, backoff: Backoff | Sequence[float], seed: int) -> tuple[float, int]:
-    """Let clients write one row, each once; return the milliseconds until the last is done, and the writes.
+    """Let clients write one row once each. Return the milliseconds until the last one is done, and the writes.
 
-    A write is refused if the row has another version than the client has read. Every message takes
+    A write is refused if the row has another version than the client read. Every message takes
     |N(10, 2)| ms each way.
     """
     with Simulation(seed) as simulation:
@@ -91,7 +91,6 @@ PUBLISHED: dict[str, tuple[Backoff | Sequence[float], int, int]] = {  # N = 100:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_contention_on_one_row_costs_what_was_published(name: str) -> None:
-    """Time and writes are within 5 % of the published means."""
     backoff, milliseconds, writes = PUBLISHED[name]
     trials = TRIALS // 3 if name == "none" and TRIALS < 100 else TRIALS
     results = [contention(100, backoff, seed) for seed in range(trials)]
@@ -99,15 +98,15 @@ def test_contention_on_one_row_costs_what_was_published(name: str) -> None:
     assert fmean(count for _, count in results) == pytest.approx(writes, rel=0.05)
 
 
-def test_contention_is_repeated_by_its_seed() -> None:
-    """The same seed gives the same course to the last bit, another one another."""
+def test_a_simulation_is_reproducible_by_its_seed() -> None:
+    """Another seed gives another course."""
     full = Exponential(0.010, cap=2.0)
     assert contention(20, full, 1) == contention(20, full, 1) != contention(20, full, 2)
 
 
 @pytest.mark.parametrize(("attempts", "layers"), [(3, 1), (3, 3), (4, 3), (2, 5)])
 def test_retries_in_each_layer_multiply(attempts: int, layers: int) -> None:
-    """`a` attempts in each of `d` layers are a**d calls at the bottom: 64 for 4 and 3, as in Google's SRE book."""
+    """`a` attempts in each of `d` layers make a**d calls at the bottom: 64 for 4 and 3, as in Google's SRE book."""
     calls = 0
 
     async def bottom(ctx: Context) -> None:
@@ -140,11 +139,11 @@ def test_retries_in_each_layer_multiply(attempts: int, layers: int) -> None:
     assert calls == clients * attempts**layers
 
 
-# --- policies in it --------------------------------------------------------------------------
+# --- policies in a simulation ---
 
 
 def simulated(*clients: Callable[[Simulation], Any]) -> float:
-    """Run clients to their end; return how long that took."""
+    """Run clients to their end. Return the simulated duration."""
     with Simulation() as simulation:
         for client in clients:
             simulation.start(client(simulation))
@@ -152,7 +151,7 @@ def simulated(*clients: Callable[[Simulation], Any]) -> float:
 
 
 def test_five_policies_work_together() -> None:
-    """As in every other world: a failure, a hang, then an answer."""
+    """A failure, a timeout, then an answer."""
     steps = ["fail", "hang", "answer"]
     log: list[tuple[float, object]] = []
 
@@ -173,13 +172,13 @@ def test_five_policies_work_together() -> None:
         log.append((simulation.now(), answer))
 
     with recording() as recorder:
-        assert simulated(client) == 36  # and not 60: a timer whose block was left is no event
+        assert simulated(client) == 36  # and not 60: the timer of a finished block takes no time
     assert log == [(0, (1, 5)), (10, (2, 5)), (35, (3, 5)), (36, "answer")]
     assert [event.time for event in recorder.events if event.policy == "Timeout"] == [15, 15]
 
 
-def test_a_timeout_cuts_off_where_the_client_waits_and_the_outer_one_is_named() -> None:
-    """Clean-up inside takes its time, and what fires is told by its own policy."""
+def test_of_two_timeouts_the_first_to_expire_cuts_off_and_is_named() -> None:
+    """The clean-up inside takes its time."""
     log: list[tuple[float, str]] = []
 
     async def client(simulation: Simulation) -> None:
@@ -199,8 +198,8 @@ def test_a_timeout_cuts_off_where_the_client_waits_and_the_outer_one_is_named() 
     assert log == [(6, "cleaned up"), (6, "outer"), (12, "cleaned up"), (12, "inner")]
 
 
-def test_a_function_that_takes_its_cut_off_for_an_end_returns() -> None:
-    """Its result is returned; a timer whose block was left in time changes nothing."""
+def test_a_function_that_handles_its_cancellation_returns_its_result() -> None:
+    """The timer of a block that ended in time has no effect."""
     log: list[object] = []
 
     async def client(simulation: Simulation) -> None:
@@ -225,8 +224,7 @@ def test_a_function_that_takes_its_cut_off_for_an_end_returns() -> None:
     assert log == ["saved", 5, "quick", 55]
 
 
-def test_a_client_that_is_closed_gives_its_permit_back_and_leaves_the_queue() -> None:
-    """The end of a simulation is an end for everybody in it."""
+def test_the_end_of_a_simulation_releases_permits_and_empties_queues() -> None:
     bulkhead = Bulkhead(1, queue=5)
 
     async def client(simulation: Simulation) -> None:
@@ -240,11 +238,11 @@ def test_a_client_that_is_closed_gives_its_permit_back_and_leaves_the_queue() ->
         assert simulation.run(until=10) == 10
         assert (bulkhead.stats().in_flight, bulkhead.stats().queued) == (1, 2)
     assert (bulkhead.stats().in_flight, bulkhead.stats().queued) == (0, 0)
-    assert not any(it.is_done for it in clients)
+    assert not any(client.is_done for client in clients)
 
 
-def test_a_deadline_and_the_ambient_context_are_each_clients_own() -> None:
-    """A nested execution inherits from the one around it, not from another client's."""
+def test_each_client_has_its_own_deadline_and_ambient_context() -> None:
+    """A nested execution inherits from the outer one, not from another client's."""
     seen: list[tuple[float, float | None]] = []
 
     def client(timeout: float) -> Callable[[Simulation], Any]:
@@ -271,8 +269,8 @@ def test_a_deadline_and_the_ambient_context_are_each_clients_own() -> None:
     assert seen == [(10, 7), (20, 17)]
 
 
-def test_a_policy_of_a_users_and_a_handler_run_in_it() -> None:
-    """`ctx.sleep`, an async handler, and the closing of a discarded result."""
+def test_a_custom_policy_and_an_asynchronous_handler_run_in_a_simulation() -> None:
+    """So do `ctx.sleep` and the closing of a discarded result."""
     closed: list[float] = []
 
     class Response:
@@ -301,16 +299,16 @@ def test_a_policy_of_a_users_and_a_handler_run_in_it() -> None:
     assert closed == [3]
 
 
-def test_a_waiter_tells_whether_it_was_woken() -> None:
-    """Or whether its time was over; a client that is done waits no more."""
-    told: list[tuple[float, bool]] = []
+def test_a_waiter_returns_whether_it_was_woken() -> None:
+    """A waiter whose client has ended is not alive."""
+    woken: list[tuple[float, bool]] = []
     waiters: list[Waiter] = []
 
     class Waiting(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
             for _ in range(2):
                 waiters.append(ctx.runtime.waiter())
-                told.append((process_clock.now(), await waiters[-1].wait(process_clock.now() + 10, None)))
+                woken.append((process_clock.now(), await waiters[-1].wait(process_clock.now() + 10, None)))
 
     async def client(simulation: Simulation) -> None:
         async def fn(ctx: Context) -> None: ...
@@ -323,23 +321,23 @@ def test_a_waiter_tells_whether_it_was_woken() -> None:
         waiters[0].wake()
 
     assert simulated(client, other) == 14
-    assert told == [(0, True), (4, False)]
+    assert woken == [(0, True), (4, False)]
     assert not waiters[0].is_alive()
 
 
-def test_a_waiter_that_is_woken_before_it_waits_or_after_it_has_waited_disturbs_nobody() -> None:
-    """As in the other worlds: what its client does meanwhile takes its time, and the wait is over when it begins."""
-    told: list[tuple[float, bool]] = []
+def test_a_waiter_may_be_woken_before_or_after_its_wait() -> None:
+    """Woken before, its wait ends at once; woken after, nothing happens to its client."""
+    results: list[tuple[float, bool]] = []
     waiters: list[Waiter] = []
 
     class Waiting(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
             waiters.extend([ctx.runtime.waiter(), ctx.runtime.waiter()])
             await ctx.sleep(5)
-            told.append((process_clock.now(), await waiters[0].wait(float("inf"), None)))
-            told.append((process_clock.now(), await waiters[1].wait(6, None)))
+            results.append((process_clock.now(), await waiters[0].wait(float("inf"), None)))
+            results.append((process_clock.now(), await waiters[1].wait(6, None)))
             await ctx.sleep(5)
-            told.append((process_clock.now(), await waiters[1].wait(20, None)))
+            results.append((process_clock.now(), await waiters[1].wait(20, None)))
 
     async def client(simulation: Simulation) -> None:
         async def fn(ctx: Context) -> None: ...
@@ -353,12 +351,10 @@ def test_a_waiter_that_is_woken_before_it_waits_or_after_it_has_waited_disturbs_
         waiters[1].wake()
 
     assert simulated(client, other) == 11
-    assert told == [(5, True), (5, False), (11, True)]
+    assert results == [(5, True), (5, False), (11, True)]
 
 
-def test_policies_that_are_switched_off_are_so_here() -> None:
-    """The mode is for every world."""
-
+def test_switched_off_policies_are_off_in_a_simulation() -> None:
     async def client(simulation: Simulation) -> None:
         async def fn(ctx: Context) -> None:
             raise Boom
@@ -373,8 +369,7 @@ def test_policies_that_are_switched_off_are_so_here() -> None:
 # --- the engine ------------------------------------------------------------------------------
 
 
-def test_clients_of_one_instant_run_in_the_order_in_which_they_came() -> None:
-    """And those that begin later, later."""
+def test_clients_that_are_due_at_the_same_instant_run_in_the_order_of_their_start() -> None:
     log: list[tuple[float, str]] = []
 
     async def client(name: str, *pauses: float) -> None:
@@ -390,8 +385,8 @@ def test_clients_of_one_instant_run_in_the_order_in_which_they_came() -> None:
     assert log == [(0, "a"), (0, "b"), (1, "a"), (2, "late"), (3, "b"), (3, "a"), (3, "late")]
 
 
-def test_a_simulation_runs_in_parts() -> None:
-    """Up to an instant, which it then is; the rest later."""
+def test_a_simulation_can_run_in_parts() -> None:
+    """`until` is the instant at which the part ends."""
     log: list[float] = []
 
     async def client() -> None:
@@ -409,8 +404,8 @@ def test_a_simulation_runs_in_parts() -> None:
     assert log == [10, 20, 30, 35, 40, 45, 55, 65]
 
 
-def test_the_process_has_its_own_clock_and_randomness_again() -> None:
-    """After a run, and after one that a client's error has ended; the others are closed."""
+def test_after_a_run_the_process_clock_and_randomness_are_restored() -> None:
+    """Also after a run that ended with the error of a client; the other clients are closed."""
     now, source = process_clock.now, backoffs.SHARED_RANDOMNESS
     closed: list[str] = []
 
@@ -440,8 +435,7 @@ def test_the_process_has_its_own_clock_and_randomness_again() -> None:
     assert backoffs.SHARED_RANDOMNESS is source
 
 
-def test_time_never_goes_backwards() -> None:
-    """A sleep of less than nothing is none, as in an event loop."""
+def test_a_negative_sleep_takes_no_time() -> None:
     seen: list[float] = []
 
     async def client() -> None:
@@ -455,9 +449,7 @@ def test_time_never_goes_backwards() -> None:
     assert seen == [10]
 
 
-def test_a_client_that_never_begins_in_the_past() -> None:
-    """Durations are checked as everywhere."""
-
+def test_a_client_cannot_start_in_the_past() -> None:
     async def client() -> None: ...
 
     coroutine = client()
@@ -467,7 +459,7 @@ def test_a_client_that_never_begins_in_the_past() -> None:
 
 
 def _lengths_of_the_queue(policy: Policy[Any]) -> list[int]:
-    """Have 20 clients make 300 calls each; return how many entries there were after each of them."""
+    """Let 20 clients make 300 calls each. Return the length of the queue of timers after each call."""
     with Simulation() as simulation:
         lengths: list[int] = []
 
@@ -486,18 +478,18 @@ def _lengths_of_the_queue(policy: Policy[Any]) -> list[int]:
     return lengths
 
 
-def test_calls_that_end_in_time_make_no_entries_for_their_limits() -> None:
-    """Those would be in the queue for as long as the limits last, and every step would be slower for it."""
+def test_calls_that_end_before_their_timeouts_leave_no_entries_in_the_queue() -> None:
+    """Such entries would stay until the timeouts expire, and slow down every step."""
     assert max(_lengths_of_the_queue(Timeout(10_000).wrap(Retry(), Timeout(9_000)))) <= 20
 
 
-def test_waits_that_end_in_time_leave_few_entries_behind() -> None:
-    """Each leaves one, for the end that it was to have at the latest; they are dropped by and by."""
+def test_waits_that_end_early_leave_few_entries_in_the_queue() -> None:
+    """Each leaves one, for its latest possible end; they are dropped from time to time."""
     assert 500 < max(_lengths_of_the_queue(Bulkhead(19, queue=20, max_wait=100_000))) <= 1001
 
 
-def test_what_is_woken_at_the_instant_of_its_limit_is_cut_off() -> None:
-    """What ends at the instant of an outer limit belongs to that; and its clean-up may wait, past the limit."""
+def test_a_call_that_is_woken_at_the_instant_of_its_timeout_is_cut_off() -> None:
+    """The outer limit takes precedence; the clean-up may wait past it."""
     with Simulation() as simulation:
         bulkhead, ends = Bulkhead(1, queue=1), []
 
@@ -526,8 +518,8 @@ def test_what_is_woken_at_the_instant_of_its_limit_is_cut_off() -> None:
     assert ends == [2, 5]
 
 
-def test_limits_that_still_count_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often the entries that no longer count are dropped, each call is cut off when it is due."""
+def test_dropping_stale_entries_keeps_the_timeouts_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call is cut off when it is due."""
     monkeypatch.setattr("resilience.testing.runtime._MIN_ENTRIES", 0)
     with Simulation() as simulation:
         ends: list[float] = []
@@ -546,22 +538,22 @@ def test_limits_that_still_count_are_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert ends == [1, 2, 3, 4, 5]
 
 
-def test_while_a_simulation_runs_the_collector_comes_rarely() -> None:
-    """The more rarely the more clients there are, and afterwards as before; where it is switched off it stays so."""
+def test_the_garbage_collector_runs_rarely_during_a_simulation() -> None:
+    """The more clients, the more rarely; the settings are restored, and a disabled collector stays disabled."""
     before = gc.get_threshold()
     seen: list[int] = []
 
     async def client(simulation: Simulation) -> None:
         seen.append(gc.get_threshold()[0])
 
-    for often, clients in ((700, 1), (700, 5000), (0, 1)):
-        gc.set_threshold(often, *before[1:])
+    for threshold, clients in ((700, 1), (700, 5000), (0, 1)):
+        gc.set_threshold(threshold, *before[1:])
         try:
             with Simulation() as simulation:
                 for _ in range(clients):
                     simulation.start(client(simulation))
                 simulation.run()
-            assert gc.get_threshold() == (often, *before[1:])
+            assert gc.get_threshold() == (threshold, *before[1:])
         finally:
             gc.set_threshold(*before)
     assert seen == [50_000] + [100_000] * 5000 + [0]

@@ -15,7 +15,7 @@ from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import FallbackUsed
 from resilience.info import Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
-from resilience.outcome import Failure, Outcome, Success, unwrap_stop_iteration
+from resilience.outcome import Failed, Outcome, Success, as_outcome, closable, unwrap_stop_iteration
 from resilience.policy import Call, Policy
 
 T = TypeVar("T")
@@ -41,7 +41,8 @@ _NOT_GIVEN: Final[Any] = _NotGiven()
 class Fallback(Policy[A_co], Generic[A_co]):
     """Answer with a value, or with the result of a handler, when the call failed.
 
-    :param value: the answer, returned as it is, even if it is falsy or callable; None by default.
+    :param value: the answer, returned as it is, even if it is falsy or callable; None by default. The result that it
+        replaces is closed, if it can be; so is the response that a failure carries.
     :param handler: called as `handler(failure, ctx)` to make the answer, where `failure` is `Failure(error)` or the
         `Success(value)` that was not good enough. May be asynchronous in asynchronous code. What it raises reaches the
         caller, with the original error as its context.
@@ -132,9 +133,9 @@ class Fallback(Policy[A_co], Generic[A_co]):
         except Exception as error:
             if not (ctx.runtime.is_answerable and self._failures.handles(error)):
                 raise
-            if self._is_plain and not (subscribers.fallback or ctx._info.listeners):
+            if self._is_plain and not (subscribers.fallback or ctx._info.listeners) and closable(error) is None:
                 return cast("A_co", self._value)
-            return await self._answer(Failure(unwrap_stop_iteration(error)), ctx)
+            return await self._answer(unwrap_stop_iteration(error), ctx)
         try:
             if self._on_result is None or not self._on_result(result):
                 return result
@@ -143,11 +144,15 @@ class Fallback(Policy[A_co], Generic[A_co]):
             raise
         return await self._answer(Success(result), ctx)
 
-    async def _answer(self, outcome: Outcome[Any], ctx: Context) -> A_co:
+    async def _answer(self, failed: Failed, ctx: Context) -> A_co:
+        outcome = as_outcome(failed)
         emit(FallbackUsed, self.name, ctx, self._on_fallback, outcome=outcome)
         if self._handler is None:
+            discarded = closable(failed)
+            if discarded is not None and discarded is not self._value:
+                await ctx.runtime.close(discarded)
             return cast("A_co", self._value)
-        original = outcome.error if isinstance(outcome, Failure) else None
+        original = failed if isinstance(failed, Exception) else None
         traceback = None if original is None else original.__traceback__
         own = ctx.child()  # the handler may keep it, and execute other calls with it
         token = set_ambient(own)

@@ -210,7 +210,7 @@ def test_an_exchange_closes_all_responses_but_the_one_that_it_returns() -> None:
     assert Scripted(Retry(3, backoff=[0]), *responses).run() is responses[-1]
     assert [it.closed > 0 for it in responses] == [True, True, False]
     replaced = Response(503)
-    assert Scripted(Fallback("cached"), replaced).run() == "cached"
+    assert Scripted(Fallback(handler=lambda failure, ctx: "cached"), replaced).run() == "cached"
     assert replaced.closed == 1
 
 

@@ -20,6 +20,7 @@ from resilience import (
     events,
 )
 from tests.conftest import Boom, Script, World, shown
+from tests.policies.retries import Response, bad
 
 
 class Other(Exception):
@@ -53,6 +54,24 @@ async def test_an_awaitable_value_is_not_awaited(tasks_world: World) -> None:
 
     value = Awaitable()
     assert await run(tasks_world, Fallback(value), Boom()) is value
+
+
+async def test_a_value_closes_what_it_replaces(world: World) -> None:
+    """A result that was not good enough, and the response that a failure carries: no caller will see them."""
+    result, response = Response(), Response()
+    failure = Boom()
+    failure.response = response  # type: ignore[attr-defined]
+    assert await run(world, Fallback("value", on_result=bad), result) == "value"
+    assert await run(world, Fallback("value"), failure) == "value"
+    assert (result.closed, response.closed) == (1, 1)
+
+
+async def test_what_the_caller_or_a_handler_gets_is_not_closed(world: World) -> None:
+    """The value itself, when the call returned it; and what a handler may return, or read later."""
+    value, result = Response(), Response()
+    assert await run(world, Fallback(value, on_result=bad), value) is value
+    assert await run(world, Fallback(handler=lambda failure, ctx: failure.value, on_result=bad), result) is result
+    assert (value.closed, result.closed) == (0, 0)
 
 
 @pytest.mark.parametrize("value", ["fine", None, False, 0, []], ids=repr)

@@ -1,4 +1,4 @@
-"""Proxies of asynchronous clients: methods that return awaitables, and what is entered."""
+"""Proxies of asynchronous clients: methods that return awaitables or context managers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.conftest import Boom, World, nothing_is_left_unawaited
 # --- aproxy ------------------------------------------------------------------------------------
 
 
-async def test_aproxy_takes_plain_methods_that_return_awaitables(tasks_world: World) -> None:
-    """Each attempt calls the method anew."""
+async def test_aproxy_protects_plain_methods_that_return_awaitables(tasks_world: World) -> None:
+    """Each attempt calls the method again."""
     client = Client()
 
     proxy = quick().aproxy(client, "later", "fetch")
@@ -35,8 +35,8 @@ async def test_aproxy_takes_plain_methods_that_return_awaitables(tasks_world: Wo
     assert len(client.calls) == 6
 
 
-async def test_what_aproxy_returns_is_a_coroutine_for_whoever_asks(in_asyncio: World) -> None:
-    """`create_task`, `gather`, `wait_for` and `ensure_future` take it."""
+async def test_the_result_of_an_aproxy_method_works_as_a_coroutine(in_asyncio: World) -> None:
+    """For `create_task`, `gather`, `wait_for` and `ensure_future`."""
     client = Client()
     proxy = quick().aproxy(client, "later")
 
@@ -51,8 +51,8 @@ async def test_what_aproxy_returns_is_a_coroutine_for_whoever_asks(in_asyncio: W
     ] == [f"fetch {x}" for x in "abcde"]
 
 
-async def test_a_task_of_what_aproxy_returns_can_be_cancelled(in_asyncio: World) -> None:
-    """The cancellation arrives in the client's method, which cleans up; no policy answers it."""
+async def test_a_task_of_an_aproxy_method_can_be_cancelled(in_asyncio: World) -> None:
+    """The cancellation reaches the client's method, and no policy answers it."""
     log: list[str] = []
 
     class Hanging:
@@ -76,8 +76,7 @@ async def test_a_task_of_what_aproxy_returns_can_be_cancelled(in_asyncio: World)
     assert log == ["cleaned up"]
 
 
-def test_a_forgotten_await_is_reported_as_any_other() -> None:
-    """Python's own warning."""
+def test_a_missing_await_causes_the_warning_of_python() -> None:
     client = Client()
     pending: Any = quick().aproxy(client, "later").later("a")
     with pytest.warns(RuntimeWarning, match="never awaited"):
@@ -85,8 +84,7 @@ def test_a_forgotten_await_is_reported_as_any_other() -> None:
     assert client.calls == []
 
 
-def test_what_was_not_begun_can_be_closed() -> None:
-    """As a coroutine can."""
+def test_the_result_of_an_aproxy_method_can_be_closed_unstarted() -> None:
     pending: Any = quick().aproxy(Client(), "later").later("a")
     with nothing_is_left_unawaited():
         pending.close()
@@ -97,7 +95,7 @@ def test_what_was_not_begun_can_be_closed() -> None:
 
 
 class Response:
-    """What aiohttp answers with: entered, it is itself; left, it is released."""
+    """A response as of aiohttp: entered, it returns itself; at the end of the block, it is released."""
 
     def __init__(self, session: Session, status: int) -> None:
         self.session = session
@@ -124,7 +122,7 @@ class Response:
 
 
 class RequestContextManager(Coroutine[Any, Any, Response]):
-    """In the manner of aiohttp: to be awaited for a response, or entered for one that is released afterwards."""
+    """As in aiohttp: awaited, it returns a response; entered, it returns one and releases it afterwards."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Response]) -> None:
         self._coroutine = coroutine
@@ -150,7 +148,7 @@ class RequestContextManager(Coroutine[Any, Any, Response]):
 
 
 class Session:
-    """In the manner of aiohttp's: answers its requests with the given statuses, one after another."""
+    """A session as of aiohttp: answers its requests with the given statuses, one after another."""
 
     def __init__(self, *statuses: int | Exception) -> None:
         self.statuses = list(statuses)
@@ -177,7 +175,7 @@ class Connection:
 
 
 class AcquireContext:
-    """In the manner of asyncpg's `pool.acquire()`: no coroutine; awaited or entered, and once only."""
+    """As asyncpg's `pool.acquire()`: no coroutine; can be awaited or entered, once."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -225,8 +223,8 @@ class Pool:
         self.out.remove(connection)
 
 
-async def test_a_request_in_the_manner_of_aiohttp_is_awaited_and_entered(tasks_world: World) -> None:
-    """`await session.get(url)` and `async with session.get(url) as response` both keep working, with retries."""
+async def test_a_request_as_of_aiohttp_can_be_awaited_and_entered(tasks_world: World) -> None:
+    """`await session.get(url)` and `async with session.get(url) as response` both work, with retries."""
     session = Session(Boom(), Boom(), 200, Boom(), 201)
     proxy = quick().aproxy(session, "get")
 
@@ -242,8 +240,8 @@ async def test_a_request_in_the_manner_of_aiohttp_is_awaited_and_entered(tasks_w
     assert session.left == [None]
 
 
-async def test_a_connection_in_the_manner_of_asyncpg_is_awaited_and_entered(tasks_world: World) -> None:
-    """And given back when the block ends, however it ends."""
+async def test_a_connection_as_of_asyncpg_can_be_awaited_and_entered(tasks_world: World) -> None:
+    """It is released when the block ends, also with an error."""
     pool = Pool(failures=2)
     proxy = quick().aproxy(pool, "acquire")
 
@@ -260,8 +258,8 @@ async def test_a_connection_in_the_manner_of_asyncpg_is_awaited_and_entered(task
     assert pool.out == []
 
 
-async def test_what_a_block_raises_is_not_the_policys_affair(tasks_world: World) -> None:
-    """Entering is the call; the block itself is not repeated, and its error reaches the client's `__aexit__`."""
+async def test_an_error_of_the_block_does_not_concern_the_policy(tasks_world: World) -> None:
+    """Entering is the call; the block is not repeated, and its error reaches the client's `__aexit__`."""
     session = Session(200, 200)
     proxy = Fallback("answered").wrap(quick()).aproxy(session, "get")
 
@@ -273,9 +271,7 @@ async def test_what_a_block_raises_is_not_the_policys_affair(tasks_world: World)
     assert session.open == []
 
 
-async def test_a_managers_own_exit_may_swallow_an_error(tasks_world: World) -> None:
-    """As it would without a policy."""
-
+async def test_a_context_manager_may_suppress_the_error_of_its_block(tasks_world: World) -> None:
     class Forgiving:
         @asynccontextmanager
         async def transaction(self) -> AsyncIterator[str]:
@@ -289,8 +285,8 @@ async def test_a_managers_own_exit_may_swallow_an_error(tasks_world: World) -> N
         raise KeyError
 
 
-async def test_an_entry_that_fails_for_good_raises_its_own_error(tasks_world: World) -> None:
-    """After all attempts; nothing is left open."""
+async def test_an_entry_that_fails_in_every_attempt_raises_its_own_error(tasks_world: World) -> None:
+    """Nothing is left open."""
     pool = Pool(failures=99)
     last = quick(2).aproxy(pool)
 
@@ -301,8 +297,8 @@ async def test_an_entry_that_fails_for_good_raises_its_own_error(tasks_world: Wo
     assert pool.out == []
 
 
-async def test_a_result_that_is_not_good_enough_is_left_before_the_next_attempt(tasks_world: World) -> None:
-    """`on_result` looks at what was entered: the response of a 503 is given back, and a new one is asked for."""
+async def test_a_result_that_is_not_good_enough_is_exited_before_the_next_attempt(tasks_world: World) -> None:
+    """`on_result` gets the entered response; that of a 503 is released before another request."""
     session = Session(503, 503, 200)
     retry = Retry(3, on_result=lambda response: response.status >= 500, backoff=[0])
     most: list[int] = []
@@ -316,7 +312,7 @@ async def test_a_result_that_is_not_good_enough_is_left_before_the_next_attempt(
 
 
 async def test_a_fallback_answers_an_entry_that_failed(tasks_world: World) -> None:
-    """The block gets the answer, and nothing has to be left."""
+    """The block gets the answer, and nothing is exited."""
     pool = Pool(failures=99)
     proxy = Fallback("answered").wrap(quick(2)).aproxy(pool)
 
@@ -325,8 +321,7 @@ async def test_a_fallback_answers_an_entry_that_failed(tasks_world: World) -> No
     assert pool.attempts == 2
 
 
-async def test_a_fallback_that_answers_a_result_leaves_what_was_entered(tasks_world: World) -> None:
-    """Nobody else would."""
+async def test_a_fallback_that_replaces_a_result_exits_what_was_entered(tasks_world: World) -> None:
     session = Session(503)
     proxy = Fallback("answered", on_result=lambda response: response.status >= 500).aproxy(session)
     open_inside: list[int] = []
@@ -339,7 +334,7 @@ async def test_a_fallback_that_answers_a_result_leaves_what_was_entered(tasks_wo
 
 
 async def test_a_rejected_entry_enters_nothing(tasks_world: World) -> None:
-    """The bulkhead is held while entering, and not for the block: that is what `slot()` is for."""
+    """The permit of the bulkhead is held while entering, but not for the block, as it is by `slot()`."""
     pool = Pool()
     gate = Bulkhead(1)
     breaker = CircuitBreaker()
@@ -359,7 +354,7 @@ async def test_a_rejected_entry_enters_nothing(tasks_world: World) -> None:
 
 
 async def test_an_entry_that_is_cut_off_leaves_nothing_behind(tasks_world: World) -> None:
-    """The Timeout is over the entry; the block may take longer."""
+    """The Timeout limits the entry; the block may take longer."""
 
     class Slow:
         def __init__(self) -> None:
@@ -390,7 +385,7 @@ async def test_an_entry_that_is_cut_off_leaves_nothing_behind(tasks_world: World
 
 
 async def test_a_cancelled_entry_leaves_nothing_behind(tasks_world: World) -> None:
-    """It is not taken for an outcome either."""
+    """The cancellation is no outcome."""
     pool = Pool()
     answered: list[Any] = []
     proxy = Fallback("x", on_fallback=answered.append).wrap(quick()).aproxy(pool)
@@ -405,8 +400,8 @@ async def test_a_cancelled_entry_leaves_nothing_behind(tasks_world: World) -> No
     assert answered == []
 
 
-async def test_entering_what_is_no_context_manager_is_a_misuse(tasks_world: World) -> None:
-    """It names what it is, says what to do, and no policy takes it for an outcome."""
+async def test_entering_a_result_that_is_no_context_manager_is_a_misuse(tasks_world: World) -> None:
+    """The error says what to write instead, and no policy handles it."""
     client = Client()
     seen: list[Any] = []
     proxy: Any = (
@@ -426,7 +421,7 @@ async def test_entering_what_is_no_context_manager_is_a_misuse(tasks_world: Worl
 
 
 def test_a_real_session_of_requests_can_be_wrapped() -> None:
-    """Without names; entering it hands out the proxy, and closing it is its own affair."""
+    """Without names; entering it returns the proxy, and leaving the block closes it."""
     calls: list[str] = []
 
     class Adapter(requests.adapters.BaseAdapter):
@@ -453,7 +448,7 @@ def test_a_real_session_of_requests_can_be_wrapped() -> None:
 
 @pytest.mark.parametrize("how", ["proxy", "aproxy"])
 async def test_a_real_client_of_httpx2_can_be_wrapped(tasks_world: World, how: str) -> None:
-    """Requests, `stream`, and the block around it."""
+    """With requests, `stream`, and as a context manager."""
     calls: list[str] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -465,7 +460,7 @@ async def test_a_real_client_of_httpx2_can_be_wrapped(tasks_world: World, how: s
     client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
     async with getattr(Retry(backoff=[0]), how)(client) as proxy:
         texts = [(await proxy.get("http://host/")).text]
-        if how == "aproxy":  # entering a stream is what fails, and only aproxy enters it under the policy
+        if how == "aproxy":  # the request of a stream is sent when it is entered, which only aproxy protects
             async with proxy.stream("GET", "http://host/") as response:
                 texts.append((await response.aread()).decode())
     assert client.is_closed

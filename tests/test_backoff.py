@@ -1,4 +1,4 @@
-"""Backoff: bounds at any attempt number, the tables of the design, and what else is accepted as one."""
+"""Backoff: the curves, jitter, the bounds at any attempt number, and what else is accepted as a backoff."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import Boom, Script, World
 
 
 class Fixed:
-    """A source that always draws the same point of the interval: 0.0 its beginning, 1.0 its end."""
+    """A source of randomness that always draws the same point of the interval: 0.0 is its start, 1.0 its end."""
 
     def __init__(self, at: float) -> None:
         self.at = at
@@ -37,7 +37,7 @@ def first(backoff: Backoff, count: int, rng: Randomness | None = None) -> list[f
 
 
 class BothEnds:
-    """A source that draws the beginning of the interval and its end in turn."""
+    """A source of randomness that draws the start and the end of the interval in turn."""
 
     def __init__(self) -> None:
         self._at = itertools.cycle([0.0, 1.0])
@@ -53,47 +53,42 @@ def nth(backoff: Backoff, number: int, rng: Randomness | None = None) -> float:
 # --- the curves ---
 
 
-def test_constant_stays_as_it_is() -> None:
-    """Every delay of `Constant` is the same."""
+def test_constant_delays_are_all_the_same() -> None:
     assert first(Constant(1.5), 4) == [1.5] * 4
 
 
-def test_linear_grows_by_its_step() -> None:
-    """`Linear` waits once, twice, three times the step."""
+def test_linear_delays_grow_by_the_step() -> None:
     assert first(Linear(2), 4) == [2, 4, 6, 8]
 
 
-def test_linear_stops_growing_at_its_cap() -> None:
-    """The cap of `Linear` bounds it from the delay on that would pass it."""
+def test_linear_delays_stop_growing_at_the_cap() -> None:
     assert first(Linear(2, cap=5), 4) == [2, 4, 5, 5]
     assert first(Linear(2, cap=1), 2) == [1, 1]
 
 
-def test_exponential_doubles_up_to_its_cap() -> None:
-    """`Exponential` has a factor of two, and its cap holds from the delay on that would pass it."""
+def test_exponential_delays_double_up_to_the_cap() -> None:
     assert first(Exponential(1, cap=10, jitter="none"), 6) == [1, 2, 4, 8, 10, 10]
 
 
 def test_exponential_takes_another_factor() -> None:
-    """A factor of one is the least: the delay stays as it is."""
+    """A factor of one, the least, gives constant delays."""
     assert first(Exponential(1, factor=3, jitter="none"), 4) == [1, 3, 9, 27]
     assert first(Exponential(3, factor=1, jitter="none"), 3) == [3, 3, 3]
 
 
-def test_a_cap_below_the_base_is_what_is_waited_from_the_beginning() -> None:
-    """The cap is stronger than the first delay."""
+def test_a_cap_below_the_base_applies_from_the_first_delay() -> None:
     assert first(Exponential(30, cap=4, jitter="none"), 3) == [4, 4, 4]
 
 
-def test_a_zero_base_means_no_wait_at_any_attempt() -> None:
-    """Zero times anything is zero, with every jitter."""
+def test_a_base_of_zero_means_no_delay_at_any_attempt() -> None:
+    """With every jitter."""
     for backoff in (Constant(0), Linear(0), Exponential(0), Exponential(0, jitter="none"), Decorrelated(0)):
         assert first(backoff, 1100, Fixed(1.0)) == [0] * 1100
     assert first(Constant(0, jitter=0.5), 3) == [0] * 3
 
 
 def test_durations_may_be_timedeltas() -> None:
-    """Durations are seconds or `timedelta`, in every parameter."""
+    """In every parameter."""
     assert first(Constant(timedelta(milliseconds=1500)), 1) == [1.5]
     assert first(Linear(timedelta(seconds=2), cap=timedelta(seconds=3)), 2) == [2, 3]
     assert first(Exponential(timedelta(seconds=2), cap=timedelta(seconds=3), jitter="none"), 2) == [2, 3]
@@ -103,27 +98,27 @@ def test_durations_may_be_timedeltas() -> None:
 # --- jitter ---
 
 
-def test_full_jitter_draws_from_nought_to_the_envelope_and_is_the_default_of_the_exponential() -> None:
-    """Full: `rng.uniform(0, v)`."""
+def test_full_jitter_draws_between_zero_and_the_envelope_and_is_the_default_of_exponential() -> None:
+    """`rng.uniform(0, v)`."""
     ours, same = random.Random(7), random.Random(7)
     assert first(Exponential(1, cap=8), 6, ours) == [same.uniform(0, v) for v in (1, 2, 4, 8, 8, 8)]
 
 
 def test_equal_jitter_keeps_half_and_draws_the_rest() -> None:
-    """Equal: `v/2 + rng.uniform(0, v/2)`."""
+    """`v/2 + rng.uniform(0, v/2)`."""
     ours, same = random.Random(7), random.Random(7)
     expected = [v / 2 + same.uniform(0, v / 2) for v in (1, 2, 4, 8, 8, 8)]
     assert first(Exponential(1, cap=8, jitter="equal"), 6, ours) == expected
 
 
 @pytest.mark.parametrize(("at", "share"), [(0.0, 0.75), (0.5, 1.0), (1.0, 1.25)])
-def test_a_ratio_jitters_evenly_around_the_delay(at: float, share: float) -> None:
+def test_a_ratio_as_jitter_draws_evenly_around_the_delay(at: float, share: float) -> None:
     """`0.25` is +-25 %."""
     assert first(Exponential(4, jitter=0.25), 3, Fixed(at)) == pytest.approx([share * v for v in (4, 8, 16)])
 
 
-def test_nothing_is_drawn_without_jitter() -> None:
-    """`jitter="none"` leaves the source of randomness alone, so that other schedules stay what they are."""
+def test_without_jitter_nothing_is_drawn() -> None:
+    """So other schedules with the same source do not change."""
     rng = random.Random(3)
     state = rng.getstate()
     for backoff in (Constant(1), Linear(1), Exponential(1, jitter="none")):
@@ -131,16 +126,16 @@ def test_nothing_is_drawn_without_jitter() -> None:
     assert rng.getstate() == state
 
 
-def test_constant_and_linear_have_no_jitter_unless_told() -> None:
-    """The default jitter of both is none, and every jitter works on both."""
+def test_constant_and_linear_have_no_jitter_by_default() -> None:
+    """Every jitter works with both."""
     assert first(Constant(8, jitter="equal"), 2, Fixed(0.0)) == [4, 4]
     assert first(Linear(8, jitter="full"), 2, Fixed(0.5)) == [4, 8]
     assert first(Constant(8), 2, Fixed(0.0)) == [8, 8]
     assert first(Linear(8), 2, Fixed(0.0)) == [8, 16]
 
 
-def test_decorrelated_draws_between_its_base_and_three_times_the_last() -> None:
-    """Decorrelated: `min(cap, rng.uniform(base, 3 * prev))`, beginning with the base."""
+def test_decorrelated_draws_between_the_base_and_three_times_the_last_delay() -> None:
+    """`min(cap, rng.uniform(base, 3 * prev))`, beginning with the base."""
     ours, same = random.Random(3), random.Random(3)
     expected, previous = [], 1.0
     for _ in range(40):
@@ -152,7 +147,7 @@ def test_decorrelated_draws_between_its_base_and_three_times_the_last() -> None:
 
 
 @pytest.mark.parametrize("jitter", ["full", "equal"])
-def test_the_cap_bounds_the_envelope_before_jitter_draws_inside_it(jitter: Jitter) -> None:
+def test_the_cap_limits_the_envelope_before_jitter_is_drawn(jitter: Jitter) -> None:
     """Clients that have all reached the cap still wait for different times."""
     saturated = first(Exponential(1, cap=4, jitter=jitter), 100, random.Random(5))[5:]
     assert len(set(saturated)) == len(saturated)
@@ -160,8 +155,8 @@ def test_the_cap_bounds_the_envelope_before_jitter_draws_inside_it(jitter: Jitte
     assert fmean(saturated) == pytest.approx({"full": 2, "equal": 3}[str(jitter)], rel=0.15)
 
 
-def test_a_ratio_may_go_beyond_the_cap_by_as_much() -> None:
-    """The cap bounds the envelope; a ratio draws around it, above and below alike."""
+def test_a_ratio_as_jitter_may_exceed_the_cap_by_that_ratio() -> None:
+    """The cap limits the envelope; the ratio draws above and below it."""
     saturated = first(Exponential(1, cap=4, jitter=0.25), 300, random.Random(5))[5:]
     assert 3 <= min(saturated) < 3.1
     assert 4.9 < max(saturated) <= 5
@@ -185,8 +180,8 @@ BACKOFFS: st.SearchStrategy[Backoff] = st.one_of(
 
 @given(backoff=BACKOFFS, at=POINTS)
 @settings(max_examples=200, deadline=None)
-def test_no_delay_is_ever_negative_nan_or_infinite(backoff: Backoff, at: float) -> None:
-    """Whatever the numbers and whatever is drawn: every delay can be waited for."""
+def test_no_delay_is_negative_nan_or_infinite(backoff: Backoff, at: float) -> None:
+    """For all parameters and all draws."""
     for delay in first(backoff, 1100, Fixed(at)):
         assert isinstance(delay, (int, float))
         assert 0 <= delay < math.inf
@@ -196,8 +191,8 @@ def test_no_delay_is_ever_negative_nan_or_infinite(backoff: Backoff, at: float) 
 @pytest.mark.parametrize("jitter", ["full", "equal", "none", 0.25, 1.0])
 @pytest.mark.parametrize("cap", [None, 2.0, 1e308])
 @pytest.mark.parametrize("base", [0, 5e-324, 0.1, 86_400, 1e308])
-def test_the_ten_thousandth_delay_is_as_good_as_the_first(jitter: Jitter, cap: float | None, base: float) -> None:
-    """Two to the power of 10,000 fits no float; the delay does all the same."""
+def test_the_ten_thousandth_delay_is_bounded(jitter: Jitter, cap: float | None, base: float) -> None:
+    """Although two to the power of 10,000 is no float."""
     highest = 2.0 if cap == 2.0 else 1e10
     for backoff in (
         Exponential(base, cap=cap, jitter=jitter),
@@ -208,8 +203,8 @@ def test_the_ten_thousandth_delay_is_as_good_as_the_first(jitter: Jitter, cap: f
             assert 0 <= delay <= highest * 2
 
 
-def test_the_ten_thousandth_delay_without_an_envelope_is_finite_too() -> None:
-    """`Decorrelated` grows threefold each time where nothing caps it."""
+def test_the_ten_thousandth_decorrelated_delay_is_finite() -> None:
+    """It grows threefold each time without a cap."""
     assert 0 < nth(Decorrelated(0.1), 10_000, Fixed(1.0)) < math.inf
     assert nth(Decorrelated(0.1, cap=2), 10_000, Fixed(1.0)) == 2
 
@@ -217,7 +212,6 @@ def test_the_ten_thousandth_delay_without_an_envelope_is_finite_too() -> None:
 @given(base=st.floats(1e-6, 1e3), more=st.floats(0, 1e4), at=POINTS)
 @settings(max_examples=100, deadline=None)
 def test_decorrelated_stays_between_base_and_cap(base: float, more: float, at: float) -> None:
-    """Neither shorter than the base nor longer than the cap."""
     cap = base + more
     for delay in first(Decorrelated(base, cap=cap), 50, Fixed(at)):
         assert base <= delay <= cap
@@ -226,7 +220,7 @@ def test_decorrelated_stays_between_base_and_cap(base: float, more: float, at: f
 @given(base=st.floats(1e-6, 1e3), cap=st.floats(1e-6, 1e4), factor=st.floats(1, 10), seed=st.integers())
 @settings(max_examples=100, deadline=None)
 def test_jitter_stays_inside_the_envelope(base: float, cap: float, factor: float, seed: int) -> None:
-    """Full between nought and the envelope, equal in its upper half, a ratio within its share of it."""
+    """Full between zero and the envelope, equal in its upper half, a ratio within that ratio of it."""
     envelope = first(Exponential(base, factor, cap, jitter="none"), 30)
     assert envelope == sorted(envelope)
     assert max(envelope) <= cap
@@ -243,8 +237,7 @@ def test_jitter_stays_inside_the_envelope(base: float, cap: float, factor: float
 
 @given(a=DURATIONS, b=DURATIONS)
 @settings(max_examples=50, deadline=None)
-def test_what_a_callable_gives_can_be_waited_for_as_well(a: float, b: float) -> None:
-    """Values of a user's own are cut to what a platform can wait for."""
+def test_delays_of_custom_schedules_are_limited_to_what_a_platform_can_wait_for(a: float, b: float) -> None:
     for backoff in (as_backoff("backoff", [a, b]), as_backoff("backoff", lambda: iter([a, b]))):
         delays = first(backoff, 3)
         assert delays[2] == delays[1]
@@ -255,24 +248,24 @@ def test_what_a_callable_gives_can_be_waited_for_as_well(a: float, b: float) -> 
 
 
 def herd(jitter: Jitter) -> list[int]:
-    """200 clients, six tries each: how many tries fall in each bucket of one base delay."""
+    """Return the number of attempts in each bucket of one base delay, for 200 clients with six attempts each."""
     rng = random.Random(42)
     backoff = Exponential(0.05, cap=2.0, jitter=jitter)
     buckets: Counter[int] = Counter()
     for _ in range(200):
         at = 0.0
-        for delay in first(backoff, 6, rng):  # the last delay is drawn and not used
+        for delay in first(backoff, 6, rng):  # the last delay is not used
             buckets[round(at / 0.05)] += 1
             at += delay
     return [buckets[key] for key in sorted(buckets)]
 
 
-def test_without_jitter_two_hundred_clients_stay_one_herd() -> None:
+def test_without_jitter_all_clients_retry_together() -> None:
     """Seed 42: six buckets of 200."""
     assert herd("none") == [200] * 6
 
 
-def test_full_jitter_spreads_two_hundred_clients() -> None:
+def test_full_jitter_spreads_the_attempts_of_many_clients() -> None:
     """Seed 42: 30 buckets, mean 40.00, variance 4217.07; after the first bucket mean 30.62, at most 188."""
     counts = herd("full")
     assert len(counts) == 30
@@ -282,7 +275,7 @@ def test_full_jitter_spreads_two_hundred_clients() -> None:
     assert max(counts[1:]) == 188
 
 
-# --- whose state is it ---
+# --- schedules are independent ---
 
 SHAPES: list[Callable[[], Backoff]] = [
     lambda: Exponential(0.1, cap=10),
@@ -295,8 +288,8 @@ SHAPES: list[Callable[[], Backoff]] = [
 
 
 @pytest.mark.parametrize("make", SHAPES)
-def test_every_schedule_starts_anew(make: Callable[[], Backoff]) -> None:
-    """`delays` is a fresh iterator: no schedule goes on where another one stood."""
+def test_every_schedule_starts_from_the_beginning(make: Callable[[], Backoff]) -> None:
+    """`delays` returns a new iterator."""
     backoff = make()
     started = backoff.delays(random.Random(1))
     begun = [next(started), next(started)]
@@ -305,8 +298,7 @@ def test_every_schedule_starts_anew(make: Callable[[], Backoff]) -> None:
     assert [*begun, next(started)] == first(backoff, 3, random.Random(1))
 
 
-def test_threads_that_share_a_backoff_do_not_share_its_schedule() -> None:
-    """A backoff is a description; it may be used from any number of threads at once."""
+def test_threads_that_share_a_backoff_have_schedules_of_their_own() -> None:
     backoff = Exponential(1, cap=512, jitter="none")
     with ThreadPoolExecutor(8) as pool:
         schedules = list(pool.map(lambda _: first(backoff, 200), range(16)))
@@ -314,7 +306,7 @@ def test_threads_that_share_a_backoff_do_not_share_its_schedule() -> None:
 
 
 def test_a_seeded_source_makes_a_schedule_repeatable() -> None:
-    """Randomness is a parameter, and the process's own generator without one."""
+    """Without one, the generator of the process is used."""
     backoff = Exponential(1)
     assert first(backoff, 5, random.Random(9)) == first(backoff, 5, random.Random(9))
     state = random.getstate()
@@ -325,56 +317,53 @@ def test_a_seeded_source_makes_a_schedule_repeatable() -> None:
         random.setstate(state)
 
 
-class Shy(Fixed):
-    """A source that refuses to be asked whether it is true, as arrays do."""
+class Truthless(Fixed):
+    """A source of randomness without a truth value, as arrays are."""
 
     def __bool__(self) -> bool:
         raise TypeError("the truth of a source is ambiguous")
 
 
 @pytest.mark.parametrize("backoff", [Exponential(8), Decorrelated(8), Constant(8, jitter="equal")], ids=repr)
-def test_a_source_of_randomness_is_never_asked_for_its_truth(backoff: Backoff) -> None:
-    """None alone means that there is none."""
-    assert first(backoff, 2, Shy(0.5)) == first(backoff, 2, Fixed(0.5))
+def test_the_truth_value_of_a_source_of_randomness_is_not_used(backoff: Backoff) -> None:
+    """Only None means that there is none."""
+    assert first(backoff, 2, Truthless(0.5)) == first(backoff, 2, Fixed(0.5))
 
 
-# --- anything else that is a backoff ---
+# --- other kinds of backoff ---
 
 
-@pytest.mark.parametrize("given_", [[1, 0, 2], (1, 0, 2), (timedelta(seconds=1), 0, timedelta(seconds=2))])
-def test_a_sequence_is_a_backoff_and_its_last_value_repeats(given_: Any) -> None:
-    """Lists, tuples, timedeltas in them."""
-    assert first(as_backoff("backoff", given_), 5) == [1, 0, 2, 2, 2]
+@pytest.mark.parametrize("sequence", [[1, 0, 2], (1, 0, 2), (timedelta(seconds=1), 0, timedelta(seconds=2))])
+def test_a_sequence_is_a_backoff_whose_last_value_repeats(sequence: Any) -> None:
+    """Lists and tuples of numbers or timedeltas."""
+    assert first(as_backoff("backoff", sequence), 5) == [1, 0, 2, 2, 2]
 
 
-class Drawn(Backoff):
-    """A backoff of the user's own, that comes to an end."""
+class FiniteBackoff(Backoff):
+    """A custom backoff with finitely many delays."""
 
     def delays(self, rng: Randomness | None = None) -> Iterator[float]:
         assert rng is not None
         return iter([rng.uniform(0, 10), 20.0])
 
 
-def test_a_backoff_of_the_users_own_draws_from_the_given_source_and_its_last_delay_repeats() -> None:
-    """It need not be endless: whoever follows the protocol by half is waited for all the same."""
-    assert first(as_backoff("backoff", Drawn()), 4, Fixed(0.5)) == [5.0, 20.0, 20.0, 20.0]
+def test_a_custom_backoff_draws_from_the_given_source_and_its_last_delay_repeats() -> None:
+    assert first(as_backoff("backoff", FiniteBackoff()), 4, Fixed(0.5)) == [5.0, 20.0, 20.0, 20.0]
 
 
 def test_a_range_is_a_sequence() -> None:
-    """Whatever keeps the protocol of a sequence will do."""
     assert first(as_backoff("backoff", range(3)), 4) == [0, 1, 2, 2]
 
 
-def test_a_sequence_that_changes_later_changes_nothing() -> None:
-    """Policies are immutable."""
-    given_ = [1, 2]
-    backoff = as_backoff("backoff", given_)
-    given_[0] = 99
+def test_a_later_change_of_the_sequence_has_no_effect() -> None:
+    delays = [1, 2]
+    backoff = as_backoff("backoff", delays)
+    delays[0] = 99
     assert first(backoff, 2) == [1, 2]
 
 
 def test_a_callable_that_returns_an_iterable_is_a_backoff() -> None:
-    """Generator functions, lambdas, lists that are made on demand; the last value repeats, and it may be endless."""
+    """As a generator function or a lambda; the last value repeats, and it may be endless."""
 
     def schedule() -> Iterator[float]:
         yield 1
@@ -385,8 +374,7 @@ def test_a_callable_that_returns_an_iterable_is_a_backoff() -> None:
     assert first(as_backoff("backoff", lambda: itertools.count(5)), 3) == [5, 6, 7]
 
 
-def test_a_callable_is_asked_for_no_more_than_is_used() -> None:
-    """A schedule is lazy: what computes delays does so when they are needed."""
+def test_a_schedule_computes_only_the_delays_that_are_used() -> None:
     drawn: list[int] = []
 
     def schedule() -> Iterator[float]:
@@ -400,7 +388,7 @@ def test_a_callable_is_asked_for_no_more_than_is_used() -> None:
 
 @pytest.mark.parametrize("bad", [-1, math.nan, math.inf, -math.inf, 10**400])
 def test_a_delay_that_cannot_be_waited_for_is_refused(bad: float) -> None:
-    """In a sequence when it is built, from a callable when it comes; with the value in the message."""
+    """In a sequence when the backoff is built, from a callable when it is drawn; the message has the value."""
     with pytest.raises(ValueError, match="backoff"):
         as_backoff("backoff", [1, bad])
     delays = as_backoff("backoff", lambda: [1, bad]).delays()
@@ -411,27 +399,25 @@ def test_a_delay_that_cannot_be_waited_for_is_refused(bad: float) -> None:
 
 @pytest.mark.parametrize("bad", ["1", None, True, [1]])
 def test_a_delay_that_is_no_number_is_refused(bad: Any) -> None:
-    """Booleans, texts and lists are no seconds."""
     with pytest.raises(TypeError, match="backoff"):
         as_backoff("backoff", [1, bad])
     with pytest.raises(TypeError, match="backoff"):
         next(as_backoff("backoff", lambda: [bad]).delays())
 
 
-@pytest.mark.parametrize(("given", "error"), [([], ValueError), (5, TypeError), (None, TypeError)])
-def test_a_callable_that_gives_no_delays_is_refused_when_it_is_asked(given: Any, error: type[Exception]) -> None:
-    """There is no last value to repeat."""
+@pytest.mark.parametrize(("returned", "error"), [([], ValueError), (5, TypeError), (None, TypeError)])
+def test_a_callable_that_returns_no_delays_is_refused_at_its_first_use(returned: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        next(as_backoff("backoff", lambda: given).delays())
+        next(as_backoff("backoff", lambda: returned).delays())
 
 
-# --- bad randomness ---
+# --- broken sources of randomness ---
 
 JITTERY = (Constant(1, jitter="full"), Linear(1, jitter="equal"), Exponential(1, jitter=0.5), Decorrelated(1, cap=9))
 
 
 class Broken:
-    """A source of randomness that draws the same whatever it is asked for."""
+    """A source of randomness that always returns the same value."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -451,14 +437,16 @@ class Broken:
         ("1", TypeError, "not '1'"),
     ],
 )
-def test_what_is_drawn_has_to_be_seconds(backoff: Backoff, bad: Any, kind: type[Exception], message: str) -> None:
-    """With every jitter: `min` and `max` let NaN through, and nobody could wait for it."""
+def test_a_draw_that_is_no_valid_delay_is_refused(
+    backoff: Backoff, bad: Any, kind: type[Exception], message: str
+) -> None:
+    """With every jitter: `min` and `max` would let NaN pass."""
     with pytest.raises(kind, match=r"what rng\.uniform\(\) returned .*" + re.escape(message)):
         first(backoff, 1, Broken(bad))
 
 
-async def test_a_source_of_randomness_that_is_broken_ends_the_execution_and_says_so(world: World) -> None:
-    """With what it drew, as a backoff of the user's own would; the failure before it is its context."""
+async def test_a_broken_source_of_randomness_ends_the_execution_with_an_error(world: World) -> None:
+    """It has the failed attempt as its context."""
     error = await world.attempt(Retry(3, on=Boom, rng=Broken(math.nan)), Script(Boom()).function())
     assert str(error) == "what rng.uniform() returned must not be NaN"
     assert type(error.__context__) is Boom
@@ -475,6 +463,5 @@ async def test_a_source_of_randomness_that_is_broken_ends_the_execution_and_says
         "Decorrelated(0.1, cap=10)",
     ],
 )
-def test_a_backoff_shows_how_it_was_built(text: str) -> None:
-    """Its `repr` is the call that makes it."""
+def test_the_repr_of_a_backoff_is_the_call_that_makes_it(text: str) -> None:
     assert repr(eval(text)) == text

@@ -1,4 +1,4 @@
-"""What is called: each policy, handler and event sees it, and it names the operation where no other name is given."""
+"""The called function: policies, handlers and events see it, and it is the default name of the operation."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from tests.functions import quick
 from tests.listening import ASKED_FOR, KINDS, retry_without_budget
 
 
-class Seeing(Policy):
-    """Notes what is called, and for what, as often as it is asked to run it."""
+class Recording(Policy):
+    """Records the called function, the operation and the context of each call."""
 
     def __init__(self) -> None:
         self.contexts: list[Context] = []
@@ -49,7 +49,7 @@ class Seeing(Policy):
 
 
 class Client:
-    """What a proxy wraps, and methods of every kind."""
+    """A client with methods of every kind."""
 
     async def fetch(self, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
@@ -64,7 +64,7 @@ class Client:
 
 
 class BlockingClient:
-    """The same without waiting."""
+    """The blocking counterpart of `Client`."""
 
     def fetch(self, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
@@ -83,7 +83,7 @@ async def fetch(*args: Any, **kwargs: Any) -> Any:
 
 
 async def finished(result: Any) -> Any:
-    """What a call returned, whatever the world."""
+    """Return the result of a call, awaited if needed."""
     return await result if isinstance(result, Awaitable) else result
 
 
@@ -97,9 +97,9 @@ WAYS: dict[str, Callable[[Policy[Any], Any], Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_policy_sees_function_arguments_and_keywords(world: World, way: str) -> None:
-    """Wherever it stands, in every attempt, and as the caller gave them."""
-    outside, inside = Seeing(), Seeing()
+async def test_a_policy_sees_the_function_its_arguments_and_keywords(world: World, way: str) -> None:
+    """At any place, in every attempt, as the caller passed them."""
+    outside, inside = Recording(), Recording()
     pipeline = Pipeline(outside, quick(2), Timeout(60.0), inside)
     function = world.native(fetch)
     if way == "acall" and world.blocking:
@@ -110,14 +110,14 @@ async def test_a_policy_sees_function_arguments_and_keywords(world: World, way: 
     for called in (*outside.called, *inside.called):
         assert isinstance(called, Called)
         assert called.function is function
-        assert all(one is other for one, other in zip(called.arguments, arguments, strict=True))
+        assert all(seen is passed for seen, passed in zip(called.arguments, arguments, strict=True))
         assert called.keywords == {"key": "x"}
 
 
 @pytest.mark.parametrize("way", ["execute", "aexecute", "capture"])
-async def test_under_execute_the_one_argument_is_that_very_context(world: World, way: str, clock: FakeClock) -> None:
-    """Of each context that is handed inwards, itself; and what the function gets is that, too."""
-    outside, inside = Seeing(), Seeing()
+async def test_under_execute_the_only_argument_is_the_context_itself(world: World, way: str, clock: FakeClock) -> None:
+    """Each policy sees its own context as the argument, and so does the function."""
+    outside, inside = Recording(), Recording()
     pipeline = Pipeline(outside, quick(2), Timeout(60.0), inside)
     given: list[Context] = []
 
@@ -140,36 +140,36 @@ async def test_under_execute_the_one_argument_is_that_very_context(world: World,
         assert ctx.child().called != ctx.called
 
 
-async def test_of_a_decorated_method_the_object_is_the_first_argument(world: World) -> None:
-    """It is the function in the class that is decorated; a class method gets the class."""
-    seeing = Seeing()
+async def test_the_first_argument_of_a_decorated_method_is_the_instance(world: World) -> None:
+    """The function in the class is decorated; a class method gets the class."""
+    recording = Recording()
 
     class Users(BlockingClient if world.blocking else Client):  # type: ignore[misc]
-        get = seeing(BlockingClient.fetch if world.blocking else Client.fetch)
+        get = recording(BlockingClient.fetch if world.blocking else Client.fetch)
 
     users: Any = Users()
     await finished(users.get(4711))
-    assert [called and called.arguments for called in seeing.called] == [(users, 4711)]
-    assert seeing.operations == ["BlockingClient.fetch" if world.blocking else "Client.fetch"]
+    assert [called and called.arguments for called in recording.called] == [(users, 4711)]
+    assert recording.operations == ["BlockingClient.fetch" if world.blocking else "Client.fetch"]
 
 
-async def test_a_proxy_shows_the_clients_own_methods(world: World) -> None:
-    """Bound, so without the client among the arguments."""
-    seeing = Seeing()
+async def test_under_a_proxy_the_called_function_is_the_clients_bound_method(world: World) -> None:
+    """So the client is not among the arguments."""
+    recording = Recording()
     client: Any = BlockingClient() if world.blocking else Client()
 
-    await finished(seeing.proxy(client).fetch(1, key="x"))
-    await finished(seeing.proxy(client, "plain").plain(2))
-    assert seeing.called == [(client.fetch, (1,), {"key": "x"}), (client.plain, (2,), {})]
+    await finished(recording.proxy(client).fetch(1, key="x"))
+    await finished(recording.proxy(client, "plain").plain(2))
+    assert recording.called == [(client.fetch, (1,), {"key": "x"}), (client.plain, (2,), {})]
     name = type(client).__qualname__
-    assert seeing.operations == [f"{name}.fetch", f"{name}.plain"]
+    assert recording.operations == [f"{name}.fetch", f"{name}.plain"]
 
 
-async def test_what_a_proxy_of_an_asynchronous_client_enters_is_called_by_the_clients_method(
+async def test_under_aproxy_the_called_function_is_the_clients_method_for_entering_and_awaiting(
     tasks_world: World,
 ) -> None:
-    """`async with session.get(url)` as well as `await session.get(url)`, with the same arguments."""
-    seeing = Seeing()
+    """With the same arguments."""
+    recording = Recording()
 
     class Session:
         @asynccontextmanager
@@ -179,17 +179,16 @@ async def test_what_a_proxy_of_an_asynchronous_client_enters_is_called_by_the_cl
         def later(self, url: str) -> Awaitable[Any]:
             return fetch(url)
 
-    session = seeing.aproxy(Session())
+    session = recording.aproxy(Session())
     async with session.get("u", params=1) as response:
         assert response == "u"
     await session.later("v")
-    assert seeing.operations == [Session.get.__qualname__, Session.later.__qualname__]
-    assert [called and called[1:] for called in seeing.called] == [(("u",), {"params": 1}), (("v",), {})]
+    assert recording.operations == [Session.get.__qualname__, Session.later.__qualname__]
+    assert [called and called[1:] for called in recording.called] == [(("u",), {"params": 1}), (("v",), {})]
 
 
-def test_in_a_simulation_it_is_the_modelled_function() -> None:
-    """And its one argument the context."""
-    seeing = Seeing()
+def test_in_a_simulation_the_called_function_is_the_modelled_one() -> None:
+    recording = Recording()
     seen: list[bool] = []
 
     async def model(ctx: Context) -> None:
@@ -197,21 +196,21 @@ def test_in_a_simulation_it_is_the_modelled_function() -> None:
         seen.append(ctx.called == (model, (ctx,), {}))
 
     async def client() -> None:
-        await simulation.execute(Pipeline(Retry(), seeing), model)
+        await simulation.execute(Pipeline(Retry(), recording), model)
 
     with Simulation(seed=1) as simulation:
         simulation.start(client())
         simulation.run()
     assert seen == [True]
-    assert [called and called.function for called in seeing.called] == [model]
-    assert seeing.operations == [model.__qualname__]
+    assert [called and called.function for called in recording.called] == [model]
+    assert recording.operations == [model.__qualname__]
 
 
 # --- in the function, handlers and listeners -----------------------------------------------------
 
 
-async def test_a_function_finds_it_in_the_ambient_context(world: World) -> None:
-    """On a worker too; with what the caller passed, where a context is set at all."""
+async def test_the_function_finds_its_call_in_the_ambient_context(world: World) -> None:
+    """On a worker too, if a context is ambient at all."""
 
     async def fn(word: str) -> Any:
         return current_context().called
@@ -221,8 +220,8 @@ async def test_a_function_finds_it_in_the_ambient_context(world: World) -> None:
         assert await finished(Timeout(5.0).call(function, "hello")) == (function, ("hello",), {})
 
 
-async def test_a_fallbacks_handler_sees_what_failed(world: World) -> None:
-    """Through the context that it is handed, and as the ambient one."""
+async def test_a_fallback_handler_sees_the_failed_call(world: World) -> None:
+    """In the context it gets, which is also ambient."""
 
     def handler(failure: object, ctx: Context) -> Any:
         assert current_context() is ctx
@@ -243,7 +242,7 @@ def fails(*args: Any) -> None:
 
 
 def every_kind(call: Callable[[Policy[Any]], object], full: Bulkhead) -> None:
-    """Make an event of each kind, whatever the policy raises."""
+    """Cause an event of each kind, whatever the policy raises."""
     call(Fallback("x").wrap(quick(2)))
     call(CircuitBreaker(1))
     with full.slot():
@@ -261,9 +260,8 @@ def every_kind(call: Callable[[Policy[Any]], object], full: Bulkhead) -> None:
     call(cache)
 
 
-@pytest.mark.parametrize("kind", [*(it for it in KINDS if it is not events.StreamOpened), ASKED_FOR])
-def test_each_event_says_what_was_called(kind: type[events.Event]) -> None:
-    """Of every kind."""
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind is not events.StreamOpened), ASKED_FOR])
+def test_each_kind_of_event_contains_the_call(kind: type[events.Event]) -> None:
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append, kind)
 
@@ -278,12 +276,11 @@ def test_each_event_says_what_was_called(kind: type[events.Event]) -> None:
     assert {event.operation for event in seen} == {"fails"}
     assert {event.called.function for event in seen} == {fails}
     assert (1, 2) in [event.called.arguments for event in seen]
-    [handed] = {type(event.called.arguments[0]) for event in seen if event.called.arguments != (1, 2)}
-    assert issubclass(handed, Context)
+    [argument_type] = {type(event.called.arguments[0]) for event in seen if event.called.arguments != (1, 2)}
+    assert issubclass(argument_type, Context)
 
 
-async def test_a_pipelines_listener_and_a_policys_callback_see_it_too(world: World, clock: FakeClock) -> None:
-    """The same event."""
+async def test_listeners_of_a_pipeline_and_callbacks_of_a_policy_see_the_call(world: World, clock: FakeClock) -> None:
     seen: list[tuple[str, Any]] = []
     retry = quick(2, on_retry=lambda event: seen.append(("callback", event.called)))
     pipeline = Pipeline(retry, listeners=[lambda event: seen.append(("listener", event.called))])
@@ -294,15 +291,15 @@ async def test_a_pipelines_listener_and_a_policys_callback_see_it_too(world: Wor
     function = world.native(fn)
     with pytest.raises(Boom):
         await finished(pipeline.call(function, "hello"))
-    assert {who for who, called in seen if called == (function, ("hello",), {})} == {"callback", "listener"}
-    assert {called for who, called in seen if not isinstance(called, Called)} == set()
+    assert {source for source, called in seen if called == (function, ("hello",), {})} == {"callback", "listener"}
+    assert {called for source, called in seen if not isinstance(called, Called)} == set()
 
 
-# --- where nothing is called -----------------------------------------------------------------------
+# --- without a call ---
 
 
-def test_outside_an_execution_nothing_is_called() -> None:
-    """Nor for the caller's own context, which an execution derives from and never changes."""
+def test_outside_an_execution_there_is_no_call() -> None:
+    """Nor in the caller's own context, which an execution never changes."""
     ctx = Context()
     assert Retry().execute(lambda inner: inner.called is not None, ctx) is True
     assert (ctx.called, ctx.operation) == (None, None)
@@ -310,7 +307,7 @@ def test_outside_an_execution_nothing_is_called() -> None:
 
 
 def test_a_block_is_no_call() -> None:
-    """Also inside of one: its events have the operation that a context around was given, or none."""
+    """Also inside a call: its events have the operation of an outer context, or none."""
     seen: list[Any] = []
 
     def fn(ctx: Context) -> None:
@@ -331,7 +328,7 @@ class Callable_:
 
 
 class Named:
-    """Whose attributes are no names, as those of a mock."""
+    """A callable whose attributes are no names, as those of a mock."""
 
     def __init__(self) -> None:
         self.__qualname__ = 42
@@ -379,55 +376,55 @@ NAMES: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "name"), NAMES, ids=[f"{type(it).__name__} {name}" for it, name in NAMES])
-def test_the_operation_is_by_default_the_qualified_name_of_what_is_called(function: Any, name: str) -> None:
-    """Of a partial, that of its function; of an object that can be called, its class."""
-    seeing = Seeing()
+@pytest.mark.parametrize(("function", "name"), NAMES, ids=[f"{type(fn).__name__} {name}" for fn, name in NAMES])
+def test_the_operation_defaults_to_the_qualified_name_of_the_called_function(function: Any, name: str) -> None:
+    """For a partial, that of its function; for a callable object, its class."""
+    recording = Recording()
     arguments = ([],) if name in ("len", "list.append", "dict") else (1,)
     with deadline(60.0):
-        found = seeing.call(function, *arguments)
-    assert seeing.operations == [name]
+        found = recording.call(function, *arguments)
+    assert recording.operations == [name]
     assert found == name or isinstance(function, type) or type(function) is type(len)
 
 
-async def test_an_operation_that_the_caller_names_stands(world: World) -> None:
+async def test_an_operation_named_by_the_caller_is_kept(world: World) -> None:
     """In every policy, attempt and event; also an empty one."""
     for given in ("get-user", ""):
-        seeing = Seeing()
+        recording = Recording()
         seen: list[events.Event] = []
-        pipeline = Pipeline(quick(2), seeing, listeners=[seen.append])
+        pipeline = Pipeline(quick(2), recording, listeners=[seen.append])
 
         async def fn(ctx: Context) -> None:
             raise Boom
 
         assert isinstance(await world.attempt(pipeline, fn, Context(operation=given)), Boom)
-        assert seeing.operations == [given] * 2
+        assert recording.operations == [given] * 2
         assert {event.operation for event in seen} == {given}
 
 
-async def test_a_nested_execution_has_its_own_name_and_inherits_only_a_given_one(world: World) -> None:
-    """What the one around is called by default says nothing about what is called inside of it."""
-    outer, inner = Seeing(), Seeing()
+async def test_a_nested_execution_inherits_an_operation_only_if_the_caller_named_it(world: World) -> None:
+    """The default name of the outer execution says nothing about the inner call."""
+    outer, inner = Recording(), Recording()
 
-    async def inside(ctx: Context) -> None: ...
+    async def inner_function(ctx: Context) -> None: ...
 
-    async def outside(ctx: Context) -> None:
-        await world.execute(Retry().wrap(inner), inside)
+    async def outer_function(ctx: Context) -> None:
+        await world.execute(Retry().wrap(inner), inner_function)
 
-    function = world.native(outside)
+    function = world.native(outer_function)
     await world.execute(outer, function)
     await world.execute(outer, function, Context(operation="given"))
     with deadline(5.0):
         await world.execute(outer, function)
-    assert outer.operations == [outside.__qualname__, "given", outside.__qualname__]
-    assert inner.operations == [inside.__qualname__, "given", inside.__qualname__]
+    assert outer.operations == [outer_function.__qualname__, "given", outer_function.__qualname__]
+    assert inner.operations == [inner_function.__qualname__, "given", inner_function.__qualname__]
     functions = [called and called.function for called in outer.called]
     assert functions == [function] * 3
     assert {called and called.function for called in inner.called}.isdisjoint(functions)
 
 
-def test_a_context_shows_its_operation_and_no_argument() -> None:
-    """An argument may be a secret: it is neither in the `repr` of a context nor in that of an event."""
+def test_the_repr_of_contexts_and_events_shows_no_arguments() -> None:
+    """An argument may be a secret."""
     shown: list[str] = []
 
     class Showing(Policy):

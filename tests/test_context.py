@@ -1,4 +1,4 @@
-"""Contexts: the time that is left, what travels with an execution, and what it tells afterwards."""
+"""Contexts: the remaining time, the facts of an execution, and its report."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ class Other(Exception):
 # --- time --------------------------------------------------------------------------------------
 
 
-def test_a_context_has_no_limit_unless_it_is_given_one(clock: FakeClock) -> None:
-    """Infinity is a number that every comparison understands."""
+def test_a_context_without_a_timeout_has_an_infinite_deadline(clock: FakeClock) -> None:
     ctx = Context()
     assert ctx.deadline == INF
     assert ctx.remaining() == INF
@@ -44,8 +43,7 @@ def test_a_context_has_no_limit_unless_it_is_given_one(clock: FakeClock) -> None
     assert ctx.check() is None  # type: ignore[func-returns-value]
 
 
-def test_a_timeout_is_seconds_from_now_on_the_process_clock(clock: FakeClock) -> None:
-    """The deadline is an instant, and what remains of it counts down."""
+def test_a_timeout_counts_from_now_on_the_process_clock(clock: FakeClock) -> None:
     ctx = Context(timeout=8)
     assert ctx.deadline == clock.now() + 8.0
     assert ctx.remaining() == 8.0
@@ -56,13 +54,12 @@ def test_a_timeout_is_seconds_from_now_on_the_process_clock(clock: FakeClock) ->
 
 
 def test_a_timeout_may_be_a_timedelta(clock: FakeClock) -> None:
-    """As all durations."""
     assert Context(timeout=timedelta(minutes=2)).remaining() == 120.0
     assert Context(timeout=5.0).timeout(timedelta(milliseconds=250)) == 0.25
 
 
 def test_a_deadline_has_passed_at_its_very_instant(clock: FakeClock) -> None:
-    """Nothing is left then, and what is left is never negative."""
+    """The remaining time is then zero, and never negative."""
     ctx = Context(timeout=2.0)
     clock.advance(2.0)
     assert ctx.expired
@@ -73,8 +70,8 @@ def test_a_deadline_has_passed_at_its_very_instant(clock: FakeClock) -> None:
     assert ctx.remaining() == 0.0
 
 
-def test_the_timeout_for_a_client_is_the_smaller_of_the_limit_and_what_is_left(clock: FakeClock) -> None:
-    """None where there is neither."""
+def test_the_timeout_for_a_client_is_the_smaller_of_the_limit_and_the_remaining_time(clock: FakeClock) -> None:
+    """None if there is neither."""
     ctx = Context(timeout=5.0)
     assert ctx.timeout() == 5.0
     assert ctx.timeout(2.0) == 2.0
@@ -85,8 +82,8 @@ def test_the_timeout_for_a_client_is_the_smaller_of_the_limit_and_what_is_left(c
     assert Context().timeout(INF) is None
 
 
-def test_the_timeout_for_a_client_is_one_that_it_can_take(clock: FakeClock) -> None:
-    """Many count milliseconds in 31 bits, and fail, or time out at once, beyond that."""
+def test_the_timeout_for_a_client_has_an_upper_bound(clock: FakeClock) -> None:
+    """Many clients count milliseconds in 31 bits, and fail, or time out at once, beyond that."""
     longest = 2_147_483.0
     assert Context(timeout=1e10).timeout() == Context(timeout=1e300).timeout() == longest
     assert Context().timeout(1e10) == Context(timeout=1e10).timeout(1e9) == longest
@@ -95,7 +92,7 @@ def test_the_timeout_for_a_client_is_one_that_it_can_take(clock: FakeClock) -> N
 
 
 def test_the_timeout_for_a_client_is_never_zero(clock: FakeClock) -> None:
-    """0 means "for ever" to aiohttp, redis, grpc and SQL: where nothing is left it raises."""
+    """Zero means "no timeout" to aiohttp, redis, grpc and SQL, so an exceeded deadline raises."""
     ctx = Context(timeout=1.0)
     clock.advance(1.0)
     for limit in (None, 5.0):
@@ -105,8 +102,8 @@ def test_the_timeout_for_a_client_is_never_zero(clock: FakeClock) -> None:
         Context().timeout(0)
 
 
-def test_the_timeout_is_not_zero_if_the_clock_moves_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock does not wait between two readings: what is checked is what is returned."""
+def test_the_timeout_for_a_client_reads_the_clock_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second reading could make it zero."""
     ctx = Context(timeout=1.0)
     readings = iter([ctx.deadline - 0.001, ctx.deadline])
     monkeypatch.setattr("resilience.clock.clock.now", lambda: next(readings))
@@ -118,8 +115,8 @@ def test_the_timeout_is_not_zero_if_the_clock_moves_meanwhile(monkeypatch: pytes
 # --- operation, properties, attempt ------------------------------------------------------------
 
 
-def test_properties_are_a_copy_that_nobody_can_change() -> None:
-    """Contexts are handed to threads and tasks: they must not change under anybody's feet."""
+def test_properties_are_an_immutable_copy() -> None:
+    """Contexts are shared by threads and tasks."""
     given = {"tenant": "acme"}
     ctx = Context(properties=given)
     given["tenant"] = "other"
@@ -128,23 +125,21 @@ def test_properties_are_a_copy_that_nobody_can_change() -> None:
         ctx.properties["tenant"] = "other"  # type: ignore[index]
 
 
-def test_a_child_inherits_and_only_shortens(clock: FakeClock) -> None:
-    """Contexts are derived, never mutated."""
+def test_a_child_inherits_and_can_only_shorten_the_deadline(clock: FakeClock) -> None:
     ctx = Context(timeout=5.0, operation="op", properties={"a": 1})
     child = ctx.child(deadline=ctx.deadline - 3.0, attempt=2)
     grandchild = child.child(deadline=ctx.deadline + 100.0)
     assert (child.remaining(), child.attempt) == (2.0, 2)
     assert (grandchild.remaining(), grandchild.attempt) == (2.0, 2)
     assert (ctx.remaining(), ctx.attempt) == (5.0, 1)
-    for each in (child, grandchild):
-        assert each.operation == "op"
-        assert each.properties == {"a": 1}
-        assert isinstance(each, Context)
+    for derived in (child, grandchild):
+        assert derived.operation == "op"
+        assert derived.properties == {"a": 1}
+        assert isinstance(derived, Context)
     assert ctx.child().deadline == ctx.deadline
 
 
-def test_a_context_says_what_it_is() -> None:
-    """For whoever prints it while looking for a mistake."""
+def test_the_repr_of_a_context_shows_its_operation_remaining_time_and_attempt() -> None:
     assert repr(Context()) == "<Context attempt=1>"
     text = repr(Context(timeout=5, operation="get-user"))
     assert text.startswith("<Context operation='get-user' remaining=")
@@ -154,34 +149,32 @@ def test_a_context_says_what_it_is() -> None:
 # --- the report --------------------------------------------------------------------------------
 
 
-def test_before_an_execution_there_is_nothing_to_tell() -> None:
-    """No attempts, no time, no failures."""
+def test_before_an_execution_the_report_is_empty() -> None:
     ctx = Context()
     assert (ctx.attempts, ctx.elapsed, ctx.failures) == (0, 0.0, ())
 
 
-async def test_the_context_tells_what_happened(world: World, clock: FakeClock) -> None:
-    """How often the function was entered, how long it all took, and what the attempts failed with."""
+async def test_the_report_contains_attempts_elapsed_time_and_failures(world: World, clock: FakeClock) -> None:
     ctx = Context()
     script = Script(Boom("one"), Boom("two"), "fine")
 
     assert await world.execute(Retry(on=Boom, backoff=[1.5, 2.5]), script.function(), ctx) == "fine"
     clock.advance(100.0)
     assert ctx.attempts == 3
-    assert ctx.elapsed == 4.0, "it stands still once the execution is over"
+    assert ctx.elapsed == 4.0, "it still grows after the end of the execution"
     assert [(failed.type, failed.message) for failed in ctx.failures] == [("Boom", "one"), ("Boom", "two")]
     assert [str(failed) for failed in ctx.failures] == ["Boom(one)", "Boom(two)"]
 
 
-def test_a_clock_that_is_put_back_gives_no_negative_time(clock: FakeClock) -> None:
-    """As it is when virtual time, which begins at 0, begins inside of the function."""
+def test_the_elapsed_time_is_not_negative_if_the_clock_is_set_back(clock: FakeClock) -> None:
+    """As when virtual time, which begins at 0, begins inside the function."""
     ctx = Context()
     Retry().execute(lambda inner: clock.advance(-500.0), ctx)
     assert ctx.elapsed == 0.0
 
 
-def test_a_failure_is_told_on_one_line() -> None:
-    """The note of a Retry tells of several, and some clients' messages go over many lines."""
+def test_a_failure_is_described_on_one_line() -> None:
+    """Messages of some clients have many lines."""
 
     def fail(ctx: Context) -> None:
         raise Boom("terminated with:\n\tstatus = 14\n")
@@ -191,8 +184,8 @@ def test_a_failure_is_told_on_one_line() -> None:
     assert [str(failed) for failed in ctx.failures] == ["Boom(terminated with: status = 14)"]
 
 
-async def test_the_report_is_there_while_it_runs(world: World, clock: FakeClock) -> None:
-    """The function can ask, through its own context, how far it has come."""
+async def test_the_report_is_available_during_the_execution(world: World, clock: FakeClock) -> None:
+    """The function reads it from its own context."""
     seen: list[tuple[int, float, int]] = []
 
     async def fn(ctx: Context) -> None:
@@ -203,8 +196,7 @@ async def test_the_report_is_there_while_it_runs(world: World, clock: FakeClock)
     assert seen == [(1, 0.0, 0), (2, 1.0, 1), (3, 2.0, 2)]
 
 
-async def test_of_many_failures_the_first_and_the_last_few_are_kept(world: World, clock: FakeClock) -> None:
-    """Bounded, however long one keeps trying."""
+async def test_of_many_failures_the_first_and_the_last_three_are_kept(world: World, clock: FakeClock) -> None:
     ctx = Context()
     script = Script(*(Boom(f"number {n}") for n in range(1, 51)), "fine")
 
@@ -213,8 +205,7 @@ async def test_of_many_failures_the_first_and_the_last_few_are_kept(world: World
     assert [failed.message for failed in ctx.failures] == [f"number {n}" for n in (1, 2, 3, 48, 49, 50)]
 
 
-async def test_messages_are_bounded_too(world: World) -> None:
-    """An error that quotes a whole page does not make the report as long."""
+async def test_messages_in_the_report_are_bounded(world: World) -> None:
     ctx = Context()
 
     await world.attempt(PASSING, Script(Boom("x" * 100_000)).function(), ctx)
@@ -224,7 +215,7 @@ async def test_messages_are_bounded_too(world: World) -> None:
 
 
 async def test_failures_are_kept_as_text(world: World) -> None:
-    """An exception would keep the frames of the call alive, a result might be a secret."""
+    """An exception would keep the frames of the call alive; a result might be a secret."""
     ctx = Context()
     retry = Retry(2, on=Boom, on_result=lambda result: result == "secret", backoff=[0])
 
@@ -233,8 +224,8 @@ async def test_failures_are_kept_as_text(world: World) -> None:
     assert all(type(text) is str for failed in ctx.failures for text in failed)
 
 
-async def test_a_rejected_attempt_is_a_failed_attempt_that_entered_nothing(world: World, clock: FakeClock) -> None:
-    """The circuit refuses the second one: the function was entered once, two attempts have failed."""
+async def test_a_rejected_attempt_is_a_failed_attempt_without_a_call(world: World, clock: FakeClock) -> None:
+    """The circuit refuses the second one: one call, two failed attempts."""
     ctx = Context()
     pipeline = Retry(2, on=(Boom, CircuitOpen), backoff=[1.0]).wrap(CircuitBreaker(1))
 
@@ -243,8 +234,7 @@ async def test_a_rejected_attempt_is_a_failed_attempt_that_entered_nothing(world
     assert [failed.type for failed in ctx.failures] == ["Boom", "CircuitOpen"]
 
 
-async def test_an_attempt_that_was_cut_off_is_told_as_the_timeout_that_it_was(world: World) -> None:
-    """The function was entered, and its attempt failed with what the Retry saw."""
+async def test_an_attempt_that_was_cut_off_is_reported_as_a_timeout(world: World) -> None:
     ctx = Context()
     calls: list[int] = []
 
@@ -260,8 +250,8 @@ async def test_an_attempt_that_was_cut_off_is_told_as_the_timeout_that_it_was(wo
     assert [failed.type for failed in ctx.failures] == ["TimeoutExceeded"]
 
 
-async def test_one_failed_attempt_is_told_once(world: World, clock: FakeClock) -> None:
-    """A cooperative Timeout turns the `DeadlineExceeded` of its function into its own: that is one failure."""
+async def test_a_failed_attempt_is_reported_once(world: World, clock: FakeClock) -> None:
+    """A cooperative Timeout turns the `DeadlineExceeded` of its function into its own error: that is one failure."""
     ctx = Context()
 
     async def fn(inner: Context) -> None:
@@ -274,7 +264,7 @@ async def test_one_failed_attempt_is_told_once(world: World, clock: FakeClock) -
 
 
 async def test_a_failure_that_a_policy_makes_of_a_result_is_a_failed_attempt(world: World, clock: FakeClock) -> None:
-    """`raise_for_status` in a policy of one's own: the function returned, the attempt failed all the same."""
+    """As `raise_for_status` in a custom policy."""
 
     class Demanding(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
@@ -291,7 +281,7 @@ async def test_a_failure_that_a_policy_makes_of_a_result_is_a_failed_attempt(wor
     assert [failed.message for failed in ctx.failures] == ["status 503", "status 500"]
 
 
-async def test_two_retries_around_one_another_tell_each_failure_once(world: World, clock: FakeClock) -> None:
+async def test_nested_retries_report_each_failure_once(world: World, clock: FakeClock) -> None:
     """A rejection that passes through both is one failure of one attempt."""
     ctx = Context()
     breaker = CircuitBreaker()
@@ -303,10 +293,10 @@ async def test_two_retries_around_one_another_tell_each_failure_once(world: Worl
     assert [failed.type for failed in ctx.failures] == ["CircuitIsolated"]
 
 
-async def test_a_timeout_stands_for_the_deadline_that_somebody_inside_found_over(
+async def test_a_deadline_exceeded_inside_is_reported_as_the_timeout_that_the_caller_gets(
     world: World, clock: FakeClock
 ) -> None:
-    """After however many failures, its own is told once: as the timeout that the caller gets."""
+    """Once, after any number of failures."""
     for failures in (0, 2, 3, 4, 9):
         ctx = Context()
 
@@ -320,13 +310,12 @@ async def test_a_timeout_stands_for_the_deadline_that_somebody_inside_found_over
             return await world.attempt(Timeout(10.0, cooperative=True).wrap(Retry(None, on=Boom, backoff=[0])), fn, ctx)
 
         assert type(await main()) is TimeoutExceeded
-        told = [failed.type for failed in ctx.failures]
-        assert told == ["Boom"] * (len(told) - 1) + ["TimeoutExceeded"]
-        assert len(told) == min(failures + 1, 6 if failures < 6 else 5 + 1)
+        reported = [failed.type for failed in ctx.failures]
+        assert reported == ["Boom"] * (len(reported) - 1) + ["TimeoutExceeded"]
+        assert len(reported) == min(failures + 1, 6)
 
 
 async def test_a_misuse_is_no_failure_of_the_call(world: World) -> None:
-    """It is no outcome, in any world."""
     ctx = Context()
 
     async def main() -> object:
@@ -339,8 +328,8 @@ async def test_a_misuse_is_no_failure_of_the_call(world: World) -> None:
     assert ctx.failures == ()
 
 
-async def test_a_context_that_is_used_again_tells_of_the_last_execution(world: World, clock: FakeClock) -> None:
-    """Its report begins anew; its budget does not."""
+async def test_a_context_that_is_used_again_reports_the_last_execution(world: World, clock: FakeClock) -> None:
+    """The deadline stays the same."""
     ctx = Context(timeout=10.0)
     retry = Retry(on=Boom, backoff=[1.0])
     reports = []
@@ -351,10 +340,7 @@ async def test_a_context_that_is_used_again_tells_of_the_last_execution(world: W
     assert reports == [(2, 1.0, 1, 9.0), (1, 0.0, 0, 9.0)]
 
 
-async def test_a_nested_execution_reports_to_the_context_it_was_given_and_no_other(
-    world: World, clock: FakeClock
-) -> None:
-    """The outer report counts the outer function; the inner one, made with a context of its own, its own."""
+async def test_a_nested_execution_reports_to_its_own_context_only(world: World, clock: FakeClock) -> None:
     outer, inner = Context(), Context()
     retry = Retry(on=Boom, backoff=[1.0])
     script = Script(Boom("in"), Boom("in"), "fine")
@@ -368,30 +354,28 @@ async def test_a_nested_execution_reports_to_the_context_it_was_given_and_no_oth
     assert (inner.attempts, inner.elapsed, len(inner.failures)) == (3, 2.0, 2)
 
 
-async def test_a_context_that_is_handed_on_to_a_nested_execution_still_tells_of_the_outer_one(
+async def test_a_context_passed_on_to_a_nested_execution_still_reports_the_outer_one(
     world: World, clock: FakeClock
 ) -> None:
-    """What the function got is not what the caller has: passing it on spoils nobody's report."""
+    """The function's context is another object than the caller's."""
     outer = Context()
-    told: list[int] = []
+    attempts: list[int] = []
     retry = Retry(on=Boom, backoff=[1.0])
 
     async def fn(ctx: Context) -> Any:
         result = await world.execute(retry, Script(Boom("in"), Boom("in"), "fine").function(), ctx)
-        told.append(ctx.attempts)
+        attempts.append(ctx.attempts)
         return result
 
     assert await world.execute(PASSING, fn, outer) == "fine"
-    assert told == [3], "the function's own context now tells of the execution that it was passed to"
+    assert attempts == [3], "the function's own context reports the execution that it was passed to"
     assert (outer.attempts, outer.failures) == (1, ())
 
 
-# --- sleeping, and the world -------------------------------------------------------------------
+# --- sleeping, and contexts outside of executions ---
 
 
-async def test_a_policy_really_waits(world: World) -> None:
-    """Not only on the clock of these tests."""
-
+async def test_a_policy_really_sleeps(world: World) -> None:
     class Slow(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
             await ctx.sleep(0.02)
@@ -406,8 +390,8 @@ async def test_a_policy_really_waits(world: World) -> None:
     assert ("Blocking" in type(runtime).__name__) is world.blocking
 
 
-async def test_a_context_outside_an_execution_is_in_the_world_of_the_code_that_asks(world: World) -> None:
-    """So that `current_context().sleep` waits as everything else there does."""
+async def test_a_context_outside_an_execution_has_the_runtime_of_the_calling_code(world: World) -> None:
+    """So `current_context().sleep` waits as the other code there does."""
     closed: list[str] = []
 
     class Resource:
@@ -426,7 +410,7 @@ async def test_a_context_outside_an_execution_is_in_the_world_of_the_code_that_a
         woken = await waiter.wait(ctx.deadline, None)
         await runtime.close(Resource())
         with timer:
-            answer = await runtime.run(lambda *given: given == (ctx, 1) and current_context() is ctx, ctx, 1)
+            answer = await runtime.run(lambda *args: args == (ctx, 1) and current_context() is ctx, ctx, 1)
         assert [type(timer).__name__, waiter.is_alive(), woken, answer, timer.fired] == [
             timers[world.name],
             True,
@@ -437,8 +421,8 @@ async def test_a_context_outside_an_execution_is_in_the_world_of_the_code_that_a
     assert closed == ["blocking" if world.blocking else "tasks"]
 
 
-async def test_a_context_outside_an_execution_keeps_no_failure_that_a_handler_raises_again(world: World) -> None:
-    """What its runtime was handed is in no frame of that failure's traceback: no cycle."""
+async def test_a_context_outside_an_execution_keeps_no_failure_alive(world: World) -> None:
+    """The traceback of a failure that a handler raises again does not refer to it: no cycle."""
     watched = Watched()
 
     def raise_again(error: Exception) -> None:

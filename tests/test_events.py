@@ -1,4 +1,4 @@
-"""Events: each kind with its numbers, and the calls of the function."""
+"""Events: the fields of each kind, the end of executions, and the calls of the function."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tests.conftest import Boom, FakeClock, Script, World
 from tests.listening import KINDS, facts, kinds, retry_without_budget
 from tests.streams.sources import Source, streamed
 
-# --- each kind with its numbers ----------------------------------------------------------------
+# --- the fields of each kind ---
 
 
-async def test_a_retry_tells_of_each_failure_each_wait_and_its_end(
+async def test_a_retry_reports_each_failure_each_delay_and_its_end(
     world: World, clock: FakeClock, heard: list[Any]
 ) -> None:
-    """In this order, with the numbers of each."""
+    """In this order, with the fields of each."""
     boom = Boom("no")
     retry = Retry(2, on=Boom, backoff=[1.5], name="r")
     began = clock.now()
@@ -68,17 +68,16 @@ async def test_a_retry_tells_of_each_failure_each_wait_and_its_end(
     ]
 
 
-async def test_a_retry_tells_of_a_result_that_was_not_good_enough(
+async def test_a_retry_reports_a_result_that_is_not_good_enough_as_a_success(
     world: World, clock: FakeClock, heard: list[Any]
 ) -> None:
-    """As the `Success` that it was."""
     retry = Retry(2, on_result=lambda result: result == "bad", backoff=[0])
     assert await world.execute(retry, Script("bad").function()) == "bad"
     assert [event.outcome for event in heard] == [Success("bad")] * 5
 
 
-async def test_a_timeout_tells_whether_it_limits_an_attempt_or_the_total(world: World, heard: list[Any]) -> None:
-    """By where it stands: inside a Retry there is a limit for each attempt."""
+async def test_a_timeout_reports_whether_it_limits_an_attempt_or_the_total(world: World, heard: list[Any]) -> None:
+    """Inside a Retry it limits each attempt."""
 
     async def hang(ctx: Context) -> None:
         await world.hang()
@@ -88,12 +87,12 @@ async def test_a_timeout_tells_whether_it_limits_an_attempt_or_the_total(world: 
     await world.attempt(Policy.wrap(Timeout(5.0), Retry(2, backoff=[0]), each, name="p"), hang)
     await world.attempt(Policy.wrap(total, Retry(2), Timeout(5.0), name="p"), hang)
     await world.attempt(alone, hang)
-    told = [(event.pipeline, event.scope) for event in heard if isinstance(event, events.TimedOut)]
-    assert told == [("p", "attempt"), ("p", "attempt"), ("p", "total"), ("Timeout", "total")]
+    timed_out = [(event.pipeline, event.scope) for event in heard if isinstance(event, events.TimedOut)]
+    assert timed_out == [("p", "attempt"), ("p", "attempt"), ("p", "total"), ("Timeout", "total")]
 
 
 class HandingOn(Policy[Never]):
-    """Hands its call on to another policy."""
+    """Passes its call on to another policy."""
 
     def __init__(self, other: Policy[Any]) -> None:
         self._other = other
@@ -102,10 +101,8 @@ class HandingOn(Policy[Never]):
         return await self._other.around(call, ctx)
 
 
-async def test_a_timeout_whose_place_is_not_known_says_nothing_of_what_it_limits(
-    world: World, heard: list[Any]
-) -> None:
-    """Another policy handed its call on to it, outside of a Retry or inside; or it stands in both places."""
+async def test_a_timeout_at_an_unknown_or_ambiguous_place_reports_no_scope(world: World, heard: list[Any]) -> None:
+    """Another policy passed its call on to it, outside or inside of a Retry; or it is at both places."""
 
     async def hang(ctx: Context) -> None:
         await world.hang()
@@ -124,8 +121,8 @@ async def test_a_timeout_whose_place_is_not_known_says_nothing_of_what_it_limits
         assert (timed_out.pipeline, timed_out.scope) == (policy.name, None)
 
 
-async def test_an_event_names_the_pipeline_although_no_record_is_kept(world: World) -> None:
-    """Only a listener for `ExecutionFinished` or `CallFinished`, or a pipeline's own, makes an execution keep one."""
+async def test_an_event_names_the_pipeline_although_the_execution_keeps_no_record(world: World) -> None:
+    """Only listeners of a pipeline, or for `ExecutionFinished` or `CallFinished`, make an execution keep a record."""
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append, events.TimedOut)
 
@@ -138,10 +135,10 @@ async def test_an_event_names_the_pipeline_although_no_record_is_kept(world: Wor
     assert [(event.pipeline, event.scope) for event in seen] == [("alone", "total"), ("p", "attempt")]
 
 
-async def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
+async def test_a_circuit_reports_its_changes_and_the_calls_it_refuses(
     world: World, clock: FakeClock, heard: list[Any]
 ) -> None:
-    """Once each, in order, with the failure that opened it as text."""
+    """Each once, in order, with the failure that opened it as text."""
     breaker = CircuitBreaker(2, open_for=30.0, name="db")
 
     began = clock.now()
@@ -151,7 +148,7 @@ async def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
     clock.advance(10.0)
     fine = Script("fine").function()
     await world.attempt(breaker, fine)
-    told = [(type(event), facts(event)) for event in heard if not isinstance(event, events.ExecutionFinished)]
+    reported = [(type(event), facts(event)) for event in heard if not isinstance(event, events.ExecutionFinished)]
     common = {"policy": "db", "properties": {}, "pipeline": "db"}
     closed, opened, half = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN
     why = "Boom: two"
@@ -159,7 +156,7 @@ async def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
     def changed(operation: str, after: float, **numbers: Any) -> tuple[type, dict[str, Any]]:
         return events.CircuitChanged, {**common, "operation": operation, "time": began + after, **numbers}
 
-    assert told == [
+    assert reported == [
         changed(
             "op",
             10.0,
@@ -208,8 +205,8 @@ async def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
     ]
 
 
-async def test_a_bulkhead_tells_of_the_calls_that_it_turns_away(world: World, heard: list[Any]) -> None:
-    """With no time to come back at: nobody can tell."""
+async def test_a_bulkhead_reports_the_calls_it_refuses(world: World, heard: list[Any]) -> None:
+    """Without a `retry_after`, which is unknown."""
     bulkhead = Bulkhead(1, name="pool")
 
     async def outer(ctx: Context) -> object:
@@ -233,10 +230,10 @@ async def test_a_bulkhead_tells_of_the_calls_that_it_turns_away(world: World, he
 # --- the end of an execution -------------------------------------------------------------------
 
 
-async def test_the_end_of_an_execution_is_told_with_its_outcome(
+async def test_the_end_of_an_execution_is_reported_with_its_outcome(
     world: World, clock: FakeClock, heard: list[Any]
 ) -> None:
-    """Once for a success and once for a failure, last of all, named for the outermost policy."""
+    """Once per execution, as its last event, under the name of the outermost policy."""
     boom = Boom("no")
     pipeline = Policy.wrap(Retry(3, on=Boom, backoff=[2.0]), Timeout(60.0), name="users")
 
@@ -245,14 +242,14 @@ async def test_the_end_of_an_execution_is_told_with_its_outcome(
     await world.attempt(pipeline, fails)
     finished = [event for event in heard if isinstance(event, events.ExecutionFinished)]
     assert heard[-1] is finished[-1]
-    assert [(it.policy, it.operation, it.attempts, it.elapsed, it.outcome) for it in finished] == [
+    assert [(event.policy, event.operation, event.attempts, event.elapsed, event.outcome) for event in finished] == [
         ("users", "op", 2, 2.0, Success("fine")),
         ("users", fails.__qualname__, 3, 4.0, Failure(boom)),
     ]
 
 
-async def test_a_plain_policy_is_an_execution_as_well(world: World, heard: list[Any]) -> None:
-    """Named by its name, or that of its class."""
+async def test_an_execution_of_a_single_policy_is_reported(world: World, heard: list[Any]) -> None:
+    """Under its name, or that of its class."""
     await world.execute(Retry(), Script(1).function())
     await world.execute(Retry(name="r"), Script(2).function())
     assert [(event.policy, event.attempts, event.outcome) for event in heard] == [
@@ -261,9 +258,9 @@ async def test_a_plain_policy_is_an_execution_as_well(world: World, heard: list[
     ]
 
 
-async def test_a_nested_execution_is_told_as_one_of_its_own(world: World, heard: list[Any]) -> None:
-    """It ends before the one around it."""
-
+async def test_the_end_of_a_nested_execution_is_reported_before_that_of_the_outer_one(
+    world: World, heard: list[Any]
+) -> None:
     async def outer(ctx: Context) -> Any:
         return await world.execute(Retry(name="inner"), Script("fine").function())
 
@@ -276,17 +273,17 @@ async def test_a_nested_execution_is_told_as_one_of_its_own(world: World, heard:
 
 @pytest.fixture
 def calls() -> Iterator[list[Any]]:
-    """Every call of a function, while the test runs."""
+    """Collect every call of a function during the test."""
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append, events.CallFinished)
     yield seen
     unsubscribe()
 
 
-async def test_each_call_of_the_function_is_told_to_who_asks_for_it(
+async def test_each_call_of_the_function_is_reported_to_listeners_that_ask_for_it(
     world: World, clock: FakeClock, calls: list[Any]
 ) -> None:
-    """With its number, how long it took, how much time it had, and how it ended."""
+    """With its attempt, duration, remaining time and outcome."""
     boom = Boom()
     steps = iter([boom, "fine"])
 
@@ -297,10 +294,10 @@ async def test_each_call_of_the_function_is_told_to_who_asks_for_it(
         return step
 
     pipeline = Policy.wrap(Retry(on=Boom, backoff=[1.0]), name="p")
-    quiet = Policy.wrap(Retry(on=Boom), name="quiet")
+    other = Policy.wrap(Retry(on=Boom), name="other")
 
     await world.execute(pipeline, fn, Context(timeout=5.0, operation="op", properties={"a": 1}))
-    await world.execute(quiet, Script("fine").function())
+    await world.execute(other, Script("fine").function())
     common = {
         "policy": "p",
         "operation": "op",
@@ -313,11 +310,11 @@ async def test_each_call_of_the_function_is_told_to_who_asks_for_it(
         {**common, "time": 1000.25, "attempt": 1, "remaining": 5.0, "outcome": Failure(boom)},
         {**common, "time": 1001.5, "attempt": 2, "remaining": 3.75, "outcome": Success("fine")},
     ]
-    assert [(event.pipeline, event.remaining) for event in calls[2:]] == [("quiet", float("inf"))]
+    assert [(event.pipeline, event.remaining) for event in calls[2:]] == [("other", float("inf"))]
 
 
-async def test_a_call_that_was_cut_off_has_no_outcome(world: World, calls: list[Any]) -> None:
-    """And took as long as its caller waited for it."""
+async def test_a_call_that_was_cut_off_is_reported_without_an_outcome(world: World, calls: list[Any]) -> None:
+    """Its duration is the time its caller waited."""
 
     async def hang(ctx: Context) -> None:
         await world.hang()
@@ -329,7 +326,7 @@ async def test_a_call_that_was_cut_off_has_no_outcome(world: World, calls: list[
 
 
 @pytest.mark.parametrize(
-    ("error", "timeout", "by"),
+    ("error", "timeout", "cause"),
     [
         (KeyboardInterrupt(), 0.0, "interrupt"),
         (SystemExit(), None, "interrupt"),
@@ -339,10 +336,10 @@ async def test_a_call_that_was_cut_off_has_no_outcome(world: World, calls: list[
         (asyncio.CancelledError(), None, "caller"),
     ],
 )
-def test_what_was_cancelled_says_by_whom(
-    threads: World, heard: list[Any], calls: list[Any], error: BaseException, timeout: float | None, by: str
+def test_a_cancelled_execution_reports_the_cause(
+    threads: World, heard: list[Any], calls: list[Any], error: BaseException, timeout: float | None, cause: str
 ) -> None:
-    """As far as that can be known: an interrupt, a deadline that has passed, or else the caller."""
+    """As far as it can be known: an interrupt, an exceeded deadline, or else the caller."""
 
     def fn(ctx: Context) -> None:
         raise error
@@ -351,14 +348,14 @@ def test_what_was_cancelled_says_by_whom(
         Fallback("x").execute(fn, Context(timeout=timeout))
     [finished] = heard
     [call] = calls
-    assert (finished.outcome, finished.cancelled_by) == (None, by)
-    assert (call.outcome, call.cancelled_by) == (None, by)
+    assert (finished.outcome, finished.cancelled_by) == (None, cause)
+    assert (call.outcome, call.cancelled_by) == (None, cause)
 
 
 def test_a_function_that_is_not_entered_is_no_call(
     threads: World, calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused in front of it, by a policy or because too many workers hang."""
+    """Because a policy refused it, or too many abandoned workers still run."""
     breaker = CircuitBreaker()
     breaker.isolate()
     breaker.capture(lambda ctx: "never")
@@ -367,8 +364,8 @@ def test_a_function_that_is_not_entered_is_no_call(
     assert calls == []
 
 
-async def test_listeners_that_did_not_ask_hear_of_no_call(world: World, calls: list[Any]) -> None:
-    """Neither those of a pipeline nor those for every kind, while somebody else does."""
+async def test_listeners_that_did_not_ask_for_calls_get_none(world: World, calls: list[Any]) -> None:
+    """Neither those of a pipeline nor those for every kind, although another listener gets them."""
     own: list[Any] = []
     everything: list[Any] = []
     unsubscribe = events.subscribe(everything.append)
@@ -379,8 +376,8 @@ async def test_listeners_that_did_not_ask_hear_of_no_call(world: World, calls: l
     assert (len(calls), kinds(own), kinds(everything)) == (1, [events.ExecutionFinished], [events.ExecutionFinished])
 
 
-async def test_when_no_listener_is_left_calls_are_made_as_before(world: World) -> None:
-    """With nothing more around the function than there was before the first listener came."""
+async def test_after_the_last_listener_unsubscribed_calls_cost_nothing_extra(world: World) -> None:
+    """The function runs as few frames deep as before the first one subscribed."""
     frames: list[int] = []
 
     async def fn(ctx: Context) -> None:
@@ -398,8 +395,8 @@ async def test_when_no_listener_is_left_calls_are_made_as_before(world: World) -
     assert after == [before]
 
 
-async def test_an_execution_that_had_begun_before_tells_of_no_call(world: World) -> None:
-    """And one that ends after the last listener has left does so in peace."""
+async def test_an_execution_that_began_before_the_subscription_reports_no_call(world: World) -> None:
+    """And one that ends after the last listener unsubscribed is not disturbed."""
     seen: list[Any] = []
     endings: list[Callable[[], None]] = []
 
@@ -414,15 +411,15 @@ async def test_an_execution_that_had_begun_before_tells_of_no_call(world: World)
     assert seen == []
 
 
-# --- nobody listens ----------------------------------------------------------------------------
+# --- without listeners ---
 
 
-async def test_no_event_is_built_while_nobody_listens(
+async def test_no_event_is_built_without_a_listener(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of any kind, also where everything fails."""
+    """Of any kind, even if everything fails."""
     built: list[str] = []
-    gc.collect()  # events that others have kept
+    gc.collect()  # events that other tests left
     monkeypatch.setattr(events.Event, "__del__", lambda event: built.append(type(event).__name__), raising=False)
     breaker = CircuitBreaker(2, open_for=60.0)
     full = Bulkhead(1)
@@ -455,13 +452,12 @@ async def test_no_event_is_built_while_nobody_listens(
     unsubscribe = events.subscribe(lambda event: None)
     await main()
     unsubscribe()
-    assert set(built) == {kind.__name__ for kind in KINDS}, "the trap would have noticed each kind"
+    assert set(built) == {kind.__name__ for kind in KINDS}, "the patch does not notice each kind"
 
 
-async def test_only_the_kinds_that_somebody_hears_are_built(
+async def test_only_events_of_subscribed_kinds_are_built(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A listener for one kind does not make the others cost."""
     monkeypatch.setattr(events.AttemptFailed, "__init__", None)
     monkeypatch.setattr(events.ExecutionFinished, "__init__", None)
     seen: list[Any] = []
@@ -474,8 +470,7 @@ async def test_only_the_kinds_that_somebody_hears_are_built(
     assert kinds(seen) == [events.RetryScheduled]
 
 
-async def test_the_errors_of_deadlines_are_told_like_others(world: World, heard: list[Any]) -> None:
-    """An execution whose budget is used up fails with `DeadlineExceeded`, and that is its outcome."""
+async def test_an_exceeded_deadline_is_reported_as_the_outcome(world: World, heard: list[Any]) -> None:
     await world.attempt(Retry(), Script("never").function(), Context(timeout=0))
     [finished] = heard
     assert isinstance(finished.outcome.error, DeadlineExceeded)

@@ -1,4 +1,4 @@
-"""Listeners: who hears which events, in which order, and what they may do."""
+"""Listeners: who gets which events, in which order, and what listeners may do."""
 
 from __future__ import annotations
 
@@ -35,23 +35,22 @@ from tests.listening import ASKED_FOR, KINDS, everything, facts, kinds, retry_wi
 # --- subscribing -------------------------------------------------------------------------------
 
 
-async def test_a_listener_hears_the_kinds_that_it_names(world: World, clock: FakeClock) -> None:
-    """One, or several."""
-    one: list[Any] = []
-    two: list[Any] = []
-    end_one = events.subscribe(one.append, events.RetryScheduled)
-    end_two = events.subscribe(two.append, events.AttemptFailed, events.ExecutionFinished)
+async def test_a_listener_gets_the_kinds_it_names(world: World, clock: FakeClock) -> None:
+    first: list[Any] = []
+    second: list[Any] = []
+    end_first = events.subscribe(first.append, events.RetryScheduled)
+    end_second = events.subscribe(second.append, events.AttemptFailed, events.ExecutionFinished)
 
     await world.attempt(Retry(2, on=Boom, backoff=[0]), Script(Boom()).function())
-    end_one()
-    end_two()
-    assert kinds(one) == [events.RetryScheduled]
-    assert kinds(two) == [events.AttemptFailed, events.AttemptFailed, events.ExecutionFinished]
+    end_first()
+    end_second()
+    assert kinds(first) == [events.RetryScheduled]
+    assert kinds(second) == [events.AttemptFailed, events.AttemptFailed, events.ExecutionFinished]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unsubscribing_ends_one_subscription_and_no_other(kind: type[events.Event]) -> None:
-    """The same listener may be subscribed twice; ending one again does nothing."""
+def test_unsubscribing_ends_only_its_own_subscription(kind: type[events.Event]) -> None:
+    """The same listener may be subscribed twice; unsubscribing again has no effect."""
     seen: list[Any] = []
 
     def count() -> int:
@@ -72,8 +71,7 @@ def test_unsubscribing_ends_one_subscription_and_no_other(kind: type[events.Even
     assert count() == 0
 
 
-def test_a_kind_that_is_named_twice_is_heard_once() -> None:
-    """A set of kinds, not a list."""
+def test_a_kind_that_is_named_twice_is_reported_once() -> None:
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append, events.CircuitChanged, events.CircuitChanged)
     CircuitBreaker().isolate()
@@ -82,25 +80,25 @@ def test_a_kind_that_is_named_twice_is_heard_once() -> None:
 
 
 def interrupting(number: int, finalizer: Callable[[], object]) -> Callable[..., None]:
-    """A profile function that runs a finalizer at the call of that number, as the collector may at any."""
+    """Return a profile function that runs a finalizer at the nth call, as the garbage collector may at any."""
     left = [number]
 
     def profile(frame: FrameType, what: str, argument: object) -> None:
         left[0] -= 1
-        if left[0] == 0:  # and stays installed: CPython 3.11 may crash where it is removed here
+        if left[0] == 0:  # the profile function stays installed: removing it here may crash CPython 3.11
             finalizer()
 
     return profile
 
 
 @pytest.mark.parametrize("number", range(1, 40))
-def test_a_finalizer_may_subscribe_in_the_middle_of_a_subscription(number: int) -> None:
-    """In the very same thread, wherever it is: both hear the next event, once each, and both can end."""
+def test_a_finalizer_may_subscribe_during_a_subscription(number: int) -> None:
+    """In the same thread, at any call: both listeners get the next event once, and both can unsubscribe."""
     seen: list[str] = []
     endings: list[Callable[[], None]] = []
 
-    def subscribe(who: str) -> None:
-        endings.append(events.subscribe(lambda event: seen.append(who), events.CircuitChanged))
+    def subscribe(name: str) -> None:
+        endings.append(events.subscribe(lambda event: seen.append(name), events.CircuitChanged))
 
     sys.setprofile(interrupting(number, lambda: subscribe("finalizer")))
     try:
@@ -120,8 +118,8 @@ def test_a_finalizer_may_subscribe_in_the_middle_of_a_subscription(number: int) 
     assert seen == []
 
 
-async def test_after_unsubscribing_nothing_is_heard(world: World) -> None:
-    """Not even the rest of what is going on."""
+async def test_after_unsubscribing_a_listener_gets_nothing_more(world: World) -> None:
+    """Not even the remaining events of the current execution."""
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append)
 
@@ -133,8 +131,8 @@ async def test_after_unsubscribing_nothing_is_heard(world: World) -> None:
     assert seen == []
 
 
-def test_who_subscribes_from_inside_a_listener_is_heard_from_the_next_event_on() -> None:
-    """Listeners run outside every lock: they may subscribe and unsubscribe."""
+def test_a_subscription_made_in_a_listener_begins_with_the_next_event() -> None:
+    """Listeners run outside every lock."""
     seen: list[Any] = []
     endings: list[Callable[[], None]] = []
 
@@ -150,7 +148,7 @@ def test_who_subscribes_from_inside_a_listener_is_heard_from_the_next_event_on()
     assert [event.new for event in seen] == [CircuitState.CLOSED]
 
 
-def test_many_threads_subscribe_and_unsubscribe_at_once() -> None:
+def test_many_threads_can_subscribe_and_unsubscribe_at_once() -> None:
     """No subscription is lost, and none is left."""
     counts: list[int] = []
 
@@ -170,15 +168,13 @@ def test_many_threads_subscribe_and_unsubscribe_at_once() -> None:
     for thread in threads:
         thread.join()
     assert len(counts) == 4
-    assert all(count >= 200 for count in counts), "each has heard at least its own"
+    assert all(count >= 200 for count in counts), "a listener missed an event of its own thread"
 
 
-# --- pipelines' listeners ----------------------------------------------------------------------
+# --- listeners of pipelines ---
 
 
-async def test_a_pipelines_listeners_hear_what_happens_inside_it_and_nothing_else(
-    world: World, clock: FakeClock
-) -> None:
+async def test_listeners_of_a_pipeline_get_the_events_inside_it_and_no_others(world: World, clock: FakeClock) -> None:
     """Every kind of its policies, and the end of its executions."""
     seen: list[Any] = []
     retry = Retry(2, on=Boom, backoff=[0])
@@ -196,8 +192,7 @@ async def test_a_pipelines_listeners_hear_what_happens_inside_it_and_nothing_els
     ]
 
 
-async def test_each_of_a_pipelines_listeners_hears_each_event_in_order(world: World) -> None:
-    """In the order in which they were given."""
+async def test_listeners_of_a_pipeline_are_called_in_the_given_order(world: World) -> None:
     order: list[str] = []
     pipeline = Retry().wrap(listeners=[lambda event: order.append("a"), lambda event: order.append("b")])
 
@@ -205,35 +200,35 @@ async def test_each_of_a_pipelines_listeners_hears_each_event_in_order(world: Wo
     assert order == ["a", "b"]
 
 
-async def test_the_callback_comes_before_the_pipelines_listeners_and_those_before_the_process(
+async def test_a_callback_comes_before_listeners_of_pipelines_and_those_before_global_listeners(
     world: World, clock: FakeClock
 ) -> None:
-    """From the inside out; each hears the same event."""
+    """Each gets the same event object."""
     order: list[tuple[str, Any]] = []
 
-    def note(who: str) -> Callable[[Any], None]:
-        return lambda event: order.append((who, event))
+    def record(listener: str) -> Callable[[Any], None]:
+        return lambda event: order.append((listener, event))
 
-    retry = Retry(2, on=Boom, backoff=[0], on_retry=note("callback"))
+    retry = Retry(2, on=Boom, backoff=[0], on_retry=record("callback"))
     pipeline = Policy.wrap(
-        Policy.wrap(retry, listeners=[note("inner")]),
+        Policy.wrap(retry, listeners=[record("inner")]),
         listeners=[
-            lambda event: note("outer")(event) if isinstance(event, events.RetryScheduled) else None,
+            lambda event: record("outer")(event) if isinstance(event, events.RetryScheduled) else None,
         ],
     )
-    unsubscribe = events.subscribe(note("process"), events.RetryScheduled)
+    unsubscribe = events.subscribe(record("global"), events.RetryScheduled)
 
     await world.execute(pipeline, Script(Boom(), "fine").function())
     unsubscribe()
-    [scheduled] = [event for who, event in order if who == "callback"]
-    heard = [who for who, event in order if event is scheduled]
-    assert heard[0] == "callback"
-    assert heard[-1] == "process"
-    assert sorted(heard[1:-1]) == ["inner", "outer"]
+    [scheduled] = [event for listener, event in order if listener == "callback"]
+    listeners = [listener for listener, event in order if event is scheduled]
+    assert listeners[0] == "callback"
+    assert listeners[-1] == "global"
+    assert sorted(listeners[1:-1]) == ["inner", "outer"]
 
 
-async def test_a_nested_pipelines_listeners_hear_only_what_happens_inside_it(world: World, clock: FakeClock) -> None:
-    """The outer ones hear all of it."""
+async def test_listeners_of_a_nested_pipeline_get_only_its_events(world: World, clock: FakeClock) -> None:
+    """The outer ones get all."""
     inside: list[Any] = []
     outside: list[Any] = []
     inner = Policy.wrap(Retry(1, on=Boom, name="in"), listeners=[inside.append])
@@ -244,23 +239,20 @@ async def test_a_nested_pipelines_listeners_hear_only_what_happens_inside_it(wor
     assert [event.policy for event in outside if isinstance(event, events.AttemptFailed)] == ["in", "out"]
 
 
-async def test_what_decorated_functions_go_through_is_told_to_the_pipelines_own_listeners(
-    world: World, clock: FakeClock
-) -> None:
-    """Blocking and asynchronous ones, each time that they are called."""
+async def test_listeners_of_a_pipeline_get_the_events_of_decorated_functions(world: World, clock: FakeClock) -> None:
+    """At each call."""
     seen: list[str] = []
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[0]), listeners=[lambda event: seen.append(type(event).__name__)])
-    told = ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
+    expected = ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
 
     decorated = pipeline(world.native(Script(Boom(), "fine", Boom(), "fine").function()))
     for number in (1, 2):
         result = decorated()
         assert (result if world.blocking else await result) == "fine"
-        assert seen == told * number
+        assert seen == expected * number
 
 
-async def test_a_nested_execution_is_not_heard_by_the_listeners_around_it(world: World) -> None:
-    """It is another pipeline's, though it inherits the deadline."""
+async def test_listeners_of_a_pipeline_get_no_events_of_nested_executions(world: World) -> None:
     seen: list[Any] = []
     pipeline = Policy.wrap(Retry(name="outer"), listeners=[seen.append])
 
@@ -271,7 +263,7 @@ async def test_a_nested_execution_is_not_heard_by_the_listeners_around_it(world:
     assert [(type(event), event.outcome) for event in seen] == [(events.ExecutionFinished, Success("x"))]
 
 
-# --- listeners observe -------------------------------------------------------------------------
+# --- listeners only observe ---
 
 CALLBACKS: dict[str, Callable[[Callable[[Any], Any]], Policy[Any]]] = {
     "on_retry": lambda listener: Retry(2, on=Boom, backoff=[0], on_retry=listener),
@@ -284,10 +276,10 @@ CALLBACKS: dict[str, Callable[[Callable[[Any], Any]], Policy[Any]]] = {
 
 
 @pytest.mark.parametrize("how", CALLBACKS)
-async def test_what_a_listener_raises_is_logged_and_changes_nothing(
+async def test_an_error_of_a_listener_is_logged_and_changes_nothing(
     world: World, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The execution ends as it would have ended, and the next listener is called all the same."""
+    """The outcome is the same, and the next listener is called."""
     heard: list[Any] = []
 
     def broken(event: object) -> None:
@@ -318,9 +310,9 @@ async def test_what_a_listener_raises_is_logged_and_changes_nothing(
     assert type(heard[0]).__name__ in caplog.text
 
 
-@pytest.mark.parametrize("how", [it for it in CALLBACKS if it != "subscribe"])
-async def test_an_interrupt_in_a_listener_is_not_swallowed(world: World, how: str) -> None:
-    """Ctrl-C may come while a listener runs; it is not the listener's error."""
+@pytest.mark.parametrize("how", [name for name in CALLBACKS if name != "subscribe"])
+async def test_an_interrupt_in_a_listener_is_not_suppressed(world: World, how: str) -> None:
+    """Ctrl-C may come while a listener runs."""
 
     def interrupted(event: object) -> None:
         raise KeyboardInterrupt
@@ -335,8 +327,8 @@ async def test_an_interrupt_in_a_listener_is_not_swallowed(world: World, how: st
 
 
 @pytest.mark.parametrize("kind", [*KINDS, ASKED_FOR])
-def test_events_are_frozen_facts(kind: type[events.Event]) -> None:
-    """Built by name, never changed; the facts of every event come first."""
+def test_events_are_frozen_and_keyword_only(kind: type[events.Event]) -> None:
+    """The fields common to all events come first."""
     names = [field.name for field in dataclasses.fields(kind)]
     assert names[:5] == ["policy", "operation", "time", "properties", "pipeline"]
     event = kind(**dict.fromkeys(names))
@@ -346,8 +338,8 @@ def test_events_are_frozen_facts(kind: type[events.Event]) -> None:
         kind("positional")  # type: ignore[misc]
 
 
-def test_an_event_that_is_reported_is_what_its_class_makes(clock: FakeClock, heard: list[Any]) -> None:
-    """It compares, prints, copies and pickles by its fields alone; what was called is none of them."""
+def test_a_reported_event_compares_prints_copies_and_pickles_by_its_fields(clock: FakeClock, heard: list[Any]) -> None:
+    """The called function is none of them."""
     pipeline = Policy.wrap(Fallback("x"), Retry(2, on=Boom, backoff=[0]), CircuitBreaker(2))
     unsubscribe = events.subscribe(heard.append, ASKED_FOR)
 
@@ -382,8 +374,8 @@ def test_an_event_that_is_reported_is_what_its_class_makes(clock: FakeClock, hea
             event.policy = "other"
 
 
-def test_these_are_all_the_kinds() -> None:
-    """A kind that is added is subscribed to by default, public, and tested here."""
+def test_the_list_of_kinds_is_complete() -> None:
+    """So each new kind is public, and tested here."""
     assert set(events.__all__) == {kind.__name__ for kind in [*KINDS, ASKED_FOR]} | {
         "Called",
         "Canceller",

@@ -1,4 +1,4 @@
-"""What is no outcome, whatever a policy is told: misuse, interrupts, cancellation; and StopIteration, which is one."""
+"""Misuse, interrupts and cancellation are no outcomes, for any setting of a policy; `StopIteration` is one."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from resilience import (
 from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
 from tests.functions import coroutine, quick
 
-# --- usage errors are no outcomes --------------------------------------------------------------
+# --- misuse is no outcome ---
 
 
-def everything_counts(error: object) -> bool:
+def always(error: object) -> bool:
     return True
 
 
-#: The five policies, each told to take whatever there is for its own; and what shows that it did not.
+#: The five policies, each set to handle every failure, and to record whether it did.
 GREEDY: dict[str, Callable[[list[Any]], Policy[Any]]] = {
-    "Retry": lambda seen: Retry(3, on=everything_counts, backoff=[0], on_retry=seen.append),
+    "Retry": lambda seen: Retry(3, on=always, backoff=[0], on_retry=seen.append),
     "Timeout": lambda seen: Timeout(5.0, on_timeout=seen.append),
     "cooperative Timeout": lambda seen: Timeout(5.0, cooperative=True, on_timeout=seen.append),
-    "CircuitBreaker": lambda seen: CircuitBreaker(1, on=everything_counts, on_transition=seen.append),
+    "CircuitBreaker": lambda seen: CircuitBreaker(1, on=always, on_transition=seen.append),
     "Bulkhead": lambda seen: Bulkhead(1),
-    "Fallback": lambda seen: Fallback("answered", on=everything_counts, on_fallback=seen.append),
+    "Fallback": lambda seen: Fallback("answered", on=always, on_fallback=seen.append),
     "all of them": lambda seen: Policy.wrap(*(make(seen) for name, make in GREEDY.items() if name != "all of them")),
 }
 
@@ -49,12 +49,12 @@ each_greedy = pytest.mark.parametrize("name", GREEDY)
 
 
 def released(policy: Policy[Any]) -> bool:
-    """Whether nothing is held any more, and no circuit has counted anything."""
+    """Return whether no permit is held and no circuit has counted anything."""
     policies = policy.policies if isinstance(policy, Pipeline) else (policy,)
     return all(
-        (not isinstance(it, Bulkhead) or it.stats().in_flight == 0)
-        and (not isinstance(it, CircuitBreaker) or (it.state is CircuitState.CLOSED and it.stats().opened == 0))
-        for it in policies
+        (not isinstance(each, Bulkhead) or each.stats().in_flight == 0)
+        and (not isinstance(each, CircuitBreaker) or (each.state is CircuitState.CLOSED and each.stats().opened == 0))
+        for each in policies
     )
 
 
@@ -68,7 +68,7 @@ WAYS: dict[str, Callable[[Policy[Any], Callable[..., Any]], Any]] = {
 
 
 class Holder:
-    """A client whose method is a given function."""
+    """A client whose method is the given function."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
@@ -79,12 +79,10 @@ class Holder:
 
 @each_greedy
 @pytest.mark.parametrize("way", WAYS)
-def test_an_awaitable_in_a_blocking_execution_is_refused_and_no_policy_takes_it_for_an_outcome(
-    name: str, way: str
-) -> None:
-    """A `TypeError` that names the function and the way out; the coroutine is closed; it is called once.
+def test_an_awaitable_in_a_blocking_execution_is_refused_and_not_handled(name: str, way: str) -> None:
+    """The error names the function and the remedy; the coroutine is closed, and the function is called once.
 
-    The same at a second call, when the policy knows its way.
+    The same at the second call, when the policy has composed its chain.
     """
     seen: list[Any] = []
     calls: list[object] = []
@@ -107,8 +105,9 @@ def test_an_awaitable_in_a_blocking_execution_is_refused_and_no_policy_takes_it_
 
 
 @each_greedy
-async def test_a_plain_result_in_an_asynchronous_execution_is_refused_likewise(tasks_world: World, name: str) -> None:
-    """The other way round: there is nothing to await."""
+async def test_a_plain_result_in_an_asynchronous_execution_is_refused_and_not_handled(
+    tasks_world: World, name: str
+) -> None:
     seen: list[Any] = []
     calls: list[object] = []
     policy = GREEDY[name](seen)
@@ -133,8 +132,8 @@ async def test_a_plain_result_in_an_asynchronous_execution_is_refused_likewise(t
 
 
 @each_greedy
-async def test_a_misuse_inside_the_function_is_no_outcome_of_the_policies_around_it(world: World, name: str) -> None:
-    """The mistake is the same wherever it is made: the outer policy neither retries, counts nor answers it."""
+async def test_a_misuse_inside_the_function_is_no_outcome_of_the_outer_policies(world: World, name: str) -> None:
+    """They neither retry, count nor answer it."""
     seen: list[Any] = []
     calls: list[int] = []
     policy = GREEDY[name](seen)
@@ -160,7 +159,7 @@ async def test_a_misuse_inside_the_function_is_no_outcome_of_the_policies_around
     ],
     ids=["guard", "slot", "deadline", "attempt"],
 )
-def test_a_block_that_is_entered_twice_is_no_outcome(make: Callable[[], Any], threads: World) -> None:
+def test_entering_a_block_twice_is_no_outcome(make: Callable[[], Any], threads: World) -> None:
     breaker, calls = CircuitBreaker(1), []
 
     def work() -> None:
@@ -174,9 +173,9 @@ def test_a_block_that_is_entered_twice_is_no_outcome(make: Callable[[], Any], th
     assert (calls, breaker.state) == ([1], CircuitState.CLOSED)
 
 
-async def test_a_misuse_gives_the_slot_of_a_probe_back(world: World, clock: FakeClock) -> None:
-    """A half-open circuit has learnt nothing from it: the next call is the probe."""
-    breaker = CircuitBreaker(1, open_for=10.0, on=everything_counts)
+async def test_a_misuse_releases_the_slot_of_a_probe(world: World, clock: FakeClock) -> None:
+    """The half-open circuit learns nothing from it: the next call is the probe."""
+    breaker = CircuitBreaker(1, open_for=10.0, on=always)
 
     async def misuse(ctx: Context) -> Any:
         return Retry().execute(lambda ctx: coroutine())
@@ -190,8 +189,8 @@ async def test_a_misuse_gives_the_slot_of_a_probe_back(world: World, clock: Fake
     assert breaker.state is CircuitState.CLOSED
 
 
-def test_a_coroutine_like_object_is_closed_by_duck_type() -> None:
-    """aiohttp's requests are no coroutines, and report themselves all the same when they are dropped."""
+def test_an_awaitable_with_a_close_method_is_closed() -> None:
+    """The requests of aiohttp are no coroutines, but also warn if they are dropped."""
 
     class Request:
         closed = 0
@@ -212,28 +211,28 @@ def test_a_coroutine_like_object_is_closed_by_duck_type() -> None:
     assert request.closed == 1
 
 
-async def test_a_task_or_future_is_refused_and_left_alone(in_asyncio: World) -> None:
-    """It is somebody's running work."""
+async def test_a_task_or_future_is_refused_but_not_closed(in_asyncio: World) -> None:
+    """Its work is going on elsewhere."""
     task = asyncio.create_task(asyncio.sleep(0, "done"))
     future = asyncio.get_running_loop().create_future()
-    for it in (task, future):
+    for awaitable in (task, future):
         with pytest.raises(TypeError, match="acall"):
-            quick().call(lambda it=it: it)
+            quick().call(lambda awaitable=awaitable: awaitable)
     assert not future.done()
     assert await task == "done"
 
 
-def test_a_handler_that_is_asynchronous_in_blocking_code_is_a_misuse() -> None:
-    """Nobody there can await it, and a coroutine is not taken for an answer."""
+def test_an_asynchronous_handler_in_blocking_code_is_a_misuse() -> None:
+    """A coroutine is not taken for an answer."""
     with nothing_is_left_unawaited(), pytest.raises(TypeError, match="coroutine"):
         Fallback(handler=coroutine).execute(lambda ctx: 1 / 0)
 
 
-# --- our own errors ----------------------------------------------------------------------------
+# --- errors of this library ---
 
 
-def test_each_error_of_ours_is_a_fresh_one(threads: World) -> None:
-    """One shared exception would collect the tracebacks of all callers."""
+def test_each_error_of_this_library_is_a_new_object(threads: World) -> None:
+    """A shared exception would collect the tracebacks of all callers."""
     breaker, bulkhead = CircuitBreaker(1), Bulkhead(1)
     breaker.capture(lambda ctx: 1 / 0)
     ways: list[Callable[[], Any]] = [
@@ -251,13 +250,13 @@ def test_each_error_of_ours_is_a_fresh_one(threads: World) -> None:
             assert first is not second
 
 
-# --- what is no outcome at all -----------------------------------------------------------------
+# --- interrupts ---
 
 
 @each_greedy
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-async def test_interrupts_are_neutral_to_every_policy(world: World, name: str, kind: type[BaseException]) -> None:
-    """Not retried, not counted, not answered, not swallowed, whatever the predicates say; nothing stays held."""
+async def test_no_policy_handles_an_interrupt(world: World, name: str, kind: type[BaseException]) -> None:
+    """It is not retried, counted, answered or suppressed, and nothing stays held."""
     seen: list[Any] = []
     policy = GREEDY[name](seen)
     interrupt = kind("now")
@@ -272,10 +271,10 @@ async def test_interrupts_are_neutral_to_every_policy(world: World, name: str, k
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-async def test_interrupts_are_neutral_where_on_names_every_base_exception(
+async def test_interrupts_are_not_handled_even_if_on_names_them(
     world: World, clock: FakeClock, kind: type[BaseException]
 ) -> None:
-    """`on=BaseException`, or the very type: only an `Exception` is an outcome."""
+    """Only an `Exception` is an outcome."""
     breaker = CircuitBreaker(1, on=(BaseException, kind))
     pipeline = Fallback("x", on=BaseException).wrap(Retry(3, on=kind, backoff=[0]), breaker)
     script = Script(kind())
@@ -290,12 +289,12 @@ async def test_interrupts_are_neutral_where_on_names_every_base_exception(
 
 
 class Driven(Policy):
-    """A policy whose coroutine really is one in blocking code: `call` is handed on."""
+    """A policy that is not lowered in blocking code: it passes `call` to another coroutine."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
-        return await self.handed_on(call, ctx)
+        return await self.pass_on(call, ctx)
 
-    async def handed_on(self, call: Any, ctx: Context) -> Any:
+    async def pass_on(self, call: Any, ctx: Context) -> Any:
         return await call(ctx)
 
 
@@ -316,7 +315,7 @@ CHAINS: dict[str, Callable[[], Policy[Any]]] = {
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_stop_iteration_comes_out_of_blocking_code_as_itself(chain: str) -> None:
-    """The very exception, with its value, whatever it had to travel through."""
+    """The same exception object, through any chain of policies."""
     policy = CHAINS[chain]()
     stop = StopIteration("last")
 
@@ -332,8 +331,7 @@ def test_a_stop_iteration_comes_out_of_blocking_code_as_itself(chain: str) -> No
         policy.call(next, iter(()))
 
 
-def test_a_stop_iteration_is_an_exception_like_others() -> None:
-    """It can be retried, counted and answered."""
+def test_a_stop_iteration_can_be_retried_counted_and_answered() -> None:
     steps = iter([StopIteration(), StopIteration(), "third"])
 
     def fn(ctx: Context) -> str:
@@ -352,7 +350,7 @@ def test_a_stop_iteration_is_an_exception_like_others() -> None:
 
 
 def test_predicates_handlers_events_and_reports_see_a_stop_iteration_as_itself() -> None:
-    """Never the carrier in which it travels through a coroutine."""
+    """Not the exception that carries it through a coroutine."""
     seen: list[Any] = []
     stop = StopIteration("last")
 
@@ -375,12 +373,12 @@ def test_predicates_handlers_events_and_reports_see_a_stop_iteration_as_itself()
     )
     pipeline.execute(fn, ctx)
     assert len(seen) >= 5
-    assert all(it is stop for it in seen)
+    assert all(error is stop for error in seen)
     assert [failed.type for failed in ctx.failures] == ["StopIteration"]
 
 
-def test_a_retry_that_wraps_shows_the_stop_iteration_itself() -> None:
-    """As the last outcome, and as the cause."""
+def test_a_wrapping_retry_has_the_stop_iteration_as_its_cause() -> None:
+    """And as the last outcome."""
     stop = StopIteration("last")
 
     def fn(ctx: Context) -> None:
@@ -392,8 +390,8 @@ def test_a_retry_that_wraps_shows_the_stop_iteration_itself() -> None:
     assert caught.value.__cause__ is stop
 
 
-def test_what_a_handler_raises_comes_out_also_where_it_is_a_stop_iteration() -> None:
-    """A handler is a plain function in blocking code."""
+def test_a_stop_iteration_raised_by_a_handler_comes_out() -> None:
+    """In blocking code."""
     stop = StopIteration("handler")
 
     def handler(failure: object, ctx: Context) -> None:
@@ -405,8 +403,8 @@ def test_what_a_handler_raises_comes_out_also_where_it_is_a_stop_iteration() -> 
         assert caught.value is stop
 
 
-async def test_in_asynchronous_code_a_stop_iteration_is_what_python_makes_of_it(tasks_world: World) -> None:
-    """A coroutine may not raise one: it becomes a `RuntimeError`, which is a failure like others."""
+async def test_in_asynchronous_code_a_stop_iteration_becomes_a_runtime_error(tasks_world: World) -> None:
+    """As in any coroutine. It is an ordinary failure."""
 
     async def fn(ctx: Context) -> None:
         raise StopIteration("last")
@@ -420,8 +418,8 @@ async def test_in_asynchronous_code_a_stop_iteration_is_what_python_makes_of_it(
     assert answer == "x"
 
 
-async def test_a_stop_async_iteration_passes_in_every_world(world: World) -> None:
-    """It needs no carrier: `async for` over a protected `__anext__` ends."""
+async def test_a_stop_async_iteration_comes_out_in_every_world(world: World) -> None:
+    """So `async for` over a protected `__anext__` ends."""
     assert isinstance(
         await world.attempt(quick().wrap(Driven(), Timeout(5.0)), Script(StopAsyncIteration("end")).function()),
         StopAsyncIteration,

@@ -1,7 +1,7 @@
-"""Policies that hand the rest of the chain to other ones: chosen by a key, on a condition, or a whole pipeline.
+"""Policies that pass their call on to other policies: chosen by key or condition, or a whole pipeline.
 
-`return await other.around(call, ctx)` is all that takes, in every world, lowered and driven. And composing writes to
-no policy, so that one may be in any number of pipelines, be immutable, and goes when the last of them does.
+`return await other.around(call, ctx)` is all that takes, in every world, lowered and driven. Composing changes no
+policy, so one policy may be in any number of pipelines, be immutable, and is freed with the last of them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from tests.functions import quick
 
 @pytest.fixture(params=["lowered", "driven"], autouse=True)
 def accelerator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With lowering and without it: the two mean the same."""
+    """Run each test with lowering and without it."""
     monkeypatch.setattr(lowering, "enabled", request.param == "lowered")
 
 
 class Handing(Policy):
-    """Hands everything to another policy."""
+    """Passes every call on to another policy."""
 
     def __init__(self, other: Policy[Any]) -> None:
         self._other = other
@@ -48,7 +48,7 @@ class Handing(Policy):
 
 
 class Conditional(Policy):
-    """Another policy, for the operations that it is meant for."""
+    """Passes the calls of one operation on to another policy."""
 
     def __init__(self, operation: str, other: Policy[Any]) -> None:
         self._operation = operation
@@ -65,18 +65,18 @@ async def finished(result: Any) -> Any:
 
 
 async def called(world: World, policy: Policy[Any], fn: Any, *args: Any) -> Any:
-    """What came of `policy.call(fn, *args)`, an exception as a value."""
+    """Return the result of `policy.call(fn, *args)`, or its exception as a value."""
     try:
         return await finished(policy.call(world.native(fn), *args))
     except Exception as error:
         return error
 
 
-# --- keyed and conditional policies --------------------------------------------------------------
+# --- keyed and conditional policies ---
 
 
-async def test_a_policy_on_a_condition(world: World, clock: FakeClock) -> None:
-    """By the operation, which is the function's name where no other was given."""
+async def test_a_policy_can_pass_a_call_on_conditionally(world: World, clock: FakeClock) -> None:
+    """Here by the operation, which defaults to the name of the function."""
 
     async def read(ctx: Context) -> int:
         calls.append("read")
@@ -93,9 +93,7 @@ async def test_a_policy_on_a_condition(world: World, clock: FakeClock) -> None:
     assert calls == ["read"] * 3 + ["write"]
 
 
-async def test_a_policy_may_choose_anew_for_each_attempt(world: World, clock: FakeClock) -> None:
-    """It is run once for each, inside a Retry."""
-
+async def test_a_policy_can_choose_another_policy_for_each_attempt(world: World, clock: FakeClock) -> None:
     class Growing(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
             return await Timeout(float(ctx.attempt)).around(call, ctx)
@@ -110,19 +108,19 @@ async def test_a_policy_may_choose_anew_for_each_attempt(world: World, clock: Fa
     assert left == [1.0, 2.0, 3.0]
 
 
-async def test_a_policy_may_go_around_itself_and_around_what_is_around_it(world: World, clock: FakeClock) -> None:
-    """Each time it begins anew: attempts are no state of a policy."""
+async def test_a_policy_can_be_passed_a_call_inside_itself(world: World, clock: FakeClock) -> None:
+    """Attempts are no state of a policy."""
     retry = quick(2)
     script = Script(Boom())
     await world.attempt(Pipeline(retry, Handing(Handing(retry))), script.function())
     assert script.calls == 4
 
 
-# --- each of our policies, handed on ---------------------------------------------------------------
+# --- each kind of policy, called by another one ---
 
 OURS: dict[str, Callable[[], Policy[Any]]] = {
     "Retry": lambda: Retry(3, on=Boom, backoff=[1.5, 2.5], name="it"),
-    "Retry of results": lambda: Retry(2, on_result=lambda it: it == "bad", backoff=[1.0], name="it"),
+    "Retry of results": lambda: Retry(2, on_result=lambda result: result == "bad", backoff=[1.0], name="it"),
     "Timeout": lambda: Timeout(60.0, name="it"),
     "cooperative Timeout": lambda: Timeout(60.0, cooperative=True, name="it"),
     "CircuitBreaker": lambda: CircuitBreaker(2, name="it"),
@@ -134,30 +132,30 @@ OURS: dict[str, Callable[[], Policy[Any]]] = {
 
 
 def steps() -> list[tuple[Any, ...]]:
-    """What each execution's calls of the function end with, one after another."""
+    """Return the steps of the function for each execution."""
     return [("fine",), (Boom("one"), "fine"), ("bad",), (Boom("always"),), (StopIteration("stop"),)]
 
 
 async def course(world: World, policy: Policy[Any], clock: FakeClock) -> list[Any]:
-    """All that can be seen of some executions under a policy: results, attempts, waits and events."""
+    """Return all that can be observed of some executions: results, attempts, delays and events."""
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append)
-    told: list[Any] = []
+    observed: list[Any] = []
     for taken in steps():
         if not world.blocking and isinstance(taken[0], StopIteration):
             continue
         script, ctx = Script(*taken), Context()
         result = await world.attempt(policy, stopping(world, script), ctx)
-        told.append((type(result), str(result), getattr(result, "__notes__", None), script.calls, ctx.attempts))
-        told.append((ctx.failures, ctx.elapsed))
-        told.append([(type(event), event.operation) for event in seen])
+        observed.append((type(result), str(result), getattr(result, "__notes__", None), script.calls, ctx.attempts))
+        observed.append((ctx.failures, ctx.elapsed))
+        observed.append([(type(event), event.operation) for event in seen])
         seen.clear()
     unsubscribe()
-    return [*told, clock.sleeps]
+    return [*observed, clock.sleeps]
 
 
 def stopping(world: World, script: Script) -> Callable[..., Any]:
-    """The script's function, which in threads may raise `StopIteration` as well."""
+    """Return the function of the script, which may also raise `StopIteration` in threads."""
     function = script.function()
     if not world.blocking:
         return function
@@ -175,10 +173,10 @@ def stopping(world: World, script: Script) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("place", ["alone", "outermost", "innermost"])
 @pytest.mark.parametrize("name", OURS)
-async def test_a_policy_does_the_same_handed_on_as_where_it_stands(
+async def test_a_policy_behaves_the_same_called_by_another_policy(
     world: World, clock: FakeClock, name: str, place: str
 ) -> None:
-    """Result, attempts, waits, failures and events, all in the same order."""
+    """Results, attempts, delays, failures and events are equal and in the same order."""
 
     def pipeline(policy: Policy[Any]) -> Policy[Any]:
         others = [Fallback("answered", on=KeyError), CircuitBreaker(99)]
@@ -194,8 +192,8 @@ async def test_a_policy_does_the_same_handed_on_as_where_it_stands(
     assert await course(world, pipeline(Handing(Handing(OURS[name]()))), clock) == expected
 
 
-async def test_a_timeout_that_was_handed_on_cuts_off(world: World) -> None:
-    """In threads the function runs on a worker, which is walked away from."""
+async def test_a_timeout_called_by_another_policy_cuts_off(world: World) -> None:
+    """In threads the function runs on a worker, which is abandoned."""
 
     async def hang(ctx: Context) -> None:
         await world.hang()
@@ -207,8 +205,7 @@ async def test_a_timeout_that_was_handed_on_cuts_off(world: World) -> None:
 TIMEOUT = Timeout(0.01)
 
 
-async def test_a_bulkhead_that_was_handed_on_holds_its_permit_for_the_call(world: World) -> None:
-    """And gives it back."""
+async def test_a_bulkhead_called_by_another_policy_holds_its_permit_for_the_call(world: World) -> None:
     gate = Bulkhead(1)
 
     async def outer(ctx: Context) -> Any:
@@ -218,10 +215,8 @@ async def test_a_bulkhead_that_was_handed_on_holds_its_permit_for_the_call(world
     assert gate.stats().in_flight == 0
 
 
-async def test_the_listeners_of_a_pipeline_that_was_handed_on_hear_what_happens_inside(
-    world: World, clock: FakeClock
-) -> None:
-    """Of its policies; the execution is that of the pipeline around."""
+async def test_listeners_of_a_pipeline_called_by_another_policy_get_its_events(world: World, clock: FakeClock) -> None:
+    """The execution is that of the outer pipeline."""
     inner: list[str] = []
     outer: list[str] = []
     handed = Pipeline(quick(2), listeners=[lambda event: inner.append(type(event).__name__)])
@@ -232,23 +227,21 @@ async def test_the_listeners_of_a_pipeline_that_was_handed_on_hear_what_happens_
     assert outer == ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
 
 
-async def test_an_interrupt_passes_what_was_handed_on(world: World) -> None:
-    """No policy answers, counts or repeats it, and what was held is given back."""
+async def test_an_interrupt_passes_through_policies_called_by_another_one(world: World) -> None:
+    """No policy answers, counts or retries it, and permits are released."""
     gate, script = Bulkhead(1), Script(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         await world.execute(Handing(Pipeline(Fallback("x"), Retry(on=Exception), gate)), script.function())
     assert (script.calls, gate.stats().in_flight) == (1, 0)
 
 
-def test_what_is_handed_on_is_a_coroutine_function_that_gives_one_context_after_another(threads: World) -> None:
-    """By contract: a policy may wrap the rest of the chain into a coroutine function of its own."""
-
-    class Noting(Policy):
+def test_a_policy_can_pass_on_its_own_coroutine_function_as_the_call(threads: World) -> None:
+    class Recording(Policy):
         def __init__(self) -> None:
             self.outcomes: list[Any] = []
 
         async def around(self, call: Any, ctx: Context) -> Any:
-            async def noted(ctx: Context) -> Any:
+            async def recorded(ctx: Context) -> Any:
                 try:
                     result = await call(ctx)
                 except Exception as error:
@@ -257,21 +250,21 @@ def test_what_is_handed_on_is_a_coroutine_function_that_gives_one_context_after_
                 self.outcomes.append(result)
                 return result
 
-            return await quick(3).around(noted, ctx)
+            return await quick(3).around(recorded, ctx)
 
     boom = Boom()
-    noting = Noting()
-    assert Pipeline(noting, Timeout(60.0)).execute(threads.native(Script(boom, "fine").function())) == "fine"
-    assert noting.outcomes == [boom, "fine"]
+    recording = Recording()
+    assert Pipeline(recording, Timeout(60.0)).execute(threads.native(Script(boom, "fine").function())) == "fine"
+    assert recording.outcomes == [boom, "fine"]
 
 
-# --- composing writes to no policy -------------------------------------------------------------------
+# --- composing changes no policy ---
 
 
 @final
 @dataclass(frozen=True)
 class Frozen(Policy):
-    """A policy that cannot be written to."""
+    """An immutable policy."""
 
     limit: int
 
@@ -280,7 +273,7 @@ class Frozen(Policy):
 
 
 class Slotted(Policy):
-    """One that keeps all that it has in slots, and refuses to be given more."""
+    """A policy that has only slots, and refuses attributes."""
 
     __slots__ = ("limit",)
 
@@ -294,8 +287,8 @@ class Slotted(Policy):
         return self.limit, await call(ctx)  # type: ignore[attr-defined]
 
 
-async def test_a_policy_that_cannot_be_written_to_is_a_policy_like_any_other(world: World) -> None:
-    """A frozen dataclass, and one with slots; alone, in two pipelines and twice in one."""
+async def test_an_immutable_policy_can_be_composed_and_executed(world: World) -> None:
+    """A frozen dataclass and one with slots; alone, in two pipelines and twice in one."""
     frozen, slotted = Frozen(1), Slotted(2)
     for policy in (frozen, slotted):
         assert await world.execute(policy, Script("x").function()) == (policy.limit, "x")  # type: ignore[attr-defined]
@@ -308,8 +301,7 @@ async def test_a_policy_that_cannot_be_written_to_is_a_policy_like_any_other(wor
     assert (frozen, hash(frozen)) == (Frozen(1), hash(Frozen(1)))
 
 
-async def test_no_policy_is_written_to_by_composing_and_executing_it(world: World, clock: FakeClock) -> None:
-    """All that a policy of ours has is what its constructor gave it, and its state behind that."""
+async def test_composing_and_executing_changes_no_attribute_of_a_policy(world: World, clock: FakeClock) -> None:
     policies = [make() for make in OURS.values() if not isinstance(make(), Pipeline)]
     before = [dict(vars(policy)) for policy in policies]
 
@@ -324,7 +316,7 @@ async def test_no_policy_is_written_to_by_composing_and_executing_it(world: Worl
     assert vars(inner) == given
 
 
-# --- and keeps none ---------------------------------------------------------------------------------
+# --- composing keeps no policy alive ---
 
 
 @pytest.fixture
@@ -334,7 +326,7 @@ def uncollected() -> Iterator[None]:
 
 
 async def used(world: World, policy: Policy[Any]) -> None:
-    """Execute, decorate, wrap a client: all that makes something of a policy."""
+    """Execute, decorate and wrap a client: everything that makes objects of a policy."""
     await world.attempt(policy, answering)
     await world.attempt(policy, failing)
     repr(policy), policy.describe()
@@ -368,8 +360,10 @@ POLICIES: dict[str, Callable[[], Policy[Any]]] = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-async def test_a_policy_is_no_reference_cycle(world: World, clock: FakeClock, uncollected: None, name: str) -> None:
-    """Used alone and in a pipeline, it goes with the last reference to it, and the pipeline, too."""
+async def test_a_policy_is_part_of_no_reference_cycle(
+    world: World, clock: FakeClock, uncollected: None, name: str
+) -> None:
+    """It and its pipeline are freed with the last reference."""
     policy = POLICIES[name]()
     pipeline = Pipeline(Retry(1), policy, name="p")
     await used(world, policy)
@@ -380,8 +374,7 @@ async def test_a_policy_is_no_reference_cycle(world: World, clock: FakeClock, un
     assert [ref() for ref in refs] == [None, None]
 
 
-async def test_an_execution_leaves_no_policy_to_the_collector(world: World, clock: FakeClock) -> None:
-    """Nor does one that was made for a single call."""
+async def test_a_policy_made_for_one_call_is_freed_after_the_call(world: World, clock: FakeClock) -> None:
     refs: list[weakref.ref[Any]] = []
 
     class Choosing(Policy):

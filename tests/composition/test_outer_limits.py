@@ -1,4 +1,4 @@
-"""Whatever ends at the instant of an outer limit belongs to the outer limit: one delivery, and its own error."""
+"""A call that ends at the instant of an outer limit ends with the outer limit: one cancellation, and its error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.policies.timeouts import LONG, SHORT
 
 
 class CleanUp:
-    """Waits a few times when it is cut off, and notes whether it came to its end."""
+    """Waits a few times when it is cut off, and counts how often it began and ended."""
 
     def __init__(self, world: World) -> None:
         self.world, self.began, self.ended = world, 0, 0
@@ -38,53 +38,53 @@ class CleanUp:
         try:
             await anyio.sleep(10)
         finally:
-            with anyio.CancelScope(shield=self.world.name == "trio"):  # there a cancellation lasts
+            with anyio.CancelScope(shield=self.world.name == "trio"):  # in trio a cancellation lasts
                 for _ in range(5):
                     await anyio.sleep(0.002)
                 self.ended += 1
 
 
-# --- one delivery --------------------------------------------------------------------------------
+# --- one cancellation ---
 
 Around = Callable[[CleanUp], Any]
 
 
-async def deadline_around_timeout(it: CleanUp) -> None:
+async def deadline_around_timeout(clean_up: CleanUp) -> None:
     async with deadline(SHORT):
-        await Timeout(SHORT).aexecute(it.fn)
+        await Timeout(SHORT).aexecute(clean_up.fn)
 
 
-async def deadline_around_long_timeout(it: CleanUp) -> None:
-    """It inherits the instant."""
+async def deadline_around_long_timeout(clean_up: CleanUp) -> None:
+    """The inner timeout inherits the instant."""
     async with deadline(SHORT):
-        await Timeout(LONG).aexecute(it.fn)
+        await Timeout(LONG).aexecute(clean_up.fn)
 
 
-async def deadline_around_deadline(it: CleanUp) -> None:
+async def deadline_around_deadline(clean_up: CleanUp) -> None:
     async with deadline(SHORT), deadline(LONG):
-        await it.fn()
+        await clean_up.fn()
 
 
-async def deadline_around_everything(it: CleanUp) -> None:
+async def deadline_around_everything(clean_up: CleanUp) -> None:
     async with deadline(SHORT):
         pipeline: Any = Pipeline(Timeout(LONG), Retry(3), Timeout(LONG))
-        await pipeline.aexecute(it.fn)
+        await pipeline.aexecute(clean_up.fn)
 
 
-async def timeout_around_timeout(it: CleanUp) -> None:
-    await Timeout(SHORT).acall(Timeout(LONG).acall, it.fn)
+async def timeout_around_timeout(clean_up: CleanUp) -> None:
+    await Timeout(SHORT).acall(Timeout(LONG).acall, clean_up.fn)
 
 
-async def timeout_around_deadline(it: CleanUp) -> None:
+async def timeout_around_deadline(clean_up: CleanUp) -> None:
     async def fn() -> None:
         async with deadline(LONG):
-            await it.fn()
+            await clean_up.fn()
 
     await Timeout(SHORT).acall(fn)
 
 
-async def timeouts_in_one_pipeline(it: CleanUp) -> None:
-    await Pipeline(Timeout(SHORT), Timeout(SHORT), Timeout(SHORT)).aexecute(it.fn)
+async def timeouts_in_one_pipeline(clean_up: CleanUp) -> None:
+    await Pipeline(Timeout(SHORT), Timeout(SHORT), Timeout(SHORT)).aexecute(clean_up.fn)
 
 
 @pytest.mark.parametrize(
@@ -99,130 +99,132 @@ async def timeouts_in_one_pipeline(it: CleanUp) -> None:
         timeouts_in_one_pipeline,
     ],
 )
-async def test_a_clean_up_that_awaits_is_not_cut_in_half(tasks_world: World, around: Around) -> None:
-    """Two timers at one instant cancelled the task twice: the second time in the middle of its `finally`."""
-    it, errors = CleanUp(tasks_world), []
+async def test_a_clean_up_that_awaits_is_not_interrupted(tasks_world: World, around: Around) -> None:
+    """Two timers at one instant must not cancel the task twice, the second time during its `finally`."""
+    clean_up, errors = CleanUp(tasks_world), []
 
-    async def one() -> None:
+    async def call() -> None:
         try:
-            await around(it)
+            await around(clean_up)
         except Exception as error:
             errors.append(error)
 
     async with anyio.create_task_group() as group:
         for _ in range(20):
-            group.start_soon(one)
-    assert it.ended == it.began > 0  # on a busy machine the time of some is over before they begin
+            group.start_soon(call)
+    assert clean_up.ended == clean_up.began > 0  # on a busy machine some time out before they begin
     assert {type(error) for error in errors} <= {DeadlineExceeded, TimeoutExceeded}
     assert len(errors) == 20
 
 
-# A child task of asyncio is cancelled by what waits for it, as soon as that is: its own timer gives way to that.
+# What waits for a child task of asyncio cancels it when it is cancelled itself, so the child's own timer gives way.
 
 Children = Callable[[CleanUp], Any]
 
-#: Long enough for all of them to begin. One that begins later fails at once, and its group cancels the others.
-BEGUN = 0.1
+#: Long enough for all children to begin. One that begins later fails at once, and its group cancels the others.
+OUTER = 0.1
 
 
-def in_a_timeout(it: CleanUp) -> Any:
-    return Timeout(LONG).acall(it.fn)
+def in_a_timeout(clean_up: CleanUp) -> Any:
+    return Timeout(LONG).acall(clean_up.fn)
 
 
-def in_the_same_timeout(it: CleanUp) -> Any:
-    """It begins later, so it would end later."""
-    return Timeout(BEGUN).acall(it.fn)
+def in_the_same_timeout(clean_up: CleanUp) -> Any:
+    """It begins later, so its own limit would end later."""
+    return Timeout(OUTER).acall(clean_up.fn)
 
 
-async def in_a_block(it: CleanUp) -> None:
+async def in_a_block(clean_up: CleanUp) -> None:
     async with deadline(LONG):
-        await it.fn()
+        await clean_up.fn()
 
 
-def in_a_pipeline(it: CleanUp) -> Any:
-    return Pipeline(Timeout(LONG), Retry(3, on=Boom), Timeout(LONG)).acall(it.fn)
+def in_a_pipeline(clean_up: CleanUp) -> Any:
+    return Pipeline(Timeout(LONG), Retry(3, on=Boom), Timeout(LONG)).acall(clean_up.fn)
 
 
-async def a_group(child: Children, it: CleanUp) -> None:
+async def a_group(child: Children, clean_up: CleanUp) -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(3):
-            group.create_task(child(it))
+            group.create_task(child(clean_up))
 
 
-async def groups_in_a_group(child: Children, it: CleanUp) -> None:
+async def groups_in_a_group(child: Children, clean_up: CleanUp) -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(2):
-            group.create_task(groups_three_deep(child, it))
+            group.create_task(groups_three_deep(child, clean_up))
 
 
-async def groups_three_deep(child: Children, it: CleanUp) -> None:
+async def groups_three_deep(child: Children, clean_up: CleanUp) -> None:
     async with asyncio.TaskGroup() as group:
-        group.create_task(a_group(child, it))
-        group.create_task(Retry(3, on=Boom).acall(a_group, child, it))
+        group.create_task(a_group(child, clean_up))
+        group.create_task(Retry(3, on=Boom).acall(a_group, child, clean_up))
 
 
-async def waits_for_a_group(child: Children, it: CleanUp) -> None:
-    await asyncio.wait_for(a_group(child, it), 10)
+async def waits_for_a_group(child: Children, clean_up: CleanUp) -> None:
+    await asyncio.wait_for(a_group(child, clean_up), 10)
 
 
-async def gathers(child: Children, it: CleanUp) -> None:
-    await asyncio.gather(child(it), child(it))
+async def gathers(child: Children, clean_up: CleanUp) -> None:
+    await asyncio.gather(child(clean_up), child(clean_up))
 
 
 @pytest.mark.parametrize("child", [in_a_timeout, in_the_same_timeout, in_a_block, in_a_pipeline])
 @pytest.mark.parametrize("waits", [a_group, groups_in_a_group, waits_for_a_group, gathers])
-async def test_the_clean_up_of_a_child_task_is_not_cut_in_half(in_asyncio: World, waits: Any, child: Children) -> None:
-    """Its own timer cancelled it, and then its group, which had got the cancellation of the outer one."""
-    it = CleanUp(in_asyncio)
+async def test_the_clean_up_of_a_child_task_is_not_interrupted(in_asyncio: World, waits: Any, child: Children) -> None:
+    """Its timer must not cancel it besides the group that waits for it."""
+    clean_up = CleanUp(in_asyncio)
     with pytest.raises(TimeoutExceeded):
-        async with deadline(BEGUN):
-            await waits(child, it)
+        async with deadline(OUTER):
+            await waits(child, clean_up)
     with pytest.raises(TimeoutExceeded):
-        await Timeout(BEGUN).acall(waits, child, it)
-    assert it.ended == it.began > 0
+        await Timeout(OUTER).acall(waits, child, clean_up)
+    assert clean_up.ended == clean_up.began > 0
 
 
 @pytest.mark.parametrize("waits", [a_group, gathers])
-async def test_nor_where_the_loop_would_ring_for_it_later(in_asyncio: World, clock: FakeClock, waits: Any) -> None:
-    """All that end at an instant are looked at together, also where the loop is early: this clock stands still."""
-    it = CleanUp(in_asyncio)
+async def test_the_clean_up_of_a_child_task_is_not_interrupted_by_a_later_alarm(
+    in_asyncio: World, clock: FakeClock, waits: Any
+) -> None:
+    """All timers of an instant are handled together, even if the loop is early: this clock stands still."""
+    clean_up = CleanUp(in_asyncio)
 
-    async def child(it: CleanUp) -> None:
+    async def child(clean_up: CleanUp) -> None:
         time.sleep(0.002)
-        await in_a_timeout(it)
+        await in_a_timeout(clean_up)
 
     with pytest.raises(TimeoutExceeded):
-        await Timeout(BEGUN).acall(waits, child, it)
-    assert it.ended == it.began > 0
+        await Timeout(OUTER).acall(waits, child, clean_up)
+    assert clean_up.ended == clean_up.began > 0
 
 
-async def test_nor_where_each_outer_limit_is_computed_anew(in_asyncio: World) -> None:
-    """So many different ones have an alarm together."""
-    it = CleanUp(in_asyncio)
+async def test_the_clean_up_of_a_child_task_is_not_interrupted_with_many_distinct_limits(in_asyncio: World) -> None:
+    """So many that they share an alarm."""
+    clean_up = CleanUp(in_asyncio)
 
-    async def one(seconds: float) -> None:
+    async def call(seconds: float) -> None:
         with pytest.raises(DeadlineExceeded):
             async with deadline(seconds):
-                await groups_three_deep(in_a_timeout, it)
+                await groups_three_deep(in_a_timeout, clean_up)
 
-    await asyncio.gather(*(one(0.5 + number / 1e5) for number in range(70)))
-    assert it.ended == it.began > 0
+    await asyncio.gather(*(call(0.5 + number / 1e5) for number in range(70)))
+    assert clean_up.ended == clean_up.began > 0
 
 
-async def test_a_child_task_that_nothing_waits_for_is_cut_off_all_the_same(in_asyncio: World) -> None:
-    """It has inherited the instant, and no cancellation of an outer block comes to it."""
-    it = CleanUp(in_asyncio)
+async def test_a_child_task_that_nothing_awaits_is_cut_off(in_asyncio: World) -> None:
+    """It inherits the instant, and no cancellation of an outer block reaches it."""
+    clean_up = CleanUp(in_asyncio)
     with pytest.raises(DeadlineExceeded):
         async with deadline(SHORT):
-            task = asyncio.create_task(in_a_timeout(it))
+            task = asyncio.create_task(in_a_timeout(clean_up))
             await asyncio.sleep(10)
     with pytest.raises(DeadlineExceeded):
         await asyncio.wait_for(task, 5)
-    assert it.ended == 1
+    assert clean_up.ended == 1
 
 
-async def test_a_child_task_that_goes_on_after_its_cancellation_is_cut_off_then(in_asyncio: World) -> None:
-    """Its group has cancelled it, and it was not impressed: its time is over still."""
+async def test_a_child_task_that_suppresses_its_cancellation_is_cut_off_at_its_next_wait(in_asyncio: World) -> None:
+    """By its own limit, after its group cancelled it."""
     went_on = []
 
     async def goes_on() -> None:
@@ -243,8 +245,8 @@ async def test_a_child_task_that_goes_on_after_its_cancellation_is_cut_off_then(
     assert went_on == [True]
 
 
-async def test_an_inherited_limit_cuts_off_a_clean_up_that_an_inner_one_has_begun(in_asyncio: World) -> None:
-    """That cancellation came before the instant, and not from an outer block."""
+async def test_an_inherited_limit_cuts_off_a_clean_up_that_an_inner_limit_caused(in_asyncio: World) -> None:
+    """The first cancellation came before the instant, and not from an outer block."""
 
     async def fn() -> None:
         try:
@@ -256,8 +258,7 @@ async def test_an_inherited_limit_cuts_off_a_clean_up_that_an_inner_one_has_begu
         await asyncio.wait_for(Pipeline(Timeout(LONG), Timeout(SHORT)).acall(fn), 5)
 
 
-async def test_an_earlier_limit_inside_is_its_own(tasks_world: World) -> None:
-    """The other way round: the inner one ends first, and the outer one has nothing to say."""
+async def test_an_earlier_inner_limit_raises_its_own_error(tasks_world: World) -> None:
     async with deadline(LONG):
         with pytest.raises(TimeoutExceeded) as caught:
             await Timeout(SHORT).aexecute(CleanUp(tasks_world).fn)
@@ -268,7 +269,7 @@ async def test_an_earlier_limit_inside_is_its_own(tasks_world: World) -> None:
 
 
 def children(count: int = 3, policy: Any = None) -> Any:
-    """Return an `async def` whose child tasks hang in pipelines of their own."""
+    """Return an `async def` whose child tasks hang in their own pipelines."""
     inner = policy or Pipeline(Retry(2, on=Boom), Timeout(LONG))
 
     async def child() -> None:
@@ -283,7 +284,7 @@ def children(count: int = 3, policy: Any = None) -> Any:
 
 
 def asyncio_children(ctx: Any = None) -> Any:
-    """The same in a task group of asyncio's own."""
+    """Return the same in a task group of asyncio."""
 
     async def fn() -> None:
         async with asyncio.TaskGroup() as group:
@@ -293,8 +294,8 @@ def asyncio_children(ctx: Any = None) -> Any:
     return fn()
 
 
-async def test_a_timeout_around_a_task_group_ends_with_its_own_error(tasks_world: World) -> None:
-    """It was `ExceptionGroup([DeadlineExceeded, ...])`, and `on_timeout` was not called."""
+async def test_a_timeout_around_a_task_group_raises_its_own_error(tasks_world: World) -> None:
+    """Instead of an `ExceptionGroup([DeadlineExceeded, ...])`; and `on_timeout` is called."""
     seen: list[Any] = []
     timeout = Timeout(SHORT, on_timeout=seen.append, name="outer")
     for run in (timeout.aexecute, timeout.acall):
@@ -305,20 +306,20 @@ async def test_a_timeout_around_a_task_group_ends_with_its_own_error(tasks_world
     assert [event.policy for event in seen] == ["outer", "outer"]
 
 
-async def test_so_does_one_around_a_task_group_of_asyncio(in_asyncio: World) -> None:
+async def test_a_timeout_around_a_task_group_of_asyncio_raises_its_own_error(in_asyncio: World) -> None:
     with pytest.raises(TimeoutExceeded) as caught:
         await Timeout(SHORT).aexecute(asyncio_children)
     assert type(caught.value) is TimeoutExceeded
 
 
-async def test_a_block_around_a_task_group_ends_with_its_own_error(tasks_world: World) -> None:
+async def test_a_block_around_a_task_group_raises_its_own_error(tasks_world: World) -> None:
     with pytest.raises(DeadlineExceeded, match="the block did not end within"):
         async with deadline(SHORT):
             await children()()
 
 
-async def test_a_block_inside_each_child(tasks_world: World) -> None:
-    """Blocks of children find the inherited instant as well."""
+async def test_a_timeout_around_child_tasks_with_blocks_raises_its_own_error(tasks_world: World) -> None:
+    """Blocks in children inherit the instant as well."""
 
     async def child() -> None:
         async with deadline(LONG):
@@ -334,8 +335,7 @@ async def test_a_block_inside_each_child(tasks_world: World) -> None:
     assert type(caught.value) is TimeoutExceeded
 
 
-async def test_each_attempt_around_a_task_group_is_tried_again(tasks_world: World) -> None:
-    """Three attempts, and not one that ends with a group."""
+async def test_each_attempt_with_a_task_group_is_retried_after_its_timeout(tasks_world: World) -> None:
     entered: list[int] = []
 
     async def fn(ctx: Context) -> None:
@@ -347,17 +347,14 @@ async def test_each_attempt_around_a_task_group_is_tried_again(tasks_world: Worl
     assert entered == [1, 2, 3]
 
 
-async def test_a_breaker_inside_does_not_count_it(tasks_world: World) -> None:
-    """Nor does a fallback answer it: it is the limit around them that has cut the call off."""
+async def test_an_inner_breaker_or_fallback_ignores_the_cut_off_of_an_outer_limit(tasks_world: World) -> None:
     breaker = CircuitBreaker(1)
     with pytest.raises(TimeoutExceeded):
         await Pipeline(Timeout(SHORT), Fallback("instead"), breaker).aexecute(children())
     assert breaker.state is CLOSED
 
 
-async def test_a_childs_own_failure_comes_out_in_its_group(tasks_world: World) -> None:
-    """A group with anything else in it is the function's."""
-
+async def test_a_failure_of_a_child_is_raised_in_its_group(tasks_world: World) -> None:
     async def fails() -> None:
         raise Boom
 
@@ -369,18 +366,18 @@ async def test_a_childs_own_failure_comes_out_in_its_group(tasks_world: World) -
         await Timeout(LONG).aexecute(fn)
 
 
-async def test_a_childs_own_limit_comes_out_in_its_group(tasks_world: World) -> None:
-    """It is not the instant of the outer one."""
+async def test_a_timeout_of_a_child_is_raised_in_its_group(tasks_world: World) -> None:
+    """It is another instant than that of the outer limit."""
     with pytest.raises(ExceptionGroup) as caught:
         await Timeout(LONG).aexecute(children(1, Timeout(SHORT)))
     assert [type(error) for error in caught.value.exceptions] == [TimeoutExceeded]
 
 
-# --- a fallback inside ---------------------------------------------------------------------------
+# --- an inner fallback ---
 
 
-async def test_a_fallback_inside_never_answers_a_cut_off(world: World) -> None:
-    """Nested pipelines inherit the instant: in threads, two timers raced, and the fallback answered one in two."""
+async def test_an_inner_fallback_never_answers_a_cut_off(world: World) -> None:
+    """Nested pipelines inherit the instant, and in threads two timers race."""
     inner: Any = Pipeline(Retry(2, on=Boom), Timeout(LONG))
     pipeline: Any = Pipeline(Timeout(SHORT), Fallback("instead"))
 
@@ -396,8 +393,8 @@ async def test_a_fallback_inside_never_answers_a_cut_off(world: World) -> None:
 
 
 @pytest.mark.serial
-def test_a_fallback_inside_never_answers_in_many_threads() -> None:
-    """Where threads compete, the inner timer is seen first about as often as the outer one."""
+def test_an_inner_fallback_never_answers_a_cut_off_in_many_threads() -> None:
+    """When threads compete, the inner timer is seen first about as often as the outer one."""
     inner, pipeline = Timeout(LONG), Pipeline(Timeout(SHORT), Fallback("instead"))
     results: list[Any] = []
     released = threading.Event()
@@ -421,8 +418,8 @@ def test_a_fallback_inside_never_answers_in_many_threads() -> None:
     assert set(results) == {TimeoutExceeded}
 
 
-async def test_a_fallback_inside_does_not_answer_a_deadline_found_over(world: World) -> None:
-    """The function is at the instant itself, and something inside finds that no time is left."""
+async def test_an_inner_fallback_does_not_answer_an_exceeded_outer_deadline(world: World) -> None:
+    """The code inside finds at the instant that no time is left."""
 
     async def checks(ctx: Context) -> None:
         while not ctx.expired:
@@ -433,7 +430,7 @@ async def test_a_fallback_inside_does_not_answer_a_deadline_found_over(world: Wo
         assert type(await world.attempt(Pipeline(Timeout(SHORT), Fallback("instead")), checks)) is TimeoutExceeded
 
 
-async def test_a_fallback_inside_answers_an_earlier_limit(world: World) -> None:
+async def test_an_inner_fallback_answers_an_earlier_limit(world: World) -> None:
     pipeline: Any = Pipeline(Timeout(LONG), Fallback("instead"), Timeout(SHORT))
 
     async def hangs(ctx: Any) -> None:

@@ -30,6 +30,7 @@ from resilience.policies.adaptive_limit import LimitStats
 from resilience.testing import virtual_time
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.contention.beside import beside
+from tests.policies.blocks import entered
 from tests.policies.simulated import overloaded
 from tests.policies.test_machines import Call
 
@@ -127,18 +128,11 @@ async def test_a_block_holds_a_permit_and_its_latency_is_sampled(world: World, c
     limit = AdaptiveLimit(algorithm, initial=1, min_samples=3, on=Boom)
 
     async def block(seconds: float, error: BaseException | None = None) -> None:
-        if world.blocking:
-            with limit.slot():
-                assert counts(limit)[1] == 1
-                clock.advance(seconds)
-                if error is not None:
-                    raise error
-        else:
-            async with limit.slot():
-                assert counts(limit)[1] == 1
-                clock.advance(seconds)
-                if error is not None:
-                    raise error
+        async with entered(world, limit.slot()):
+            assert counts(limit)[1] == 1
+            clock.advance(seconds)
+            if error is not None:
+                raise error
 
     await block(1.0)
     for error in (Boom(), KeyError(), KeyboardInterrupt()):
@@ -424,12 +418,8 @@ async def test_observe_only_refuses_no_call_and_learns(
     async with beside(world) as group:
         call = await group.inside(limit)
         assert await call_lasting(world, clock, limit, 5) == "fine"
-        if world.blocking:
-            with limit.slot():
-                assert counts(limit) == (1, 1, 0, 2)
-        else:
-            async with limit.slot():
-                assert counts(limit) == (1, 1, 0, 2)
+        async with entered(world, limit.slot()):
+            assert counts(limit) == (1, 1, 0, 2)
         assert algorithm.updates == []
         call.let_go()
         assert await call.result() == "fine"

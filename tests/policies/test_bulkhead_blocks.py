@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -15,34 +14,24 @@ import pytest
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Fallback, Timeout, TimeoutExceeded, deadline
 from tests.conftest import Boom, World
 from tests.contention.beside import beside, until
+from tests.policies.blocks import entered
 from tests.policies.bulkheads import LONG, SHORT, counts, wait_until, works
 
 # --- slot --------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def slot_of(world: World, bulkhead: Bulkhead) -> Any:
-    """`with bulkhead.slot()` in threads, `async with` in tasks."""
-    if world.blocking:
-        with bulkhead.slot() as slot:
-            yield slot
-    else:
-        async with bulkhead.slot() as slot:
-            yield slot
 
 
 async def test_a_slot_holds_a_permit_until_its_block_ends(world: World) -> None:
     """The block may return or raise. Meanwhile further calls and slots are refused."""
     bulkhead = Bulkhead(1)
 
-    async with slot_of(world, bulkhead):
+    async with entered(world, bulkhead.slot()):
         assert counts(bulkhead) == (1, 1, 0, 0)
         assert isinstance(await works(world, bulkhead), BulkheadFull)
         with pytest.raises(BulkheadFull):
-            async with slot_of(world, bulkhead):
+            async with entered(world, bulkhead.slot()):
                 pytest.fail("entered")
     with pytest.raises(Boom):
-        async with slot_of(world, bulkhead):
+        async with entered(world, bulkhead.slot()):
             raise Boom("no")
     assert counts(bulkhead) == (1, 0, 0, 2)
 
@@ -55,12 +44,8 @@ async def test_a_waiting_slot_cannot_be_entered_a_second_time(world: World) -> N
 
     async def enter_it() -> None:
         try:
-            if world.blocking:
-                with slot:
-                    pass
-            else:
-                async with slot:
-                    pass
+            async with entered(world, slot):
+                pass
         except RuntimeError as error:
             refused.append(str(error))
 
@@ -83,7 +68,7 @@ async def test_slots_and_calls_share_one_queue(world: World) -> None:
         async with beside(world) as group:
 
             async def in_a_slot() -> None:
-                async with slot_of(world, bulkhead):
+                async with entered(world, bulkhead.slot()):
                     order.append(1)
 
             async def in_a_call() -> None:
@@ -108,12 +93,12 @@ async def test_a_slot_waits_at_most_until_the_ambient_deadline(world: World) -> 
 
     async def another(ctx: Context | None = None) -> Any:
         try:
-            async with slot_of(world, bulkhead):
+            async with entered(world, bulkhead.slot()):
                 pytest.fail("entered")
         except DeadlineExceeded:
             return "no time left"
 
-    async with slot_of(world, bulkhead):
+    async with entered(world, bulkhead.slot()):
         with deadline(SHORT):
             assert await another() == "no time left"
         assert await world.execute(Fallback(on=Boom), another, Context(timeout=SHORT)) == "no time left"

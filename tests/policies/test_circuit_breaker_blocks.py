@@ -11,6 +11,7 @@ import pytest
 from resilience import CircuitBreaker, CircuitIsolated, CircuitOpen, DeadlineExceeded, SlowRatio
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.contention.beside import beside
+from tests.policies.blocks import entered
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Other, fails, works
 
 
@@ -153,12 +154,8 @@ async def test_a_slow_guarded_block_counts_as_a_slow_call(world: World, clock: F
     breaker = CircuitBreaker(SlowRatio(1.0, slower_than=2.0, min_calls=2, last=2))
 
     async def block(seconds: float) -> None:
-        if world.blocking:
-            with breaker.guard():
-                clock.advance(seconds)
-        else:
-            async with breaker.guard():
-                clock.advance(seconds)
+        async with entered(world, breaker.guard()):
+            clock.advance(seconds)
 
     await block(2.0)
     await block(1.9)

@@ -24,6 +24,7 @@ from resilience.runtimes import lowering
 from resilience.runtimes.lowering import lower
 from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
+from tests.policies.blocks import entered
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails, works
 
 
@@ -344,10 +345,7 @@ async def test_the_probe_runs_before_the_first_block_after_the_open_period(world
     await fails(world, breaker)
 
     async def enter() -> str:
-        if world.blocking:
-            with breaker.guard():
-                return "entered"
-        async with breaker.guard():
+        async with entered(world, breaker.guard()):
             return "entered"
 
     clock.advance(10)

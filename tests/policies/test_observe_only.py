@@ -13,6 +13,7 @@ from resilience.integrations.telemetry.lines import Lines
 from resilience.integrations.telemetry.words import Line
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.contention.beside import beside
+from tests.policies.blocks import entered
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, fails, works
 from tests.policies.bulkheads import counts
 
@@ -164,12 +165,8 @@ async def test_calls_beyond_the_limit_run_without_a_permit(world: World, queue: 
 
 async def test_blocks_beyond_the_limit_run_without_a_permit(world: World, heard: list[Any]) -> None:
     bulkhead = Bulkhead(1, queue=3, observe_only=True)
-    if world.blocking:
-        with bulkhead.slot(), bulkhead.slot():
-            assert counts(bulkhead) == (1, 1, 0, 1)
-    else:
-        async with bulkhead.slot(), bulkhead.slot():
-            assert counts(bulkhead) == (1, 1, 0, 1)
+    async with entered(world, bulkhead.slot()), entered(world, bulkhead.slot()):
+        assert counts(bulkhead) == (1, 1, 0, 1)
     assert counts(bulkhead) == (1, 0, 0, 1)
     assert rejections(heard) == [("BulkheadFull", None, True)]
 

@@ -35,6 +35,7 @@ from resilience import (
 )
 from resilience.testing import Simulation, VirtualClock, virtual_time
 from tests.conftest import Boom, Script, World, no_collector
+from tests.policies.blocks import entered
 
 
 @pytest.fixture
@@ -391,14 +392,9 @@ async def test_a_block_takes_a_turn_and_its_errors_pause_the_limiter(world: Worl
     block = limiter.turn()
 
     async def enter(error: Exception | None = None) -> float:
-        if world.blocking:
-            with block:
-                if error:
-                    raise error
-        else:
-            async with block:
-                if error:
-                    raise error
+        async with entered(world, block):
+            if error:
+                raise error
         return virtual.now()
 
     assert [await enter(), await enter()] == [0, 0.5]
@@ -459,12 +455,8 @@ async def test_observe_only_admits_all_calls_and_blocks_and_reports_refusals(
     assert isinstance(await world.attempt(limiter, Script(Boom("no")).function()), Boom)
     for answer in ("fine", TooMany(60)):
         assert await world.attempt(limiter, Script(answer).function()) is answer
-    if world.blocking:
-        with limiter.turn():
-            pass
-    else:
-        async with limiter.turn():
-            pass
+    async with entered(world, limiter.turn()):
+        pass
     rejected = [it for it in heard if isinstance(it, events.CallRejected)]
     assert [(it.policy, it.reason, it.retry_after, it.shadow) for it in rejected] == [
         ("trial", "RateLimited", 1.0, True)

@@ -417,19 +417,19 @@ def test_ctrl_c_in_the_waiting_thread_releases_all_permits(threads: World, monke
     assert bulkhead.stats().in_flight == 0
 
 
-def test_timers_of_ended_attempts_and_ended_waits_are_ignored(threads: World) -> None:
+async def test_timers_of_ended_attempts_and_ended_waits_are_ignored(anywhere: Virtual) -> None:
     """A Timeout of an attempt that has ended, and the `max_wait` of a call that has left the queue."""
     bulkhead = Bulkhead(1, queue=5, max_wait=0.05)
 
-    def fn(ctx: Context) -> str:
-        time.sleep(0.02 if ctx.hedge == 0 else 0.1)
+    async def fn(ctx: Context) -> str:
+        await anywhere.sleep(0.02 if ctx.hedge == 0 else 0.1)
         if ctx.attempt == 1:
             raise ConnectionError
         return "fine"
 
     retry = Retry(2, backoff=[0.06])
-    assert Hedge(0.01, budget=None).wrap(retry, Timeout(0.05)).execute(fn) == "fine"
-    assert Hedge(0.01, budget=None).wrap(retry, bulkhead).execute(fn) == "fine"
+    assert await anywhere.execute(Hedge(0.01, budget=None).wrap(retry, Timeout(0.05)), fn) == "fine"
+    assert await anywhere.execute(Hedge(0.01, budget=None).wrap(retry, bulkhead), fn) == "fine"
 
 
 def test_an_error_of_the_race_itself_closes_its_attempts(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:

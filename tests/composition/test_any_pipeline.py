@@ -31,7 +31,7 @@ from tests.composition.test_cancellation import (
     WAYS,
     Scene,
     about_to_probe,
-    all_free,
+    all_permits_are_free,
     executing,
     fail_at_first,
     one_failure_short,
@@ -62,7 +62,7 @@ def open_breaker() -> Piece:
 
 def bulkhead(limit: int, queue: int) -> Piece:
     it = Bulkhead(limit, queue=queue)
-    return it, partial(all_free, it)
+    return it, partial(all_permits_are_free, it)
 
 
 def adaptive_limit(queue: int) -> Piece:

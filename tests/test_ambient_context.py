@@ -1,4 +1,4 @@
-"""The ambient context: what a function finds without having been handed it, and where it follows."""
+"""The ambient context: what a function finds without a parameter, and where it is inherited."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tests.conftest import Boom, FakeClock, Script, World
 from tests.contexts import INF, PASSING
 
 
-def test_without_an_execution_the_ambient_context_is_a_fresh_unlimited_one() -> None:
-    """Code that asks for it need not know whether anybody protects it."""
-    one, two = current_context(), current_context()
-    assert one is not two
-    assert one.deadline == INF
-    assert one.timeout() is None
-    assert (one.operation, one.attempt, one.attempts) == (None, 1, 0)
+def test_outside_an_execution_the_ambient_context_is_new_and_unlimited() -> None:
+    """Code that reads it need not know whether a policy protects it."""
+    first, second = current_context(), current_context()
+    assert first is not second
+    assert first.deadline == INF
+    assert first.timeout() is None
+    assert (first.operation, first.attempt, first.attempts) == (None, 1, 0)
 
 
-async def test_who_listens_to_an_execution_does_not_hear_those_inside_of_it(world: World) -> None:
-    """Nor does its context count their attempts: also where the inner pipeline has been called before.
+async def test_listeners_and_context_of_an_execution_do_not_see_nested_executions(world: World) -> None:
+    """Also if the inner pipeline has been called before.
 
     A call that inherits nothing makes no context ambient for its first attempt.
     """
-    heard: list[str] = []
+    reported: list[str] = []
     inner = Retry(2, on=Boom, backoff=[0], name="inner").wrap(Bulkhead(1))
-    outer = Retry(name="outer").wrap(Bulkhead(1), listeners=[lambda event: heard.append(event.policy)])
+    outer = Retry(name="outer").wrap(Bulkhead(1), listeners=[lambda event: reported.append(event.policy)])
     ctx = Context(operation="both")
     operations: list[str | None] = []
 
@@ -50,17 +50,17 @@ async def test_who_listens_to_an_execution_does_not_hear_those_inside_of_it(worl
     await fn(ctx)
     assert await world.execute(outer, fn, ctx) == "fine"
     assert (ctx.attempts, ctx.failures) == (1, ())
-    assert heard == [outer.name]
+    assert reported == [outer.name]
     assert operations == [None, function.__qualname__, "both", "both"]
 
 
 @pytest.mark.parametrize("timeout_is_last_elsewhere", [False, True])
 async def test_only_the_function_finds_the_context_of_a_timeout(world: World, timeout_is_last_elsewhere: bool) -> None:
-    """Not the policies inside of it, nor what they call: that is the same in every world, whoever sets the variable."""
+    """Not the inner policies, nor their predicates and listeners, in any world."""
     seen: dict[str, set[float]] = {}
 
-    def look(who: str) -> None:
-        seen.setdefault(who, set()).add(current_context().deadline)
+    def look(where: str) -> None:
+        seen.setdefault(where, set()).add(current_context().deadline)
 
     class Looking(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
@@ -94,7 +94,7 @@ async def test_only_the_function_finds_the_context_of_a_timeout(world: World, ti
 
 
 async def test_inside_a_function_the_ambient_context_is_its_own(world: World, clock: FakeClock) -> None:
-    """The one that was passed to it, attempt by attempt; afterwards it is gone."""
+    """The one that it gets as its argument, in each attempt; it ends with the call."""
     same: list[bool] = []
 
     async def fn(ctx: Context) -> None:
@@ -107,7 +107,7 @@ async def test_inside_a_function_the_ambient_context_is_its_own(world: World, cl
 
 
 async def test_a_nested_execution_inherits_deadline_operation_and_properties(world: World, clock: FakeClock) -> None:
-    """Without a word in between: somebody else's library, called inside, obeys the same budget."""
+    """So another library that is called inside obeys the same deadline."""
     seen: list[Context] = []
 
     async def inner(ctx: Context) -> None:
@@ -124,10 +124,10 @@ async def test_a_nested_execution_inherits_deadline_operation_and_properties(wor
 
 
 @pytest.mark.parametrize(("ambient", "given", "left"), [(5.0, 9.0, 5.0), (9.0, 5.0, 5.0), (5.0, None, 5.0)])
-async def test_an_explicit_context_inside_a_budget_holds_as_long_as_the_earlier_of_the_two(
+async def test_of_an_explicit_and_the_ambient_context_the_earlier_deadline_holds(
     world: World, clock: FakeClock, ambient: float, given: float | None, left: float
 ) -> None:
-    """Budgets only shorten, also where somebody brings his own."""
+    """Deadlines can only be shortened."""
     seen: list[Context] = []
 
     async def fn(ctx: Context) -> None:
@@ -142,8 +142,8 @@ async def test_an_explicit_context_inside_a_budget_holds_as_long_as_the_earlier_
     assert own.remaining() == (INF if given is None else given), "the caller's own context is not changed"
 
 
-async def test_the_ambient_context_follows_into_tasks(tasks_world: World) -> None:
-    """A task is started with a copy of its parent's variables; what it does there is its own."""
+async def test_the_ambient_context_is_inherited_by_tasks(tasks_world: World) -> None:
+    """A task has a copy of the context variables of its parent."""
     seen: list[tuple[str | None, float]] = []
 
     async def child() -> None:
@@ -156,15 +156,14 @@ async def test_the_ambient_context_follows_into_tasks(tasks_world: World) -> Non
         async with anyio.create_task_group() as group:
             group.start_soon(child)
             group.start_soon(child)
-        assert current_context() is ctx, "a child's own block changes nothing here"
+        assert current_context() is ctx, "a block of the child changed the context here"
         return ctx.deadline
 
     limit = float(await PASSING.aexecute(fn, Context(timeout=5.0, operation="op")))
     assert seen == [("op", limit)] * 2
 
 
-async def test_tasks_side_by_side_have_their_own_ambient_contexts(tasks_world: World) -> None:
-    """They wait in the middle of each other's functions, and nobody sees another's context."""
+async def test_concurrent_tasks_have_separate_ambient_contexts(tasks_world: World) -> None:
     wrong: list[object] = []
 
     async def fn(ctx: Context) -> None:
@@ -173,31 +172,30 @@ async def test_tasks_side_by_side_have_their_own_ambient_contexts(tasks_world: W
             if current_context() is not ctx:
                 wrong.append(ctx)
 
-    async def one(number: int) -> None:
+    async def call(number: int) -> None:
         await Retry().wrap(Timeout(5.0)).aexecute(fn, Context(operation=str(number)))
         if current_context().operation is not None:
             wrong.append(number)
 
     async with anyio.create_task_group() as group:
         for number in range(20):
-            group.start_soon(one, number)
+            group.start_soon(call, number)
     assert wrong == []
 
 
-async def test_the_ambient_context_follows_through_anyio_to_thread_and_back(tasks_world: World) -> None:
-    """What a worker thread executes there is a nested execution, and so is what it sends back to the loop."""
+async def test_the_ambient_context_is_inherited_through_anyio_to_thread_and_back(tasks_world: World) -> None:
     seen: list[tuple[str, str | None, float]] = []
 
-    def note(where: str) -> None:
+    def record(where: str) -> None:
         ctx = current_context()
         seen.append((where, ctx.operation, ctx.deadline))
 
     async def in_the_loop_again() -> None:
-        note("loop")
+        record("loop")
 
     def in_the_thread() -> None:
-        note("thread")
-        Retry().execute(lambda ctx: note("nested"))
+        record("thread")
+        Retry().execute(lambda ctx: record("nested"))
         anyio.from_thread.run(in_the_loop_again)
 
     async def fn(ctx: Context) -> float:
@@ -208,8 +206,8 @@ async def test_the_ambient_context_follows_through_anyio_to_thread_and_back(task
     assert seen == [("thread", "op", limit), ("nested", "op", limit), ("loop", "op", limit)]
 
 
-def test_the_workers_of_a_timeout_see_the_callers_context(threads: World) -> None:
-    """And its other context variables: they run in a copy of them."""
+def test_workers_run_in_a_copy_of_the_callers_context_variables(threads: World) -> None:
+    """So the ambient context is inherited, and changes on the worker have no effect on the caller."""
     tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant")
     tenant.set("acme")
     here = threading.get_ident()
@@ -225,8 +223,8 @@ def test_the_workers_of_a_timeout_see_the_callers_context(threads: World) -> Non
     assert current_context().deadline == INF
 
 
-def test_a_plain_thread_begins_without_a_context(threads: World) -> None:
-    """`threading.Thread` copies no context variables: there it is a fresh one, and no error."""
+def test_a_plain_thread_does_not_inherit_the_ambient_context(threads: World) -> None:
+    """`threading.Thread` copies no context variables."""
     found: list[float] = []
 
     def fn(ctx: Context) -> None:
@@ -238,8 +236,7 @@ def test_a_plain_thread_begins_without_a_context(threads: World) -> None:
     assert found == [INF]
 
 
-async def test_the_ambient_context_is_put_back_whatever_happens(world: World) -> None:
-    """After a failure, and after an interrupt."""
+async def test_the_ambient_context_is_restored_after_a_failure_or_interrupt(world: World) -> None:
     for error in (Boom(), KeyboardInterrupt()):
         with pytest.raises(type(error)):
             await world.execute(PASSING, Script(error).function(), Context(timeout=5.0))
@@ -247,7 +244,7 @@ async def test_the_ambient_context_is_put_back_whatever_happens(world: World) ->
 
 
 class Waiting:
-    """Suspends whoever awaits it, and notes when that is over."""
+    """An awaitable that suspends once, and records when it is closed."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -259,8 +256,8 @@ class Waiting:
             self.is_closed = True
 
 
-def test_a_handler_that_is_closed_from_elsewhere_ends_in_peace() -> None:
-    """The same while a fallback's handler waits: in other variables there is no context to restore."""
+def test_a_fallback_handler_can_be_closed_in_another_context() -> None:
+    """There is no ambient context to restore there."""
     waiting = Waiting()
 
     async def handler(failure: object, ctx: Context) -> None:
@@ -275,8 +272,8 @@ def test_a_handler_that_is_closed_from_elsewhere_ends_in_peace() -> None:
     assert current_context().deadline == INF
 
 
-def test_remaining_seconds_cross_from_one_world_to_another(clock: FakeClock) -> None:
-    """Neither event loop has the process clock: under a fake one the budget is still so many seconds."""
+def test_the_remaining_time_is_right_in_every_runtime(clock: FakeClock) -> None:
+    """Event loops do not use the process clock, which is fake here."""
     for name in ("asyncio", "trio"):
 
         async def main() -> float:

@@ -1,4 +1,4 @@
-"""The benchmarks run, time what they say they time, and give every contestant the same work."""
+"""The benchmarks run, time what they claim to time, and give every contestant the same work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIBRARIES, MISSING = libraries.load()
 
 
 def entries(entry: str) -> list[Any]:
-    """Who does a job in which world."""
+    """Return the libraries and worlds that have this entry."""
     return [
         pytest.param(library, world, id=f"{library.name} in {world}")
         for library in LIBRARIES
@@ -45,7 +45,7 @@ def entries(entry: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
-    """What `python -m benchmarks --smoke` prints, and the run that it writes."""
+    """Return what `python -m benchmarks --smoke` prints, and the run that it writes."""
     path = tmp_path_factory.mktemp("smoke") / "run.json"
     command = [sys.executable, "-m", "benchmarks", "--smoke", "--json", str(path)]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=180).stdout
@@ -53,8 +53,8 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
     return printed, run
 
 
-def test_the_smoke_run_enters_every_cell(smoke: tuple[str, dict[str, Any]]) -> None:
-    """Every cell of a table has been run by us."""
+def test_the_smoke_run_measures_every_cell(smoke: tuple[str, dict[str, Any]]) -> None:
+    """At least with this library."""
     measured = {(cell["group"], cell["cell"]): cell["samples"] for cell in smoke[1]["cells"]}
     for cell in CELLS:
         assert OURS in measured[cell.group, cell.name]
@@ -62,8 +62,8 @@ def test_the_smoke_run_enters_every_cell(smoke: tuple[str, dict[str, Any]]) -> N
         assert all(values for values in samples.values())
 
 
-def test_the_smoke_run_says_who_is_missing_and_does_not_judge(smoke: tuple[str, dict[str, Any]]) -> None:
-    """Peers that are not installed are named; numbers of a smoke run are called what they are."""
+def test_the_smoke_run_names_missing_libraries_and_does_not_judge(smoke: tuple[str, dict[str, Any]]) -> None:
+    """Its numbers are declared meaningless."""
     printed, run = smoke
     assert run["about"]["missing"] == [*MISSING, *clients.missing()]
     for name in run["about"]["missing"]:
@@ -72,8 +72,8 @@ def test_the_smoke_run_says_who_is_missing_and_does_not_judge(smoke: tuple[str, 
     assert "FAIL" not in printed
 
 
-def test_bars_and_picture_look_at_cells_that_are_measured(smoke: tuple[str, dict[str, Any]]) -> None:
-    """Nothing is passed over because its cell goes by another name."""
+def test_bars_and_picture_refer_to_measured_cells(smoke: tuple[str, dict[str, Any]]) -> None:
+    """A renamed cell must not be skipped."""
     results = {f"{cell['group']}: {cell['cell']}": cell["samples"] for cell in smoke[1]["cells"]}
     for bar in BARS:
         assert bar.contestant in results[bar.cell]
@@ -82,7 +82,7 @@ def test_bars_and_picture_look_at_cells_that_are_measured(smoke: tuple[str, dict
 
 
 def test_every_web_handler_answers(tmp_path: Path) -> None:
-    """Each is started, asked and drawn."""
+    """And is in the picture."""
     command = [sys.executable, "-m", "benchmarks.handler", "--rounds", "1", "--seconds", "0.05"]
     files = ["--json", str(tmp_path / "run.json"), "--plot", str(tmp_path / "picture.svg")]
     subprocess.run([*command, *files], cwd=ROOT, check=True, capture_output=True, timeout=120)
@@ -92,7 +92,6 @@ def test_every_web_handler_answers(tmp_path: Path) -> None:
 
 
 def test_a_run_reads_back_as_it_was_written() -> None:
-    """The JSON holds all that the tables and the picture need."""
     run = report.Run(
         {"python": "3"}, [Result("sync, stack", "four", "ns", {OURS: [412.0, 420.0], HAND_WRITTEN: [980.0, 1000.0]})]
     )
@@ -106,7 +105,7 @@ def test_a_run_reads_back_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_timing_orders_known_costs(world: str) -> None:
-    """What does ten times the work takes longer, in every world."""
+    """Ten times the work takes longer, in every world."""
 
     def summing(numbers: int) -> Callable[[], Any]:
         def work() -> int:
@@ -142,7 +141,7 @@ class Ticking:
 
 
 def test_samples_are_nanoseconds_per_call() -> None:
-    """However many calls a batch makes, a sample is the time of one."""
+    """Whatever the number of calls in a batch."""
     clock = Ticking(50)
 
     async def main() -> dict[str, list[float]]:
@@ -154,7 +153,7 @@ def test_samples_are_nanoseconds_per_call() -> None:
 
 
 def test_a_sample_is_the_fastest_of_its_batches() -> None:
-    """What only the machine adds, it adds to some of them."""
+    """So delays by the machine do not count."""
     clock = Ticking(90, 50, 70)
 
     async def main() -> dict[str, list[float]]:
@@ -166,7 +165,7 @@ def test_a_sample_is_the_fastest_of_its_batches() -> None:
 
 
 def test_a_slow_first_call_does_not_make_the_batches_short() -> None:
-    """The number of calls in a batch is found from what calls cost once everything is in place."""
+    """The size of a batch is calculated from later calls."""
     clock = Ticking(50)
     calls = 0
 
@@ -185,8 +184,8 @@ def test_a_slow_first_call_does_not_make_the_batches_short() -> None:
     assert calls > 100
 
 
-def test_each_round_times_everybody_once_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contestants are interleaved, so a slow second of the machine falls on all of them."""
+def test_each_round_times_every_contestant_once_in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a slow second of the machine affects all of them."""
     monkeypatch.setattr(timing.random, "shuffle", random.Random(4).shuffle)
     calls: list[str] = []
     functions = {name: lambda name=name: calls.append(name) for name in "abcd"}
@@ -202,8 +201,7 @@ def test_each_round_times_everybody_once_in_an_order_of_its_own(monkeypatch: pyt
     assert len(set(rounds)) > 5
 
 
-def test_a_contestant_that_does_something_else_is_not_timed() -> None:
-    """A wrong result is an error of the benchmark, not a fast library."""
+def test_a_contestant_with_a_wrong_result_is_not_timed() -> None:
     library = Library("a fraud")
     library.enters("retry", SYNC, ASYNCIO)(lambda fn: lambda: ANSWER + 1)
     cell = Cell("sync, one policy", "retry", SYNC, entry="retry", setting=fine)
@@ -211,19 +209,19 @@ def test_a_contestant_that_does_something_else_is_not_timed() -> None:
         cell.measure([library], timing.SMOKE)
 
 
-# --- what is made of the samples ---
+# --- evaluation of the samples ---
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    """The median of the ratios, so that a round in which the machine was slow counts for both."""
+    """The median of the ratios, so a slow round counts for both."""
     result = Result("", "", "ns", {"ours": [1.0, 30.0, 3.0], "theirs": [2.0, 40.0, 1.0]})
     assert result.ratio("ours", "theirs") == 0.75
-    assert result.best(["theirs", "ours", "nobody"]) == "theirs"
-    assert result.best(["nobody"]) is None
+    assert result.best(["theirs", "ours", "missing"]) == "theirs"
+    assert result.best(["missing"]) is None
 
 
-def test_bars_are_judged_against_whom_they_name() -> None:
-    """The best peer is a library; hand-written code is another matter."""
+def test_bars_are_judged_against_the_opponent_they_name() -> None:
+    """The best peer is a library; hand-written code is another opponent."""
     refusal = Result(
         "sync, failure",
         "open circuit",
@@ -235,7 +233,7 @@ def test_bars_are_judged_against_whom_they_name() -> None:
         "threads on one pipeline of four", "throughput of 16 / of 1", "", {OURS: [0.9], HAND_WRITTEN: [0.1]}
     )
     verdicts = {verdict.bar.cell: verdict for verdict in judge([refusal, five, threads])}
-    assert [(it.opponent, it.value, it.met) for it in verdicts.values()] == [
+    assert [(verdict.opponent, verdict.value, verdict.met) for verdict in verdicts.values()] == [
         (HAND_WRITTEN, 0.7, True),
         ("nopanic", 1.2, False),
         ("itself", 0.9, True),
@@ -243,7 +241,7 @@ def test_bars_are_judged_against_whom_they_name() -> None:
 
 
 def test_the_cost_of_a_layer_is_the_slope_of_the_line() -> None:
-    """Costs on a line have its slope and do not deviate; a layer that costs more than the others shows."""
+    """Costs on a line do not deviate from it; a layer that costs more than the others does."""
     straight = [300.0 + 50.0 * n for n in layers.LENGTHS]
     assert layers.line(straight).slope == pytest.approx(50.0)
     assert layers.bend(straight) == pytest.approx(0.0, abs=1e-9)
@@ -253,8 +251,7 @@ def test_the_cost_of_a_layer_is_the_slope_of_the_line() -> None:
 # --- the contestants ---
 
 
-def test_a_library_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others still run, and the missing one is named."""
+def test_a_library_that_is_not_installed_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resilix", None)
     monkeypatch.delitem(sys.modules, "benchmarks.libraries.resilix", raising=False)
     found, missing = libraries.load()
@@ -265,12 +262,12 @@ def test_a_library_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("library", "world"), entries("retry at once"))
 def test_every_retry_makes_the_same_number_of_attempts(library: Library, world: str) -> None:
-    """Three attempts, then the caller gets an error."""
+    """Three, then the caller gets an error."""
     work = Counting(world)
     protected = library.entries["retry at once", world](work.function)
 
     async def main() -> None:
-        with pytest.raises(Exception):  # noqa: B017, PT011 - whatever the library says when it has given up
+        with pytest.raises(Exception):  # noqa: B017, PT011 - the error of the library
             await outcome(world, protected)
 
     timing.run(world, main)
@@ -280,13 +277,12 @@ def test_every_retry_makes_the_same_number_of_attempts(library: Library, world: 
 @pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow")  # in peers, where they are installed
 @pytest.mark.parametrize(("library", "world"), entries("breaker"))
 def test_every_breaker_opens_after_the_same_number_of_failures(library: Library, world: str) -> None:
-    """Five failures are let through, and nothing after them."""
     work = Counting(world)
     protected = library.entries["breaker", world](work.function)
 
     async def main() -> None:
         for _ in range(FAILURES + 3):
-            with pytest.raises(Exception):  # noqa: B017, PT011 - the work's, then the library's
+            with pytest.raises(Exception):  # noqa: B017, PT011 - of the function, then of the library
                 await outcome(world, protected)
 
     timing.run(world, main)
@@ -294,7 +290,7 @@ def test_every_breaker_opens_after_the_same_number_of_failures(library: Library,
 
 
 class Counting:
-    """A function that fails, and counts how often."""
+    """A function that fails, and counts its calls."""
 
     def __init__(self, world: str) -> None:
         self.calls = 0
@@ -312,8 +308,8 @@ class Counting:
 # --- the page that shows a run ---
 
 
-def test_the_performance_page_shows_the_run_that_it_is_from() -> None:
-    """Every table on the page is what comes out of the JSON beside it, and no table is left out."""
+def test_the_performance_page_shows_the_recorded_runs() -> None:
+    """Every table is made from the JSON file, and none is missing."""
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     written = (ROOT / "docs" / "performance.json").read_text(encoding="utf-8")
     runs = [report.Run.from_json(data) for data in json.loads(written)]
@@ -324,8 +320,8 @@ def test_the_performance_page_shows_the_run_that_it_is_from() -> None:
         assert report.bars(run.verdicts) in page
 
 
-def test_renewing_a_page_leaves_the_rest_of_it_alone() -> None:
-    """Tables are known by their first heading; the text around them, and tables of other people, stay."""
+def test_refreshing_a_page_changes_only_its_own_tables() -> None:
+    """They are recognized by their first heading."""
     old = Result("sync, stack", "four", "ns", {OURS: [412.0], HAND_WRITTEN: [980.0]})
     new = Result("sync, stack", "four", "ns", {OURS: [305.0], HAND_WRITTEN: [980.0]})
     about = {"python": "CPython 3", "machine": "a machine", "rounds": 1, "versions": {}, "missing": []}

@@ -1,4 +1,4 @@
-"""`with detached(timeout)`: a block that inherits no deadline, for clean-ups and work in the background."""
+"""`with detached(timeout)`: a block that inherits no deadline, for clean-ups and background work."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ async def left(ctx: Context) -> float:
     return ctx.remaining()
 
 
-# --- what it inherits ----------------------------------------------------------------------------
+# --- inheritance ---
 
 
-async def test_nothing_is_left_of_the_deadline_around(world: World, clock: FakeClock) -> None:
-    """A budget that is over lets nothing begin, but in the block."""
+async def test_a_detached_block_does_not_inherit_the_deadline(world: World, clock: FakeClock) -> None:
+    """After an exceeded deadline, executions begin only in the block."""
     with deadline(0):
         with pytest.raises(DeadlineExceeded):
             await world.execute(Retry(), left)
@@ -46,19 +46,23 @@ async def test_nothing_is_left_of_the_deadline_around(world: World, clock: FakeC
 
 
 @pytest.mark.parametrize("timeout", [None, INF])
-async def test_without_a_timeout_there_is_no_limit(world: World, clock: FakeClock, timeout: float | None) -> None:
+async def test_a_detached_block_without_a_timeout_has_no_limit(
+    world: World, clock: FakeClock, timeout: float | None
+) -> None:
     with deadline(1), detached(timeout) as ctx:
         assert ctx.remaining() == INF
         assert await world.execute(Retry(), left) == INF
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(5, 5), (timedelta(seconds=2), 2), (0, 0)])
-async def test_its_own_timeout_holds(clock: FakeClock, world: World, timeout: Any, seconds: float) -> None:
+async def test_the_timeout_of_a_detached_block_holds(
+    clock: FakeClock, world: World, timeout: Any, seconds: float
+) -> None:
     with deadline(60), detached(timeout) as ctx:
         assert ctx.remaining() == seconds
 
 
-async def test_operation_and_properties_stay(world: World) -> None:
+async def test_a_detached_block_inherits_operation_and_properties(world: World) -> None:
     async def fn(ctx: Context) -> tuple[Any, ...]:
         with detached():
             inner = current_context()
@@ -68,31 +72,31 @@ async def test_operation_and_properties_stay(world: World) -> None:
     assert await world.execute(Retry(), fn, ctx) == ("get-user", {"tenant": "a"}, INF)
 
 
-async def test_a_deadline_inside_holds(world: World, clock: FakeClock) -> None:
+async def test_a_deadline_inside_a_detached_block_holds(world: World, clock: FakeClock) -> None:
     with deadline(1), detached(60), deadline(5) as ctx:
         assert ctx.remaining() == 5
 
 
-async def test_what_was_around_is_ambient_again(world: World, clock: FakeClock) -> None:
+async def test_after_a_detached_block_the_outer_context_is_ambient_again(world: World, clock: FakeClock) -> None:
     with deadline(7) as outer:
         with pytest.raises(Boom), detached():
             raise Boom
         assert current_context() is outer
 
 
-def test_a_block_that_is_open_cannot_be_opened_again() -> None:
+def test_an_open_detached_block_cannot_be_entered_again() -> None:
     block = detached()
     with block, pytest.raises(RuntimeError, match="this detached is in use"):
         block.__enter__()
-    with block:  # one after the other is fine
+    with block:  # but it can be entered again later
         pass
 
 
 # --- clean-ups -----------------------------------------------------------------------------------
 
 
-def test_a_clean_up_in_a_thread_that_was_walked_away_from() -> None:
-    """The Timeout has fired: the function goes on in its thread, and comes to its `finally`."""
+def test_a_clean_up_in_an_abandoned_thread_can_be_detached() -> None:
+    """After its timeout the function goes on in its thread, and reaches its `finally`."""
     begun, ended = threading.Event(), threading.Event()
     cleaned: list[Any] = []
     clean_up = Retry(2, on=Boom)
@@ -112,12 +116,14 @@ def test_a_clean_up_in_a_thread_that_was_walked_away_from() -> None:
     begun.set()
     assert ended.wait(10)
     assert isinstance(cleaned[0].error, DeadlineExceeded)
-    assert [it.unwrap() for it in cleaned[1:]] == ["cleaned", "on a worker"]
+    assert [outcome.unwrap() for outcome in cleaned[1:]] == ["cleaned", "on a worker"]
 
 
 @pytest.mark.parametrize("limits", [(SHORT,), (SHORT, LONG)], ids=len)
-async def test_a_clean_up_in_a_task_that_was_cut_off(tasks_world: World, limits: tuple[float, ...]) -> None:
-    """Under trio every `await` of the clean-up would be cancelled, but for the shield."""
+async def test_a_clean_up_in_a_task_that_was_cut_off_can_be_detached(
+    tasks_world: World, limits: tuple[float, ...]
+) -> None:
+    """Without the shield, trio would cancel every `await` of the clean-up."""
     cleaned: list[str] = []
 
     async def cleans(ctx: Context) -> None:
@@ -137,8 +143,7 @@ async def test_a_clean_up_in_a_task_that_was_cut_off(tasks_world: World, limits:
     assert cleaned == ["cleaned"] * 2
 
 
-async def test_a_clean_up_that_hangs_is_cut_off_by_its_own_limit(tasks_world: World) -> None:
-    """Shielded without a limit it would hold up the caller for ever."""
+async def test_a_detached_clean_up_that_hangs_is_cut_off_by_its_own_timeout(tasks_world: World) -> None:
     errors: list[BaseException] = []
 
     async def fn(ctx: Context) -> None:
@@ -158,8 +163,8 @@ async def test_a_clean_up_that_hangs_is_cut_off_by_its_own_limit(tasks_world: Wo
     assert [str(error) for error in errors] == [f"the block did not end within {SHORT:g} s"]
 
 
-async def test_without_a_limit_of_its_own_it_is_not_cut_off(tasks_world: World) -> None:
-    """It may end later than the deadline around it, which has then the last word on its block."""
+async def test_a_detached_clean_up_without_a_timeout_is_not_cut_off(tasks_world: World) -> None:
+    """It may end after the outer deadline, which then raises its error."""
     ended: list[str] = []
     with pytest.raises(DeadlineExceeded):
         async with deadline(SHORT):
@@ -172,7 +177,7 @@ async def test_without_a_limit_of_its_own_it_is_not_cut_off(tasks_world: World) 
     assert ended == ["ended"]
 
 
-async def test_it_is_shielded_from_a_scope_that_was_cancelled(tasks_world: World) -> None:
+async def test_a_detached_block_is_shielded_from_a_cancelled_scope(tasks_world: World) -> None:
     """A scope of anyio, such as the group of a web framework, cancels every wait under asyncio, too."""
     ended: list[str] = []
     with anyio.CancelScope() as scope:
@@ -188,7 +193,7 @@ async def test_it_is_shielded_from_a_scope_that_was_cancelled(tasks_world: World
     assert ended == ["ended"]
 
 
-async def test_its_limit_holds_in_a_scope_that_was_cancelled(tasks_world: World) -> None:
+async def test_the_timeout_of_a_detached_block_holds_in_a_cancelled_scope(tasks_world: World) -> None:
     with anyio.CancelScope() as scope:
         scope.cancel()
         with pytest.raises(DeadlineExceeded):
@@ -196,11 +201,10 @@ async def test_its_limit_holds_in_a_scope_that_was_cancelled(tasks_world: World)
                 await anyio.sleep(LONG)
 
 
-# --- work in the background ----------------------------------------------------------------------
+# --- background work ---
 
 
-async def test_a_background_task_outlives_the_deadline_that_it_was_begun_under(tasks_world: World) -> None:
-    """Begun lazily inside a call it had that call's deadline for ever."""
+async def test_a_detached_background_task_outlives_the_deadline_it_was_started_under(tasks_world: World) -> None:
     seen: list[float] = []
 
     async def background() -> None:
@@ -217,8 +221,8 @@ async def test_a_background_task_outlives_the_deadline_that_it_was_begun_under(t
     assert seen == [INF]
 
 
-async def test_the_timer_of_a_task_does_not_reach_what_is_detached_in_another(tasks_world: World) -> None:
-    """A Timeout inside arms a timer of its own, as none around it covers this task."""
+async def test_a_timeout_in_a_detached_background_task_sets_its_own_timer(tasks_world: World) -> None:
+    """The timer of the outer call does not cover this task."""
 
     async def hangs(ctx: Context) -> None:
         await anyio.sleep(10)

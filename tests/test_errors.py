@@ -1,4 +1,4 @@
-"""The error tree: who is whose child, what each carries, and that all of it survives a pickle and a copy."""
+"""The error tree: its classes, their attributes, and that they survive pickling and copying."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARENTS: dict[type[Exception], tuple[type[BaseException], ...]] = {
     RetriesExhausted: (ResilienceError,),
 }
 
-#: One of each, with every number set to something that is not its default.
+#: One error of each class, with no attribute at its default.
 FULL: dict[str, tuple[ResilienceError, dict[str, Any]]] = {
     "ResilienceError": (ResilienceError("no", policy="p"), {"policy": "p"}),
     "Rejected": (Rejected("no", policy="p", retry_after=1.5), {"policy": "p", "retry_after": 1.5}),
@@ -90,31 +90,29 @@ WAYS: dict[str, Again] = {
 
 
 @pytest.mark.parametrize("kind", PARENTS)
-def test_the_tree_is_as_it_is_drawn(kind: type[Exception]) -> None:
-    """Each error has exactly the bases that the module's picture gives it."""
+def test_each_error_has_the_drawn_bases(kind: type[Exception]) -> None:
+    """Those of the tree in the module's docstring."""
     assert kind.__bases__ == PARENTS[kind]
 
 
-def test_the_tree_has_no_other_branches() -> None:
-    """What is public in `errors` is the tree, and the front door has all of it."""
+def test_the_tree_is_complete_and_exported() -> None:
+    """Everything public in `errors` is in it, and is also exported by `resilience`."""
     assert {kind.__name__ for kind in PARENTS} == set(errors.__all__)
     assert all(getattr(resilience, name) is getattr(errors, name) for name in errors.__all__)
 
 
 def test_every_error_has_a_full_example_here() -> None:
-    """The examples below leave no error out."""
     assert set(FULL) == set(errors.__all__)
 
 
 def carried(error: BaseException) -> dict[str, object]:
-    """Return the attributes that an error has of its own, slotted or not."""
+    """Return the attributes of an error, slotted or not."""
     slots = [name for kind in type(error).__mro__ for name in vars(kind).get("__slots__", ())]
     return {name: getattr(error, name) for name in slots} | vars(error)
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_each_error_carries_its_numbers_and_one_sentence(name: str) -> None:
-    """The numbers are attributes, the sentence is the text, and nothing else is kept."""
+def test_each_error_has_its_numbers_as_attributes_and_one_sentence_as_text(name: str) -> None:
     error, numbers = FULL[name]
     assert carried(error) == numbers
     assert error.args == ("no",)
@@ -122,16 +120,16 @@ def test_each_error_carries_its_numbers_and_one_sentence(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PARENTS)
-def test_each_error_can_be_made_from_nothing(kind: type[ResilienceError]) -> None:
-    """Tests and mocks make errors without their numbers: those are then None (attempts: 0)."""
+def test_each_error_can_be_created_without_arguments(kind: type[ResilienceError]) -> None:
+    """As in tests and mocks. The numbers are then None (attempts: 0)."""
     numbers = carried(kind())
     assert numbers.pop("attempts", 0) == 0
     assert set(numbers.values()) == {None}
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_each_error_comes_back_whole(name: str) -> None:
-    """Process pools, task queues and test tools pickle and copy errors: type, text, numbers and notes stay."""
+def test_each_error_survives_pickling_and_copying(name: str) -> None:
+    """With its type, text, numbers and notes, as process pools, task queues and test tools need it."""
     for way in WAYS.values():
         error, numbers = copy.copy(FULL[name][0]), FULL[name][1]
         for notes in ([], ["while fetching user 4711", "for the second time"]):
@@ -146,8 +144,8 @@ def test_each_error_comes_back_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_error_of_a_users_own_comes_back_with_what_it_adds(way: str) -> None:
-    """A subclass may have attributes, and need not call the `__init__` of its base."""
+def test_a_custom_error_survives_pickling_and_copying_with_its_attributes(way: str) -> None:
+    """It need not call the `__init__` of its base."""
     error = _Busy("no")
     error.since = 4.0
     again = WAYS[way](error)
@@ -156,7 +154,7 @@ def test_an_error_of_a_users_own_comes_back_with_what_it_adds(way: str) -> None:
 
 
 class _Busy(Rejected):
-    """A refusal of a user's own policy."""
+    """The rejection of a custom policy."""
 
     since: float
 
@@ -165,8 +163,8 @@ class _Busy(Rejected):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_error_of_a_users_own_may_take_other_arguments(way: str) -> None:
-    """It is not made from its message once more, as Python would."""
+def test_a_custom_error_may_take_other_arguments(way: str) -> None:
+    """It is not recreated from its message, as Python would do."""
     again = WAYS[way](_Slow("example.org", port=80))
     assert (type(again), str(again), carried(again)) == (
         _Slow,
@@ -176,7 +174,7 @@ def test_an_error_of_a_users_own_may_take_other_arguments(way: str) -> None:
 
 
 class _Slow(TimeoutExceeded):
-    """A timeout of a user's own policy."""
+    """The timeout of a custom policy."""
 
     def __init__(self, host: str, *, port: int) -> None:
         super().__init__(f"{host} is slow", policy="mine", timeout=2.0)
@@ -184,8 +182,7 @@ class _Slow(TimeoutExceeded):
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "copy"])
-def test_the_last_failure_of_a_retry_comes_back_with_its_error(way: str) -> None:
-    """`RetriesExhausted.last` holds an exception, which comes along with its own arguments."""
+def test_the_last_failure_of_a_retry_survives_pickling_with_its_error(way: str) -> None:
     error = RetriesExhausted("no", policy="p", attempts=4, last=Failure(ConnectionResetError(104, "reset")))
     last = WAYS[way](error).last
     assert isinstance(last, Failure)
@@ -194,22 +191,21 @@ def test_the_last_failure_of_a_retry_comes_back_with_its_error(way: str) -> None
 
 
 @pytest.mark.parametrize("name", ["TimeoutExceeded", "DeadlineExceeded"])
-def test_a_timeout_is_the_builtin_timeout_error_without_an_errno(name: str) -> None:
-    """`except TimeoutError` catches it; what `OSError` adds stays empty."""
+def test_a_timeout_is_a_builtin_timeout_error_without_an_errno(name: str) -> None:
+    """The attributes of `OSError` are None."""
     error, _ = FULL[name]
     assert isinstance(error, TimeoutError)
     assert (error.errno, error.strerror, error.filename) == (None, None, None)
     assert repr(error) == f"{name}('no')"
 
 
-def test_numbers_are_given_by_name() -> None:
-    """The message is the one positional argument."""
+def test_numbers_are_keyword_only() -> None:
     with pytest.raises(TypeError):
         CircuitOpen("no", "policy")  # type: ignore[misc]
 
 
-def test_misuse_stands_outside_the_tree() -> None:
-    """An error in how the library is used is no error about a call, and is what Python would have raised."""
+def test_misuse_is_outside_of_the_tree() -> None:
+    """It is no error of a call, and has the type that Python would raise."""
     assert issubclass(AwaitableMisuse, TypeError)
     assert issubclass(SuspensionMisuse, RuntimeError)
     for kind in (Misuse, AwaitableMisuse, SuspensionMisuse):
@@ -217,11 +213,11 @@ def test_misuse_stands_outside_the_tree() -> None:
         assert kind.__name__ not in errors.__all__
 
 
-# --- errors of a user's own --------------------------------------------------------------------
+# --- custom errors ---
 
 
 class _Throttled(Rejected):
-    """A refusal with a message of its own, and a parameter."""
+    """A rejection with its own message and parameter."""
 
     def __init__(self, tenant: str) -> None:
         super().__init__(f"tenant {tenant} is throttled", policy="throttle", retry_after=2.0)
@@ -233,8 +229,8 @@ class _StillOpen(CircuitOpen):
         super().__init__(f"{host} is down", last_failure="Boom: no")
 
 
-def test_a_subclass_keeps_the_message_that_it_passes_on() -> None:
-    """`BaseException.__new__` keeps the arguments of the call instead: `str()` was "acme"."""
+def test_a_subclass_keeps_the_message_that_it_passes_to_its_base() -> None:
+    """Although `BaseException.__new__` sets `args` to the arguments of the call."""
     error = _Throttled("acme")
     assert (str(error), error.args) == ("tenant acme is throttled", ("tenant acme is throttled",))
     assert (error.policy, error.retry_after, error.tenant) == ("throttle", 2.0, "acme")

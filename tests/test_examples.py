@@ -1,4 +1,4 @@
-"""The examples run as a newcomer would run them, and print what they promise to show."""
+"""The examples run as a newcomer would run them, and print what they demonstrate."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ EXAMPLES = ROOT / "examples"
 WORLDS = ("threads", "asyncio", "trio")
 
 #: The environment of the examples, copied here because pytest changes its own while the threads of `runs` use it.
-INHERITED = {key: it for key, it in os.environ.items() if key not in {"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"}}
+INHERITED = {key: value for key, value in os.environ.items() if key not in {"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"}}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an example in a process of its own."""
+    """One run of an example in its own process."""
 
     status: int
     out: str
@@ -36,7 +36,7 @@ class Run:
     seconds: float
 
     def shows(self, *patterns: str) -> None:
-        """Each pattern matches a line of the output, each below the line of the one before."""
+        """Assert that each pattern matches a line of the output below that of the previous pattern."""
         lines = iter(self.out.splitlines())
         for pattern in patterns:
             assert any(re.search(pattern, line) for line in lines), f"{pattern!r} is not in order in\n{self.out}"
@@ -58,7 +58,7 @@ def run(name: str, *arguments: str, patience: float = 60, **environment: str) ->
 
 @pytest.fixture(scope="module")
 def runs() -> Iterator[dict[str, Future[Run]]]:
-    """Every run that is looked at; three at once, as they mostly wait."""
+    """Start every run that the tests need; three at once, as they mostly wait."""
     pool = ThreadPoolExecutor(3)
     right = {name: pool.submit(run, f"{name}.py") for name in ("quickstart", *SHORT)}
     right["quickstart, narrow"] = pool.submit(run, "quickstart.py", COLUMNS="50")
@@ -75,8 +75,8 @@ def quickstart(runs: dict[str, Future[Run]]) -> Run:
     return runs["quickstart"].result()
 
 
-def test_the_quickstart_keeps_its_promises_and_ends_by_itself(quickstart: Run) -> None:
-    """Exit status 0 within 20 seconds, every promise kept, nothing to complain about."""
+def test_the_quickstart_keeps_its_promises_and_ends(quickstart: Run) -> None:
+    """Exit status 0 within 20 seconds, every promise kept, and no output to stderr."""
     assert (quickstart.status, quickstart.err) == (0, ""), quickstart.out
     assert quickstart.seconds < 20
     promises = re.findall(r"^kept   (.*?): ", quickstart.out, re.MULTILINE)
@@ -85,8 +85,8 @@ def test_the_quickstart_keeps_its_promises_and_ends_by_itself(quickstart: Run) -
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_quickstart_tells_what_each_call_went_through(quickstart: Run, world: str) -> None:
-    """Attempts, waits, what was cut off, answers of the fallback and the time left, in every world."""
+def test_the_quickstart_shows_what_happened_in_each_call(quickstart: Run, world: str) -> None:
+    """Attempts, delays, timeouts, answers of the fallback and the remaining time, in every world."""
     quickstart.shows(
         rf"{world} +/forecast +1  \d\.\d\d s  1\.\d\d s  \"sunny\"",
         rf"{world} +/flaky +3  \d\.\d\d s  [01]\.\d\d s  status 503 > wait 0\.\d\d s > \w+Error > wait 0\.\d\d s",
@@ -100,7 +100,7 @@ def test_the_quickstart_tells_what_each_call_went_through(quickstart: Run, world
 
 
 def test_the_quickstart_shows_how_the_circuit_changes(quickstart: Run) -> None:
-    """It opens by the failures of two worlds, refuses the third, and closes by a probe."""
+    """It opens after failures in two worlds, refuses the third, and closes after a probe."""
     quickstart.shows(
         r"threads +/forecast +3 .*status 503",
         r"asyncio +/forecast +2 .*status 503 > CIRCUIT OPEN",
@@ -111,21 +111,23 @@ def test_the_quickstart_shows_how_the_circuit_changes(quickstart: Run) -> None:
     )
 
 
-def test_the_quickstart_is_plain_text_where_there_is_no_terminal(quickstart: Run) -> None:
-    """A file or a pipe of any encoding can take it."""
+def test_the_quickstart_prints_plain_ascii_without_a_terminal(quickstart: Run) -> None:
     assert quickstart.out.isascii()
     assert "\x1b" not in quickstart.out
 
 
-def test_the_rows_of_the_quickstart_are_in_the_order_of_time(quickstart: Run) -> None:
-    """The first column is when a call began, and never goes back."""
-    began = [float(it) for it in re.findall(r"^ *(\d+\.\d\d)  (?:threads|asyncio|trio) ", quickstart.out, re.MULTILINE)]
+def test_the_rows_of_the_quickstart_are_in_chronological_order(quickstart: Run) -> None:
+    began = [
+        float(time) for time in re.findall(r"^ *(\d+\.\d\d)  (?:threads|asyncio|trio) ", quickstart.out, re.MULTILINE)
+    ]
     assert len(began) == 33
     assert began == sorted(began)
 
 
-def test_the_quickstart_is_as_wide_as_a_pipe_is_said_to_be(quickstart: Run, runs: dict[str, Future[Run]]) -> None:
-    """The lines have 120 columns at most, or as many as `COLUMNS` says."""
+def test_the_quickstart_has_120_columns_at_most_or_as_many_as_configured(
+    quickstart: Run, runs: dict[str, Future[Run]]
+) -> None:
+    """By `COLUMNS`."""
     narrow = runs["quickstart, narrow"].result()
     assert narrow.status == 0, narrow.out
     assert max(map(len, narrow.out.splitlines())) <= 50
@@ -134,7 +136,7 @@ def test_the_quickstart_is_as_wide_as_a_pipe_is_said_to_be(quickstart: Run, runs
     assert 80 < max(map(len, quickstart.out.splitlines())) <= 120
 
 
-#: What is made wrong -> the promise that is then broken.
+#: Arguments of `--break`, and the promise that each of them breaks.
 BROKEN = {
     "timeout": "no call outlived its deadline",  # the first, as it takes longest
     "fallback": "every call got an answer",
@@ -146,32 +148,32 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_the_quickstart_notices_a_broken_promise(runs: dict[str, Future[Run]], what: str) -> None:
-    """Exit status 1, and the promise is named on stderr and marked in the report, here on a terminal of colours."""
-    it = runs[what].result()
-    assert it.status == 1, it.out + it.err
-    assert f"quickstart: broken promise: {BROKEN[what]}: " in it.err
-    assert re.search(rf"\x1b\[[\d;]*m✘ \x1b\[0m{BROKEN[what]}: ", it.out), it.out
+    """Exit status 1; the promise is named on stderr and marked in the report, here in colours."""
+    result = runs[what].result()
+    assert result.status == 1, result.out + result.err
+    assert f"quickstart: broken promise: {BROKEN[what]}: " in result.err
+    assert re.search(rf"\x1b\[[\d;]*m✘ \x1b\[0m{BROKEN[what]}: ", result.out), result.out
 
 
-# --- the others ------------------------------------------------------------------------------
+# --- the other examples ---
 
 
-def wrap_a_client(it: Run) -> None:
+def wrap_a_client(run: Run) -> None:
     retried = ("attempt 1 failed", "attempt 2 failed", "sunny")
-    it.shows("requests.Session", *retried, "still a Session: True", "httpx2.AsyncClient", *retried)
-    it.shows("chat.completions.create", "attempt 1 failed", "HELLO from the small model", "no attribute 'gte'")
+    run.shows("requests.Session", *retried, "still a Session: True", "httpx2.AsyncClient", *retried)
+    run.shows("chat.completions.create", "attempt 1 failed", "HELLO from the small model", "no attribute 'gte'")
 
 
-def custom_policy(it: Run) -> None:
-    calls = re.findall(r"^\d\.\d s  (\w+)$", it.out, re.MULTILINE)
+def custom_policy(run: Run) -> None:
+    calls = re.findall(r"^\d\.\d s  (\w+)$", run.out, re.MULTILINE)
     assert sorted(calls) == sorted(WORLDS * 3)
-    gap = re.search(r"^9 calls, one every (\d\.\d\d) s$", it.out, re.MULTILINE)
+    gap = re.search(r"^9 calls, one every (\d\.\d\d) s$", run.out, re.MULTILINE)
     assert gap is not None
     assert float(gap[1]) >= 0.08  # 0.10, unless the very first call was late
 
 
-def nested_deadlines(it: Run) -> None:
-    it.shows(
+def nested_deadlines(run: Run) -> None:
+    run.shows(
         r"-- without a deadline",
         r"checkout +no limit",
         r"depot +[45]\.\d s left",
@@ -189,16 +191,16 @@ def nested_deadlines(it: Run) -> None:
     )
 
 
-def block_forms(it: Run) -> None:
-    it.shows("retry: attempt 3", "breaker: refused, try again in 30 s, last failure ConnectionError: reset by peer")
-    it.shows("breaker: refused", r"deadline: the loop ended after [123] rounds")
+def block_forms(run: Run) -> None:
+    run.shows("retry: attempt 3", "breaker: refused, try again in 30 s, last failure ConnectionError: reset by peer")
+    run.shows("breaker: refused", r"deadline: the loop ended after [123] rounds")
     in_tasks = ("bulkhead: 2 of 3 tasks", "retry: attempt 2", r"deadline: 0\.\d s for", r"deadline: .* within 0\.1 s")
-    it.shows("-- asyncio", *in_tasks, "-- trio", *in_tasks)
-    assert "never printed" not in it.out
+    run.shows("-- asyncio", *in_tasks, "-- trio", *in_tasks)
+    assert "never printed" not in run.out
 
 
-def listen(it: Run) -> None:
-    it.shows(
+def listen(run: Run) -> None:
+    run.shows(
         "INFO .* finished after 1 attempts, user ada",
         "ada reads: 7 pieces",
         r"WARNING .* attempt 1 failed, next in 0\.01 s",
@@ -208,34 +210,34 @@ def listen(it: Run) -> None:
         "cyd reads: out of stock",
         "counted: 3 AttemptFailed, 2 CallRejected, 1 CircuitChanged, 4 ExecutionFinished, 3 FallbackUsed",
     )
-    assert len(re.findall("finished after", it.out)) == 3  # the fourth execution is after the end of the subscription
+    assert len(re.findall("finished after", run.out)) == 3  # the fourth execution is after the end of the subscription
 
 
-def stream(it: Run) -> None:
+def stream(run: Run) -> None:
     again = (
         "attempt 1 failed: HTTPStatusError",
         "the first word came in attempt 2",
         "attempt 2 failed: RemoteProtocol",
     )
-    it.shows(*again, "over after 11 words in 3 attempts", "Four hundred and two kinds of moss grow on this roof")
-    it.shows("Four .* 1 stream is open", r"no item within 0\.1 s; open streams: 0")
-    assert it.out.count("attempt 2 failed") == 1
+    run.shows(*again, "over after 11 words in 3 attempts", "Four hundred and two kinds of moss grow on this roof")
+    run.shows("Four .* 1 stream is open", r"no item within 0\.1 s; open streams: 0")
+    assert run.out.count("attempt 2 failed") == 1
 
 
-def saga(it: Run) -> None:
-    it.shows("gone got: nothing", "fine .*: booked$", "broke .*: Declined$", "slow .*: TimeoutExceeded$")
-    it.shows(*(f"{name} +has booked 10 orders, 0 of them wrongly" for name in ("flight", "hotel", "payment")))
-    it.shows("every order is booked everywhere or nowhere")
+def saga(run: Run) -> None:
+    run.shows("gone got: nothing", "fine .*: booked$", "broke .*: Declined$", "slow .*: TimeoutExceeded$")
+    run.shows(*(f"{name} +has booked 10 orders, 0 of them wrongly" for name in ("flight", "hotel", "payment")))
+    run.shows("every order is booked everywhere or nowhere")
 
 
-def crawl(it: Run) -> None:
-    it.shows("good: 40 pages", "slow: 40 pages", "down: .* refused by the breaker; [5-8] requests")
-    assert (it.out.count("kept: "), it.out.count("BROKEN")) == (5, 0)
+def crawl(run: Run) -> None:
+    run.shows("good: 40 pages", "slow: 40 pages", "down: .* refused by the breaker; [5-8] requests")
+    assert (run.out.count("kept: "), run.out.count("BROKEN")) == (5, 0)
 
 
-def llm(it: Run) -> None:
-    it.shows("first: 20 answers, 590 tokens, 0 requests over", "second: .* 0 requests over its limit")
-    assert (it.out.count("kept: "), it.out.count("BROKEN")) == (5, 0)
+def llm(run: Run) -> None:
+    run.shows("first: 20 answers, 590 tokens, 0 requests over", "second: .* 0 requests over its limit")
+    assert (run.out.count("kept: "), run.out.count("BROKEN")) == (5, 0)
 
 
 SHORT: dict[str, Callable[[Run], None]] = {
@@ -245,29 +247,30 @@ SHORT: dict[str, Callable[[Run], None]] = {
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_short_example_shows_what_it_is_about(runs: dict[str, Future[Run]], name: str) -> None:
-    """It ends well within seconds, silent on stderr, and prints its meaningful lines in order."""
-    it = runs[name].result()
-    assert (it.status, it.err) == (0, ""), it.out
-    assert it.seconds < 15
-    SHORT[name](it)
+def test_a_short_example_shows_its_subject(runs: dict[str, Future[Run]], name: str) -> None:
+    """It ends within seconds, without output to stderr, and prints its meaningful lines in order."""
+    result = runs[name].result()
+    assert (result.status, result.err) == (0, ""), result.out
+    assert result.seconds < 15
+    SHORT[name](result)
 
 
-def test_every_example_is_run_and_says_what_to_look_at() -> None:
-    """None is left out above, and each begins with a docstring that leads the reader."""
+def test_every_example_is_run_and_its_docstring_says_what_to_look_at() -> None:
     files = sorted(EXAMPLES.glob("[!_]*.py"))
-    assert {it.stem for it in files} == {"quickstart", "worker", *SHORT}
-    for it in files:
-        assert "Look at" in (ast.get_docstring(ast.parse(it.read_text(encoding="utf-8"))) or ""), it.name
+    assert {file.stem for file in files} == {"quickstart", "worker", *SHORT}
+    for file in files:
+        assert "Look at" in (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""), file.name
 
 
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
 @pytest.mark.parametrize("what", ["workers", "workers and the store"])
 def test_the_worker_loses_nothing_however_it_is_killed(what: str) -> None:
-    """At random points, ten times; `RESILIENCE_KILLS=500` does so more often. Nothing is lost or counts twice."""
+    """At ten random points, or as many as `RESILIENCE_KILLS`. No job is lost or counted twice."""
     kills = int(os.environ.get("RESILIENCE_KILLS", "10"))
     store = ["--store"] if what != "workers" else []
-    it = run("worker.py", "--kills", str(kills), *store, patience=120 + 3 * kills)
-    assert (it.status, it.err) == (0, ""), it.out
-    it.shows(rf"{15 * kills} jobs sent, {15 * kills} in the ledger, 0 lost, 0 wrong", rf"{kills} of {kills} poisonous")
-    it.shows("graceful stop: yes", "nothing lost, nothing twice")
+    result = run("worker.py", "--kills", str(kills), *store, patience=120 + 3 * kills)
+    assert (result.status, result.err) == (0, ""), result.out
+    result.shows(
+        rf"{15 * kills} jobs sent, {15 * kills} in the ledger, 0 lost, 0 wrong", rf"{kills} of {kills} poisonous"
+    )
+    result.shows("graceful stop: yes", "nothing lost, nothing twice")

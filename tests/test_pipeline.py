@@ -1,4 +1,4 @@
-"""Pipelines: order, flattening, names and listeners of nested ones, and what they say of themselves."""
+"""Pipelines: order, flattening, names, listeners, representations and copies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.conftest import Boom, FakeClock, Script, World
 
 
 class Tag(Policy):
-    """Says when it is entered and left."""
+    """Records when it is entered and left."""
 
     def __init__(self, tag: str, log: list[str]) -> None:
         self.tag = tag
@@ -70,7 +70,7 @@ def print_nothing(event: object) -> None: ...
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_the_first_is_outermost_however_it_was_built(world: World, shape: str) -> None:
+async def test_the_first_policy_is_outermost_however_the_pipeline_was_built(world: World, shape: str) -> None:
     """a(b(c(fn))), and `policies` is flat."""
     log: list[str] = []
     policies = tags("abc", log)
@@ -87,8 +87,7 @@ async def test_the_first_is_outermost_however_it_was_built(world: World, shape: 
     assert "".join(log) == "abc-CBA"
 
 
-def test_a_pipeline_wraps_further_and_is_not_changed_by_it() -> None:
-    """What was built stays as it was built."""
+def test_wrapping_a_pipeline_does_not_change_it() -> None:
     a, b, c = tags("abc")
     ab = a.wrap(b)
     abc = ab.wrap(c)
@@ -101,31 +100,33 @@ def test_a_pipeline_wraps_further_and_is_not_changed_by_it() -> None:
 # --- names and listeners ---------------------------------------------------------------------
 
 
-async def test_the_constructor_and_both_ways_to_wrap_make_the_same(world: World, clock: FakeClock) -> None:
+async def test_the_constructor_and_both_wrap_methods_build_equal_pipelines(world: World, clock: FakeClock) -> None:
     """With the same name, listeners, settings, representation and description."""
     seen: list[str] = []
 
-    def hear(event: events.Event) -> None:
+    def listen(event: events.Event) -> None:
         seen.append(event.policy)
 
     a, b = Retry(2, on=Boom, backoff=[0]), Timeout(60.0)
     made = [
-        Pipeline(a, b, name="users", listeners=[hear]),
-        Policy.wrap(a, b, name="users", listeners=[hear]),
-        a.wrap(b, name="users", listeners=[hear]),
-        Pipeline(a.wrap(b), name="users", listeners=(hear,)),
+        Pipeline(a, b, name="users", listeners=[listen]),
+        Policy.wrap(a, b, name="users", listeners=[listen]),
+        a.wrap(b, name="users", listeners=[listen]),
+        Pipeline(a.wrap(b), name="users", listeners=(listen,)),
     ]
     for pipeline in made:
         assert type(pipeline) is Pipeline
         assert pipeline.policies == (a, b)
         assert await world.execute(pipeline, Script(Boom(), "fine").function()) == "fine"
     assert seen == ["Retry", "Retry", "users"] * 4
-    assert len({repr(it) for it in made}) == len({it.describe() for it in made}) == 1
-    assert [it.settings() for it in made] == [{"policies": (a, b), "name": "users", "listeners": (hear,)}] * 4
+    assert len({repr(pipeline) for pipeline in made}) == len({pipeline.describe() for pipeline in made}) == 1
+    assert [pipeline.settings() for pipeline in made] == [
+        {"policies": (a, b), "name": "users", "listeners": (listen,)}
+    ] * 4
 
 
-def test_a_pipeline_is_called_pipeline_or_by_its_name() -> None:
-    """Errors and events call its policies by their own names."""
+def test_a_pipeline_is_named_pipeline_by_default() -> None:
+    """A pipeline that wraps it does not inherit its name."""
     assert Retry().wrap(Timeout(1.0)).name == "Pipeline"
     assert Retry().wrap(Timeout(1.0), name="users").name == "users"
     assert Policy.wrap(Retry(), name="users").wrap(Timeout(1.0)).name == "Pipeline"
@@ -133,8 +134,8 @@ def test_a_pipeline_is_called_pipeline_or_by_its_name() -> None:
     assert Pipeline(Retry(), name="users").name == "users"
 
 
-def test_listeners_may_come_from_any_iterable() -> None:
-    """It is read once, when the pipeline is made."""
+def test_listeners_may_be_any_iterable() -> None:
+    """It is read once, when the pipeline is built."""
     seen: list[Any] = []
     pipeline = Retry().wrap(listeners=(listener for listener in [seen.append]))
     for _ in range(2):
@@ -142,7 +143,7 @@ def test_listeners_may_come_from_any_iterable() -> None:
     assert len(seen) == 2
 
 
-# --- what it says of itself ------------------------------------------------------------------
+# --- representations ---
 
 
 @pytest.mark.parametrize(
@@ -165,13 +166,12 @@ def test_listeners_may_come_from_any_iterable() -> None:
         "Fallback(value=None)",
     ],
 )
-def test_repr_shows_how_a_policy_was_built(text: str) -> None:
-    """With what differs from the defaults; it builds such a policy again."""
+def test_the_repr_of_a_policy_is_the_call_that_builds_it(text: str) -> None:
+    """With the arguments that differ from the defaults."""
     assert repr(eval(text)) == text
 
 
-def test_repr_shows_what_was_kept_of_the_arguments() -> None:
-    """Durations in seconds, names of parameters, and nothing that is the default anyway."""
+def test_the_repr_shows_normalized_arguments_and_no_defaults() -> None:
     assert repr(Retry(4, backoff=Exponential(0.1, cap=10.0))) == "Retry(attempts=4)"
     assert repr(Retry(on=Boom, name="r")) == "Retry(on=<class 'tests.conftest.Boom'>, name='r')"
     assert repr(Timeout(timedelta(minutes=1))) == "Timeout(seconds=60.0)"
@@ -180,8 +180,8 @@ def test_repr_shows_what_was_kept_of_the_arguments() -> None:
     assert repr(Fallback(handler=max)) == "Fallback(handler=<built-in function max>)"
 
 
-def test_repr_of_a_pipeline_shows_how_it_was_built() -> None:
-    """As the expression that would build it again; nested names where they are."""
+def test_the_repr_of_a_pipeline_is_the_expression_that_builds_it() -> None:
+    """Including nested pipelines with names."""
     inner = Policy.wrap(Bulkhead(3), Timeout(2), name="inner")
     pipeline = Retry(4).wrap(inner, name="users")
     assert repr(pipeline) == (
@@ -191,7 +191,7 @@ def test_repr_of_a_pipeline_shows_how_it_was_built() -> None:
     assert "listeners=[<built-in function print>]" in repr(Retry().wrap(listeners=[print]))
 
 
-#: Policies of which every number is different, and all of those numbers.
+#: Policies with distinct numbers, and all of those numbers.
 NUMBERS: list[tuple[Policy[Any], list[str]]] = [
     (
         Retry(attempts=41, max_elapsed=61.5, backoff=Exponential(0.31, factor=1.7, cap=19)),
@@ -212,9 +212,11 @@ NUMBERS: list[tuple[Policy[Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "numbers"), NUMBERS, ids=lambda it: repr(it) if isinstance(it, Policy) else "")
-def test_describe_says_every_number(policy: Policy[Any], numbers: list[str]) -> None:
-    """In a line, with the name of the policy."""
+@pytest.mark.parametrize(
+    ("policy", "numbers"), NUMBERS, ids=lambda value: repr(value) if isinstance(value, Policy) else ""
+)
+def test_describe_contains_every_number(policy: Policy[Any], numbers: list[str]) -> None:
+    """In one line, with the name of the policy."""
     described = policy.describe()
     assert [number for number in numbers if number not in described] == []
     assert policy.name in described
@@ -231,10 +233,10 @@ def test_describe_says_every_number(policy: Policy[Any], numbers: list[str]) -> 
         (CircuitBreaker(probe_timeout=timedelta(minutes=2)), "120 s"),
         (Bulkhead(1, queue=1, max_wait=1_234_567.5), "1234567.5"),
     ],
-    ids=lambda it: it if isinstance(it, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_describe_rounds_no_number(policy: Policy[Any], number: str) -> None:
-    """A month is not 2.592e+06 s, and a `timedelta` is told in seconds as every duration."""
+def test_describe_does_not_round_numbers(policy: Policy[Any], number: str) -> None:
+    """A month is not 2.592e+06 s; a `timedelta` is shown in seconds."""
     assert number in policy.describe()
 
 
@@ -247,17 +249,17 @@ def test_describe_rounds_no_number(policy: Policy[Any], number: str) -> None:
         Decorrelated(1_234_567.5),
         Linear(1, 1_234_567.5),
     ],
-    ids=lambda it: type(it).__name__,
+    ids=lambda backoff: type(backoff).__name__,
 )
-def test_the_repr_of_a_backoff_rounds_no_number(backoff: object) -> None:
-    """It is what `describe` shows."""
+def test_the_repr_of_a_backoff_does_not_round_numbers(backoff: object) -> None:
+    """`describe` contains it."""
     assert "1234567.5" in repr(backoff)
 
 
-def test_describe_says_of_a_pipeline_what_each_policy_does() -> None:
-    """A line for each, numbered, outermost first; its own name on top."""
+def test_describe_of_a_pipeline_has_a_numbered_line_for_each_policy() -> None:
+    """Outermost first, below the name of the pipeline."""
     pipeline = Policy.wrap(
-        Fallback("nobody", name="answer"),
+        Fallback("empty", name="answer"),
         Retry(4),
         Policy.wrap(CircuitBreaker(7), name="inner"),
         Timeout(2.5),
@@ -266,19 +268,17 @@ def test_describe_says_of_a_pipeline_what_each_policy_does() -> None:
     lines = pipeline.describe().splitlines()
     assert lines[0].startswith("users")
     assert [line.partition(".")[0] for line in lines[1:]] == ["1", "2", "3", "4"]
-    for line, words in zip(lines[1:], ["answer 'nobody'", "Retry 4", "CircuitBreaker 7", "Timeout 2.5"], strict=True):
+    for line, words in zip(lines[1:], ["answer 'empty'", "Retry 4", "CircuitBreaker 7", "Timeout 2.5"], strict=True):
         for word in words.split():
             assert word in line
 
 
-def test_describe_says_it_of_one_as_of_one() -> None:
-    """No "1 policies", no "1 attempts", and no wait for another one."""
+def test_describe_uses_the_singular_for_one() -> None:
+    """No "1 policies", no "1 attempts", and no delay before another one."""
     assert Policy.wrap(Retry(1), name="once").describe() == "once: 1 policy\n1. Retry: 1 attempt"
 
 
-def test_describe_uses_what_a_policy_of_ones_own_says() -> None:
-    """Its `describe`, or its `repr`."""
-
+def test_describe_of_a_pipeline_uses_that_of_a_custom_policy_or_its_repr() -> None:
     class Described(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
             return await call(ctx)
@@ -291,11 +291,11 @@ def test_describe_uses_what_a_policy_of_ones_own_says() -> None:
     assert "Tag(a)" in described
 
 
-# --- what is refused -------------------------------------------------------------------------
+# --- refused arguments ---
 
 
 def test_only_policies_can_be_wrapped() -> None:
-    """Nothing, a function, and a class instead of an object are refused; the last with a hint."""
+    """Nothing, a function, and a class instead of an instance are refused; the last with a hint."""
     ways: list[Any] = [Policy.wrap, Pipeline]
     for wrap in ways:
         with pytest.raises(TypeError, match="at least one"):
@@ -305,16 +305,16 @@ def test_only_policies_can_be_wrapped() -> None:
         with pytest.raises(TypeError, match="make an instance"):
             wrap(Retry, Timeout(1.0))
     for wrap in (*ways, Retry().wrap):
-        for stranger in (42, None, "retry", len, object, (Retry(), Timeout(1.0))):
+        for value in (42, None, "retry", len, object, (Retry(), Timeout(1.0))):
             with pytest.raises(TypeError, match="only policies"):
-                wrap(stranger)
+                wrap(value)
 
 
 # --- copies ----------------------------------------------------------------------------------
 
 
 class Shouting(Policy):
-    """A policy of a user's own, with a setting."""
+    """A custom policy with a setting."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -323,37 +323,36 @@ class Shouting(Policy):
         return f"{await call(ctx)}{self.mark}"
 
 
-def hear(event: events.Event) -> None:
-    HEARD.append(event)
+def listen(event: events.Event) -> None:
+    SEEN.append(event)
 
 
-HEARD: list[events.Event] = []
+SEEN: list[events.Event] = []
 
 
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_a_copy_of_a_policy_runs_as_itself(again: Callable[[Any], Any]) -> None:
-    """Changed, it does not do what the original was told, though that has been used before."""
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_a_copy_of_a_used_policy_is_independent_of_the_original(duplicate: Callable[[Any], Any]) -> None:
     policy = Shouting("!")
     assert policy.call(str, "hey") == "hey!"
-    copied = again(policy)
+    copied = duplicate(policy)
     copied.mark = "?"
     assert copied.call(str, "hey") == "hey?"
     assert policy.call(str, "hey") == "hey!"
 
 
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_a_copy_of_a_pipeline_is_a_pipeline_of_the_same_policies(again: Callable[[Any], Any]) -> None:
-    """With its name, its listeners and its settings; what cannot be copied in it (a circuit) says so."""
-    pipeline = Policy.wrap(Fallback("none"), Retry(2, backoff=[0]), Timeout(3.0), name="users", listeners=[hear])
-    copied = again(pipeline)
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_a_copy_of_a_pipeline_has_the_same_policies_name_and_listeners(duplicate: Callable[[Any], Any]) -> None:
+    """A policy in it that cannot be copied, such as a circuit, is an error."""
+    pipeline = Policy.wrap(Fallback("none"), Retry(2, backoff=[0]), Timeout(3.0), name="users", listeners=[listen])
+    copied = duplicate(pipeline)
     assert repr(copied) == repr(pipeline)
     assert set(copied.settings()) == {"policies", "name", "listeners"}
     assert copied.settings()["name"] == "users"
-    assert copied.settings()["listeners"] == (hear,)
+    assert copied.settings()["listeners"] == (listen,)
     assert repr(copied.settings()["policies"]) == repr(pipeline.policies)
-    HEARD.clear()
+    SEEN.clear()
     assert copied.call(lambda: 1 // 0) == "none"
-    assert [event.policy for event in HEARD] == ["Fallback", "users"]
-    if again is not copy.copy:
+    assert [event.policy for event in SEEN] == ["Fallback", "users"]
+    if duplicate is not copy.copy:
         with pytest.raises(TypeError, match="cannot be copied"):
-            again(Policy.wrap(Retry(), CircuitBreaker()))
+            duplicate(Policy.wrap(Retry(), CircuitBreaker()))

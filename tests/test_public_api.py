@@ -1,6 +1,6 @@
-"""The public surface, recorded: a change of a name or a signature is a change of `public_api.txt`, seen in review.
+"""The public surface is recorded: a change of a name or signature is a change of `public_api.txt`, seen in review.
 
-To record it anew, run this file from the project's root:
+To update the record, run this file from the project's root:
 
     python -m tests.test_public_api
 """
@@ -26,16 +26,16 @@ from typing import Any
 import resilience
 
 RECORD = Path(__file__).with_name("public_api.txt")
-HOW = "if that was meant, record it anew with `python -m tests.test_public_api`, and tell users in CHANGELOG.md"
+HOW = "if this is intended, update the record with `python -m tests.test_public_api`, and describe it in CHANGELOG.md"
 
-#: Modules that users import from. The front door has no names of its own: what it re-exports is listed where it is.
+#: Modules that users import from. For names that the front door re-exports, the record refers to their module.
 PUBLIC = (
     *("resilience", "resilience.backoff", "resilience.errors", "resilience.events", "resilience.shared"),
     *("resilience.testing", "resilience.work"),
 )
 INTEGRATIONS = "resilience.integrations"
 
-#: What authors of policies are handed, and what the block forms give out, without its being exported by name.
+#: Classes that policies and blocks get without importing them.
 HANDED_OUT = (
     "resilience.runtimes.base:Runtime",
     "resilience.runtimes.base:Timer",
@@ -50,7 +50,7 @@ OPERATORS = frozenset(
 
 
 def modules() -> Iterator[ModuleType]:
-    """Every public module that there is."""
+    """Yield every public module."""
     for name in PUBLIC:
         if exists(name):
             yield importlib.import_module(name)
@@ -63,25 +63,25 @@ def modules() -> Iterator[ModuleType]:
 
 
 def exists(name: str) -> bool:
-    """Whether there is such a module; a folder without an `__init__` is none."""
+    """Return whether the module exists; a folder without an `__init__` does not count."""
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.origin is not None
 
 
-def at_home(name: str) -> str:
-    """The public module in which a name of the front door is told in full, if it is not the front door."""
+def home_of(name: str) -> str:
+    """Return the public module that defines a name of the front door, or an empty string if that is the front door."""
     found = getattr(resilience, name)
-    elsewhere = (it for it in modules() if it is not resilience and name in it.__all__)
-    return next((it.__name__ for it in elsewhere if getattr(it, name) is found), "")
+    others = (module for module in modules() if module is not resilience and name in module.__all__)
+    return next((module.__name__ for module in others if getattr(module, name) is found), "")
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """What `from module import *` gives."""
+    """Return the names that `from module import *` imports."""
     return sorted(module.__all__)
 
 
 def annotation(value: object) -> str:
-    """An annotation as it was written."""
+    """Return an annotation as it was written."""
     if isinstance(value, str):
         return value
     if isinstance(value, typing.ForwardRef):
@@ -90,11 +90,11 @@ def annotation(value: object) -> str:
 
 
 def signature(function: Any, *, drop_first: bool = False) -> str:
-    """A signature with annotations as they were written, the same on every version of Python."""
+    """Return a signature with annotations as they were written, the same on every version of Python."""
     found = inspect.signature(function)
     parameters = list(found.parameters.values())[1 if drop_first else 0 :]
     parts: list[str] = []
-    kinds = [it.kind for it in parameters]
+    kinds = [parameter.kind for parameter in parameters]
     for index, parameter in enumerate(parameters):
         keyword_only = parameter.kind is parameter.KEYWORD_ONLY
         if keyword_only and (index == 0 or kinds[index - 1] not in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)):
@@ -114,19 +114,19 @@ def signature(function: Any, *, drop_first: bool = False) -> str:
 
 
 def default(value: object) -> str:
-    """A default without addresses and paths."""
+    """Return a default without addresses and paths."""
     if isinstance(value, ModuleType):
         return value.__name__
     if value is ...:
         return "..."
     if isinstance(value, type) or inspect.isroutine(value):
         return value.__name__
-    text = re.sub(r"frozenset\(\{(.*?)\}\)", lambda it: f"frozenset({sorted(it[1].split(', '))})", repr(value))
+    text = re.sub(r"frozenset\(\{(.*?)\}\)", lambda match: f"frozenset({sorted(match[1].split(', '))})", repr(value))
     return f"<{type(value).__name__}>" if " at 0x" in text else text
 
 
 def described(name: str, value: object) -> Iterator[str]:
-    """The lines that record one public name."""
+    """Yield the lines that record one public name."""
     if isinstance(value, ModuleType):
         yield f"{name}: module"
     elif isinstance(value, type):
@@ -145,7 +145,7 @@ def described_class(name: str, kind: type) -> Iterator[str]:
         for member in kind:
             yield f"    {member.name} = {member.value!r}"
         return
-    made_here = any("__init__" in vars(it) for it in lineage(kind))
+    made_here = any("__init__" in vars(ancestor) for ancestor in lineage(kind))
     if (made_here or dataclasses.is_dataclass(kind)) and not getattr(kind, "_is_protocol", False):
         for overload in typing.get_overloads(kind.__init__) or [kind.__init__]:  # type: ignore[misc]
             yield f"    {signature(overload, drop_first=True).removesuffix(' -> None')}"
@@ -153,14 +153,15 @@ def described_class(name: str, kind: type) -> Iterator[str]:
 
 
 def is_public(kind: type) -> bool:
-    """Whether a class is somebody else's, or can be imported from a public module."""
+    """Return whether a class belongs to another package, or can be imported from a public module."""
     if kind.__module__.partition(".")[0] != resilience.__name__:
         return True
-    return any(getattr(it, kind.__name__, None) is kind and kind.__name__ in it.__all__ for it in modules())
+    name = kind.__name__
+    return any(getattr(module, name, None) is kind and name in module.__all__ for module in modules())
 
 
 def public_bases(kind: type) -> Iterator[type]:
-    """Its bases; one that is not public is told by its own."""
+    """Yield the bases of a class, with those that are not public replaced by their own bases."""
     for base in kind.__bases__:
         if not is_public(base):
             yield from public_bases(base)
@@ -169,24 +170,24 @@ def public_bases(kind: type) -> Iterator[type]:
 
 
 def lineage(kind: type) -> list[type]:
-    """The class and those of its ancestors that cannot be looked up, nor have one between that can: it has theirs."""
-    told = {it for base in kind.__mro__[1:] if is_public(base) for it in base.__mro__}
-    return [kind, *(base for base in kind.__mro__[1:] if base not in told)]
+    """Return the class and those ancestors whose members are not already recorded for a public ancestor."""
+    recorded = {ancestor for base in kind.__mro__[1:] if is_public(base) for ancestor in base.__mro__}
+    return [kind, *(base for base in kind.__mro__[1:] if base not in recorded)]
 
 
 def described_members(kind: type) -> Iterator[str]:
-    told: set[str] = set()
+    recorded: set[str] = set()
     for owner in lineage(kind):
         annotations = inspect.get_annotations(owner)
         declared = {name for base in owner.__mro__[1:] for name in inspect.get_annotations(base)}
-        told |= {it.name for it in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
-        for name in sorted({*vars(owner), *annotations} - told):
+        recorded |= {field.name for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
+        for name in sorted({*vars(owner), *annotations} - recorded):
             if name.startswith("_") and name not in OPERATORS:
                 continue
             member = vars(owner).get(name)
             if name not in annotations and not callable(member) and name in declared:
                 continue  # a value, or a slot, for what a parent declares
-            told.add(name)
+            recorded.add(name)
             yield from (f"    {line}" for line in described_member(name, member, annotations))
 
 
@@ -206,7 +207,7 @@ def described_member(name: str, member: Any, annotations: dict[str, Any]) -> Ite
 
 
 def handed_out() -> Iterator[tuple[str, type]]:
-    """The classes that users meet without importing them."""
+    """Yield the classes that users meet without importing them."""
     for path in HANDED_OUT:
         module, _, name = path.partition(":")
         yield path.replace(":", "."), getattr(importlib.import_module(module), name)
@@ -219,12 +220,12 @@ def handed_out() -> Iterator[tuple[str, type]]:
 
 
 def surface() -> str:
-    """The whole public surface as text."""
+    """Return the whole public surface as text."""
     lines: list[str] = []
     for module in modules():
         lines += ["", f"# {module.__name__}", ""]
         for name in public_names(module):
-            home = "" if module is not resilience else at_home(name)
+            home = "" if module is not resilience else home_of(name)
             lines += [f"{name}: see {home}"] if home else described(name, getattr(module, name))
     lines += ["", "# handed out", ""]
     for name, kind in handed_out():
@@ -233,33 +234,33 @@ def surface() -> str:
 
 
 def test_the_public_surface_is_the_recorded_one() -> None:
-    """Names, signatures, attributes: nothing changes by accident."""
+    """So no name, signature or attribute changes by accident."""
     recorded = RECORD.read_text(encoding="utf-8").splitlines()
     now = surface().splitlines()
     changes = list(difflib.unified_diff(recorded, now, "recorded", "now", n=1, lineterm=""))
     assert not changes, "\n".join(["the public surface has changed:", *changes, HOW])
 
 
-def test_every_public_module_says_what_is_public() -> None:
-    """With `__all__`, without doubles, and every name is there; ruff keeps it in order."""
+def test_every_public_module_has_a_correct_all() -> None:
+    """Without duplicates or private names, and every name exists; ruff sorts it."""
     for module in modules():
         assert len(module.__all__) == len(set(module.__all__)), module.__name__
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
         assert not any(name.startswith("_") for name in module.__all__)
 
 
-def test_everything_public_says_what_it_is_for() -> None:
-    """A docstring on every public class, function, method and property."""
-    silent = []
+def test_everything_public_has_a_docstring() -> None:
+    """Each class, function, method and property."""
+    missing = []
     for module in modules():
         for name in public_names(module):
             value = getattr(module, name)
             if isinstance(value, type) or inspect.isroutine(value):
                 if not inspect.getdoc(value):
-                    silent.append(f"{module.__name__}.{name}")
+                    missing.append(f"{module.__name__}.{name}")
                 if isinstance(value, type):
-                    silent += [f"{name}.{member}" for member in undocumented(value)]
-    assert silent == []
+                    missing += [f"{name}.{member}" for member in undocumented(value)]
+    assert missing == []
 
 
 def undocumented(kind: type) -> list[str]:
@@ -272,25 +273,25 @@ def undocumented(kind: type) -> list[str]:
     ]
 
 
-def test_importing_the_front_door_imports_no_third_party_but_what_is_declared() -> None:
-    """No client, no integration, not even an event loop's backend: only anyio and typing-extensions."""
+def test_importing_the_front_door_imports_only_declared_third_parties() -> None:
+    """No client, integration or event loop backend: only anyio and typing-extensions."""
     program = """
 import sys
 before = set(sys.modules)
 import resilience
 tops = {name.partition(".")[0] for name in set(sys.modules) - before}
-strangers = {top for top in tops if top not in sys.stdlib_module_names and not top.startswith("_")}
-print(sorted(strangers), [name for name in sys.modules if name.startswith("resilience.integrations.")])
+others = {top for top in tops if top not in sys.stdlib_module_names and not top.startswith("_")}
+print(sorted(others), [name for name in sys.modules if name.startswith("resilience.integrations.")])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    strangers, _, integrations = done.stdout.strip().partition("] [")
+    others, _, integrations = done.stdout.strip().partition("] [")
     allowed = {"resilience", "anyio", "typing_extensions", "sniffio", "idna", "exceptiongroup"}
-    assert set(strangers.strip("[]").replace("'", "").split(", ")) <= allowed
+    assert set(others.strip("[]").replace("'", "").split(", ")) <= allowed
     assert integrations == "]"
 
 
 def test_importing_the_front_door_imports_no_event_loop() -> None:
-    """That takes as long as all the rest. Blocking code does without; a task is found once there is one."""
+    """It would double the time of the import. A task is still found later."""
     program = """
 import sys
 import resilience

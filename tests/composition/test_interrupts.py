@@ -1,10 +1,9 @@
-"""Ctrl-C at every place where the interpreter looks for it: where a function of the library begins, and where one
-that is written in C has returned to it.
+"""Ctrl-C wherever the interpreter checks for it: at the beginning of a function of the library, and at the return of
+a function written in C.
 
-A signal handler runs between two instructions of the main thread, wherever that is, and `KeyboardInterrupt` comes out
-there. So each scene is run once to count those places, and then interrupted at each of them. All but two, where nothing
-could be done about it: before the first line of an `__exit__`, and after `deque.pop` has taken a permit, which nobody
-knows of yet.
+A signal handler runs between two instructions of the main thread, and `KeyboardInterrupt` is raised there. So each
+scene runs once to count those places, and is then interrupted at each of them. Two are left out, where nothing can be
+done: before the first line of an `__exit__`, and after `deque.pop` has taken a permit, which is not yet assigned.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ OURS = str(Path(resilience.__file__).parent)
 
 @pytest.fixture(autouse=True)
 def no_collection() -> Iterator[None]:
-    """Nothing is collected in the middle of a scene: where a named tuple is made, a warning could not be imported."""
+    """Disable garbage collection during a scene: an interrupt in it could break the import of a warning."""
     gc.disable()
     yield
     gc.enable()
 
 
 class Interruptions:
-    """Counts the places in the library where an interrupt may come, and lets it come at one of them."""
+    """Counts the places in the library where an interrupt may occur, and interrupts at one of them."""
 
     def __init__(self, at: int = 0) -> None:
         self.at = at
@@ -68,7 +67,7 @@ class Interruptions:
         sys.setprofile(self._before)
 
     def _look(self, frame: FrameType, event: str, argument: Any) -> None:
-        # What a finalizer raises is only reported: it comes out of no call.
+        # An exception in a finalizer is only reported and reaches no caller.
         begins = event == "call" and frame.f_code.co_name not in {"__exit__", "__del__"}
         has_called = event == "c_return" and getattr(argument, "__qualname__", "") != "deque.pop"
         if (begins or has_called) and frame.f_code.co_filename.startswith(OURS):
@@ -109,41 +108,41 @@ SCENES: dict[str, Callable[[CircuitBreaker, Bulkhead], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # interrupted before it could be
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # interrupted before its first await
 @pytest.mark.filterwarnings("ignore:.*was never awaited:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("scene", SCENES)
 def test_an_interrupt_anywhere_leaves_nothing_held(scene: str) -> None:
-    """No permit stays out, and no probe keeps its slot; and it is an interrupt that comes out."""
-    interrupted(scene, 0)  # the first execution of a policy has more of them than all later ones
+    """All permits and probes are released, and the caller gets the interrupt."""
+    interrupted(scene, 0)  # the first execution of a policy has more places than later ones
     number = interrupted(scene, 0)
     assert number > 3
     assert [at for at in range(1, number + 1) if interrupted(scene, at) != at] == []
-    gc.collect()  # those coroutines, while what they say is ignored
+    gc.collect()  # frees the coroutines while their warnings are ignored
 
 
 def interrupted(scene: str, at: int) -> int:
-    """Play the scene, interrupted at that place; return which, or how many there are."""
+    """Play the scene, interrupted at the given place. Return that place, or the number of places."""
     probe = int if "check" in scene else None
     breaker, bulkhead = CircuitBreaker(1, open_for=[0.0], probe_successes=2, probe=probe), Bulkhead(1)
     breaker.capture(lambda ctx: 1 / 0)
     play = SCENES[scene]
-    came_out: list[BaseException] = []
+    errors: list[BaseException] = []
     with Interruptions(at) as interruptions:
         try:
             play(breaker, bulkhead)
         except (Boom, KeyboardInterrupt) as error:
-            came_out.append(error)
+            errors.append(error)
     assert bulkhead.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
     assert breaker.stats().probes == 0, f"a probe is out after an interrupt at place {at}"
     if at:
-        assert [type(error) for error in came_out] == [KeyboardInterrupt]
+        assert [type(error) for error in errors] == [KeyboardInterrupt]
         assert breaker.state in CircuitState
     return interruptions.count
 
 
 @pytest.mark.parametrize("make", [SingleFlight, lambda: Cache(60)], ids=["single flight", "cache"])
-def test_an_interrupt_anywhere_leaves_no_call_under_way(make: Callable[[], SingleFlight | Cache]) -> None:
-    """Whoever asked for the same later would wait for it for ever."""
+def test_an_interrupt_anywhere_ends_the_flight(make: Callable[[], SingleFlight | Cache]) -> None:
+    """Otherwise later calls with the same key would wait for ever."""
     interrupted_in_flight(make, 0)
     number = interrupted_in_flight(make, 0)
     assert number > 20
@@ -170,8 +169,8 @@ QUEUEING: dict[str, tuple[float | None, Callable[[Bulkhead], Any]]] = {
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.filterwarnings("ignore:.*was never awaited:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("scene", QUEUEING)
-def test_an_interrupt_anywhere_in_a_queue_leaves_nobody_in_it(scene: str) -> None:
-    """Neither a place in the queue stays behind, for a permit to be lost to, nor a permit that was granted."""
+def test_an_interrupt_anywhere_in_a_queue_leaves_the_queue_empty(scene: str) -> None:
+    """Neither a place in the queue nor a granted permit is lost."""
     interrupted_in_queue(scene, 0)
     number = interrupted_in_queue(scene, 0)
     assert number > 10
@@ -180,10 +179,10 @@ def test_an_interrupt_anywhere_in_a_queue_leaves_nobody_in_it(scene: str) -> Non
 
 
 def interrupted_in_queue(scene: str, at: int) -> int:
-    """Play the scene in a bulkhead whose only permit another thread has, and may give back."""
+    """Play the scene in a bulkhead whose only permit another thread holds, and may release."""
     max_wait, play = QUEUEING[scene]
     bulkhead = Bulkhead(1, queue=1, max_wait=max_wait)
-    with held_by_another_thread(bulkhead, until_somebody_waits=max_wait is None), Interruptions(at) as interruptions:
+    with held_by_another_thread(bulkhead, until_queued=max_wait is None), Interruptions(at) as interruptions:
         try:
             play(bulkhead)
         except (BulkheadFull, KeyboardInterrupt):
@@ -196,12 +195,12 @@ def interrupted_in_queue(scene: str, at: int) -> int:
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.filterwarnings("ignore:.*was never awaited:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("form", ["call", "block"])
-def test_an_interrupt_anywhere_leaves_nobody_in_the_queue_of_a_limiter(form: str) -> None:
+def test_an_interrupt_anywhere_leaves_the_queue_of_a_rate_limiter_empty(form: str) -> None:
     """And the next call begins at its turn."""
     interrupted_at_its_turn(form, 0)
     number = interrupted_at_its_turn(form, 0)
     assert number > 10
-    for at in range(1, number + 1):  # there are fewer places where its turn comes while it asks
+    for at in range(1, number + 1):  # there are fewer places if its turn comes before it waits
         interrupted_at_its_turn(form, at)
     gc.collect()
 
@@ -220,15 +219,15 @@ def interrupted_at_its_turn(form: str, at: int) -> int:
 
 
 @contextmanager
-def held_by_another_thread(bulkhead: Bulkhead, until_somebody_waits: bool) -> Iterator[None]:
-    """Hold a permit until the block is left, or until somebody waits for it."""
+def held_by_another_thread(bulkhead: Bulkhead, until_queued: bool) -> Iterator[None]:
+    """Hold a permit in another thread until the block ends, or until a call is queued."""
     is_held, is_left = threading.Event(), threading.Event()
 
     def hold() -> None:
         with bulkhead.slot():
             is_held.set()
             while not is_left.wait(0.0001):
-                if until_somebody_waits and bulkhead.stats().queued:
+                if until_queued and bulkhead.stats().queued:
                     return
 
     thread = threading.Thread(target=hold)
@@ -244,7 +243,7 @@ def held_by_another_thread(bulkhead: Bulkhead, until_somebody_waits: bool) -> It
 @pytest.mark.parametrize("is_idle", [True, False], ids=["an idle worker", "a new worker"])
 @pytest.mark.parametrize(("seconds", "takes"), [(60, 0), (0.002, 0.01)], ids=["in time", "too late"])
 def test_an_interrupt_anywhere_loses_no_worker_and_no_count(seconds: float, takes: float, is_idle: bool) -> None:
-    """A worker that was taken has its job, and an abandoned call is counted as often as it ends: once, or never."""
+    """A worker that was taken has its job, and each abandoned call that is counted also ends."""
     interrupted_call(seconds, takes, is_idle, 0)
     number = interrupted_call(seconds, takes, is_idle, 0)
     assert number > 10
@@ -253,7 +252,7 @@ def test_an_interrupt_anywhere_loses_no_worker_and_no_count(seconds: float, take
 
 
 def interrupted_call(seconds: float, takes: float, is_idle: bool, at: int) -> int:
-    """Call a function under a limit, interrupted at that place; return how many there are."""
+    """Call a function under a timeout, interrupted at the given place. Return the number of places."""
     busy, idle = busy_workers(), workers.pool.idle
     set_aside = [] if is_idle else [idle.pop() for _ in range(len(idle))]
     with Interruptions(at) as interruptions:
@@ -271,4 +270,4 @@ def interrupted_call(seconds: float, takes: float, is_idle: bool, at: int) -> in
 
 
 def busy_workers() -> set[threading.Thread]:
-    return {it for it in threading.enumerate() if isinstance(it, workers.Worker)} - {*workers.pool.idle}
+    return {thread for thread in threading.enumerate() if isinstance(thread, workers.Worker)} - {*workers.pool.idle}

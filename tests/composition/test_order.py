@@ -1,4 +1,4 @@
-"""What the order of policies means: the same five, one around the other in different ways."""
+"""What the order of policies means: the same five policies, nested in different ways."""
 
 from __future__ import annotations
 
@@ -27,38 +27,37 @@ from tests.conftest import Boom, FakeClock, Script, Virtual, World
 
 
 async def run(world: World, policy: Policy[Any], script: Script, ctx: Context | None = None) -> Any:
-    """Return what comes out of one execution: the value, or the exception as a value."""
+    """Return the outcome of one execution: the value, or the exception as a value."""
     return await world.attempt(policy, script.function(), ctx)
 
 
 class Trace(Policy[Never]):
-    """Notes when a call comes in and when it goes out."""
+    """Records when a call enters and leaves it."""
 
-    def __init__(self, letter: str, notes: list[str]) -> None:
+    def __init__(self, letter: str, log: list[str]) -> None:
         self.letter = letter
-        self.notes = notes
+        self.log = log
 
     async def around(self, call: Call[Any], ctx: Context) -> Any:
-        self.notes.append(self.letter)
+        self.log.append(self.letter)
         try:
             return await call(ctx)
         finally:
-            self.notes.append(self.letter.upper())
+            self.log.append(self.letter.upper())
 
 
 async def test_each_attempt_goes_through_everything_inside_the_retry(world: World, clock: FakeClock) -> None:
-    """What is around it is passed once."""
-    notes: list[str] = []
-    pipeline = Policy.wrap(Trace("a", notes), Retry(on=Boom, backoff=[0]), Trace("b", notes))
+    """Each execution goes once through everything outside."""
+    log: list[str] = []
+    pipeline = Policy.wrap(Trace("a", log), Retry(on=Boom, backoff=[0]), Trace("b", log))
     await run(world, pipeline, Script(Boom(), Boom(), "fine"))
-    assert "".join(notes) == "abBbBbBA"
+    assert "".join(log) == "abBbBbBA"
 
 
 # --- retry and timeout ---
 
 
-async def test_a_timeout_inside_a_retry_is_for_each_attempt(world: World, clock: FakeClock) -> None:
-    """Every attempt has the whole of it."""
+async def test_a_timeout_inside_a_retry_limits_each_attempt(world: World, clock: FakeClock) -> None:
     left: list[float] = []
 
     async def fn(ctx: Context) -> None:
@@ -70,8 +69,8 @@ async def test_a_timeout_inside_a_retry_is_for_each_attempt(world: World, clock:
     assert left == [10, 10, 10]
 
 
-async def test_a_timeout_around_a_retry_is_for_all_of_them(world: World, clock: FakeClock) -> None:
-    """Attempts and waits share it, and the last wait that does not fit is not begun."""
+async def test_a_timeout_around_a_retry_limits_all_attempts_and_delays(world: World, clock: FakeClock) -> None:
+    """A delay that does not fit is not begun."""
     left: list[float] = []
 
     async def fn(ctx: Context) -> None:
@@ -84,8 +83,8 @@ async def test_a_timeout_around_a_retry_is_for_all_of_them(world: World, clock: 
     assert clock.sleeps == [1, 1]
 
 
-async def test_a_timeout_of_an_attempt_is_tried_again_and_one_of_the_whole_is_not(anywhere: Virtual) -> None:
-    """Two attempts hang, the third answers."""
+async def test_a_timeout_of_an_attempt_is_retried_but_not_one_of_the_whole(anywhere: Virtual) -> None:
+    """Two attempts hang, the third succeeds."""
     entered: list[int] = []
 
     async def fn(ctx: Context) -> str:
@@ -103,8 +102,8 @@ async def test_a_timeout_of_an_attempt_is_tried_again_and_one_of_the_whole_is_no
     assert entered == [1]
 
 
-async def test_a_budget_that_ends_an_attempt_is_not_tried_again(world: World) -> None:
-    """`DeadlineExceeded` is a `TimeoutError`, and yet there is no time left for anything."""
+async def test_a_deadline_that_ends_an_attempt_is_not_retried(world: World) -> None:
+    """`DeadlineExceeded` is a `TimeoutError`, but no time is left."""
     entered: list[int] = []
 
     async def fn(ctx: Context) -> None:
@@ -121,20 +120,20 @@ async def test_a_budget_that_ends_an_attempt_is_not_tried_again(world: World) ->
 # --- fallback ---
 
 
-async def test_a_fallback_inside_a_breaker_hides_the_failure_from_it_too(world: World) -> None:
-    """The breaker sees an answer; the other way round it sees the failure and the caller the answer."""
-    hidden, seeing = CircuitBreaker(1), CircuitBreaker(1)
-    assert await run(world, Policy.wrap(hidden, Fallback("instead")), Script(Boom())) == "instead"
-    assert await run(world, Policy.wrap(Fallback("instead"), seeing), Script(Boom())) == "instead"
-    assert hidden.state is CircuitState.CLOSED
-    assert seeing.state is CircuitState.OPEN
+async def test_a_fallback_inside_a_breaker_hides_failures_from_it(world: World) -> None:
+    """A fallback around the breaker does not."""
+    inner_fallback, outer_fallback = CircuitBreaker(1), CircuitBreaker(1)
+    assert await run(world, Policy.wrap(inner_fallback, Fallback("instead")), Script(Boom())) == "instead"
+    assert await run(world, Policy.wrap(Fallback("instead"), outer_fallback), Script(Boom())) == "instead"
+    assert inner_fallback.state is CircuitState.CLOSED
+    assert outer_fallback.state is CircuitState.OPEN
 
 
 # --- circuit breaker ---
 
 
 async def test_a_breaker_around_a_retry_counts_executions(world: World, clock: FakeClock) -> None:
-    """Three attempts that fail together are one failure."""
+    """Three failed attempts are one failure."""
     breaker = CircuitBreaker(2)
     pipeline = Policy.wrap(breaker, Retry(3, on=Boom, backoff=[0]))
     await run(world, pipeline, Script(Boom()))
@@ -144,7 +143,7 @@ async def test_a_breaker_around_a_retry_counts_executions(world: World, clock: F
 
 
 async def test_an_open_circuit_takes_no_permit(world: World) -> None:
-    """Around the bulkhead it refuses before the queue; inside it, the permit comes back at once."""
+    """Outside the bulkhead it refuses before the queue; inside, the permit is released at once."""
     for wrap in (lambda c, b: Policy.wrap(c, b), lambda c, b: Policy.wrap(b, c)):
         breaker, bulkhead = CircuitBreaker(1), Bulkhead(1)
         breaker.isolate()
@@ -157,10 +156,9 @@ async def test_an_open_circuit_takes_no_permit(world: World) -> None:
 
 
 @pytest.mark.parametrize(("outside", "held"), [(True, 1), (False, 0)])
-async def test_a_permit_is_held_during_the_waits_of_a_retry_inside_it_only(
+async def test_a_permit_is_held_during_the_delays_of_an_inner_retry_only(
     world: World, clock: FakeClock, outside: bool, held: int
 ) -> None:
-    """A bulkhead inside the retry lets others in while this one waits."""
     bulkhead = Bulkhead(1)
     seen: list[int] = []
     retry = Retry(3, on=Boom, backoff=[1], on_retry=lambda event: seen.append(bulkhead.stats().in_flight))
@@ -169,7 +167,7 @@ async def test_a_permit_is_held_during_the_waits_of_a_retry_inside_it_only(
     assert bulkhead.stats().in_flight == 0
 
 
-async def test_a_full_bulkhead_is_tried_again_only_where_it_is_named(world: World, clock: FakeClock) -> None:
+async def test_a_full_bulkhead_is_retried_only_if_named(world: World, clock: FakeClock) -> None:
     """`Retry(on=BulkheadFull)` is a way of queueing."""
     bulkhead = Bulkhead(1)
     slot = bulkhead.slot()
@@ -186,8 +184,8 @@ async def test_a_full_bulkhead_is_tried_again_only_where_it_is_named(world: Worl
     assert clock.sleeps == [1, 1]
 
 
-async def test_the_same_policy_twice_in_one_pipeline(world: World, clock: FakeClock) -> None:
-    """It shares its state with itself: a bulkhead of one is full, retries multiply."""
+async def test_a_policy_that_is_twice_in_a_pipeline_shares_its_state(world: World, clock: FakeClock) -> None:
+    """A bulkhead of one is full; retries multiply."""
     bulkhead, retry = Bulkhead(1), Retry(2, on=Boom, backoff=[0])
     assert isinstance(await run(world, Policy.wrap(bulkhead, bulkhead), Script("fine")), BulkheadFull)
     assert bulkhead.stats().in_flight == 0
@@ -202,10 +200,10 @@ FIVE = ("fallback", "retry", "breaker", "bulkhead", "timeout")
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(FIVE))[::7], ids="-".join)
-async def test_in_any_order_a_call_that_succeeds_comes_through_and_nothing_stays_held(
+async def test_in_any_order_successful_calls_succeed_and_nothing_stays_held(
     world: World, clock: FakeClock, order: tuple[str, ...]
 ) -> None:
-    """Be it at the first attempt, after a failure, or not at all."""
+    """At the first attempt, after a failure, or with the fallback."""
     breaker, bulkhead = CircuitBreaker(100), Bulkhead(1)
     policies: dict[str, Policy[Any]] = {
         "fallback": Fallback("instead", on=Boom),
@@ -225,9 +223,9 @@ async def test_in_any_order_a_call_that_succeeds_comes_through_and_nothing_stays
     assert bulkhead.stats().in_flight == 0
 
 
-async def test_the_story_of_an_outage_is_told_in_order(world: World, clock: FakeClock) -> None:
-    """Failures, waits, the circuit, the answer: what listeners hear is what happened."""
-    told: list[Any] = []
+async def test_the_events_of_an_outage_are_reported_in_order(world: World, clock: FakeClock) -> None:
+    """Failures, delays, the circuit, and the answer."""
+    seen: list[Any] = []
     breaker = CircuitBreaker(2, open_for=30)
     pipeline = Policy.wrap(
         Fallback("instead"),
@@ -235,10 +233,10 @@ async def test_the_story_of_an_outage_is_told_in_order(world: World, clock: Fake
         breaker,
         Bulkhead(1),
         Timeout(60),
-        listeners=[told.append],
+        listeners=[seen.append],
     )
     assert await run(world, pipeline, Script(Boom())) == "instead"
-    assert [type(event) for event in told] == [
+    assert [type(event) for event in seen] == [
         events.AttemptFailed,
         events.RetryScheduled,
         events.CircuitChanged,
@@ -247,13 +245,13 @@ async def test_the_story_of_an_outage_is_told_in_order(world: World, clock: Fake
         events.FallbackUsed,
         events.ExecutionFinished,
     ]
-    assert [event.time for event in told] == [1000, 1000, 1001, 1001, 1001, 1001, 1001]
-    assert told[4].reason == "circuit_open"
-    told.clear()
+    assert [event.time for event in seen] == [1000, 1000, 1001, 1001, 1001, 1001, 1001]
+    assert seen[4].reason == "circuit_open"
+    seen.clear()
     assert await run(world, pipeline, Script("never asked")) == "instead"
-    assert [type(event) for event in told] == [events.CallRejected, events.FallbackUsed, events.ExecutionFinished]
-    told.clear()
+    assert [type(event) for event in seen] == [events.CallRejected, events.FallbackUsed, events.ExecutionFinished]
+    seen.clear()
     clock.advance(30)
     assert await run(world, pipeline, Script("back")) == "back"
-    assert [type(event) for event in told] == [events.CircuitChanged, events.CircuitChanged, events.ExecutionFinished]
-    assert [(event.old.name, event.new.name) for event in told[:2]] == [("OPEN", "HALF_OPEN"), ("HALF_OPEN", "CLOSED")]
+    assert [type(event) for event in seen] == [events.CircuitChanged, events.CircuitChanged, events.ExecutionFinished]
+    assert [(event.old.name, event.new.name) for event in seen[:2]] == [("OPEN", "HALF_OPEN"), ("HALF_OPEN", "CLOSED")]

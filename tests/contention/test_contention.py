@@ -1,7 +1,7 @@
-"""One bulkhead and one breaker, shared by eight threads, an asyncio loop and a trio loop: exact, and never too many.
+"""Policies shared by eight threads, an asyncio loop and a trio loop count exactly, and never exceed their limits.
 
-`RESILIENCE_STORM` in the environment says how many operations a storm has (20,000 by default).
-`python -m tests.contention --operations 10000000` and `python -m tests.contention.soak --seconds 600` go on for longer.
+`RESILIENCE_STORM` in the environment is the number of operations of a storm (20,000 by default).
+`python -m tests.contention --operations 10000000` and `python -m tests.contention.soak --seconds 600` take longer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPERATIONS = int(os.environ.get("RESILIENCE_STORM", "20000"))
 
 CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
 
-#: A busy machine holds calls up for longer than they have.
+#: A busy machine delays calls past their deadlines.
 pytestmark = pytest.mark.filterwarnings("ignore:.*it ignores its deadline:RuntimeWarning")
 
 
@@ -50,8 +50,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*it ignores its deadline:Runtim
 
 
 @pytest.mark.parametrize(("limit", "queue", "max_wait"), [(3, 1000, None), (2, 4, 0.002), (1, 1000, 0.05)])
-def test_a_bulkhead_is_never_too_full_and_loses_nothing(limit: int, queue: int, max_wait: float | None) -> None:
-    """Whatever callers do: never more than the limit inside; at the end every permit is there, every count right."""
+def test_a_bulkhead_never_exceeds_its_limit_and_loses_no_permit(limit: int, queue: int, max_wait: float | None) -> None:
+    """At the end all permits are free, and all counts are right."""
     bulkhead = Bulkhead(limit, queue=queue, max_wait=max_wait)
     gauge = Gauge()
     pipelines: list[Policy[Any]] = [bulkhead, bulkhead.wrap(Retry(2, on=Boom, backoff=[0]))]
@@ -64,7 +64,7 @@ def test_a_bulkhead_is_never_too_full_and_loses_nothing(limit: int, queue: int, 
     assert 1 <= gauge.most <= limit
     stats = bulkhead.stats()
     assert (stats.limit, stats.in_flight, stats.queued) == (limit, 0, 0)
-    # Who ran out of time in the queue was turned away, too; who was cancelled, or cut off, was not.
+    # A call that ran out of time in the queue was rejected, too; one that was cancelled or cut off was not.
     out_of_time = outcomes["no time left"] + outcomes["timed out"] + outcomes["cancelled"]
     assert outcomes["full"] <= stats.rejected <= outcomes["full"] + out_of_time
     slots = [bulkhead.slot() for _ in range(limit)]
@@ -76,8 +76,8 @@ def test_a_bulkhead_is_never_too_full_and_loses_nothing(limit: int, queue: int, 
 
 
 @pytest.mark.serial
-def test_a_bulkhead_may_be_resized_in_the_storm() -> None:
-    """Growing and shrinking all the time: never more than the largest limit, and the last one holds in the end."""
+def test_a_bulkhead_can_be_resized_under_load() -> None:
+    """Never more calls than the largest limit, and the last limit holds at the end."""
     bulkhead = Bulkhead(4, queue=1000)
     gauge = Gauge()
     calls = through_a_bulkhead(bulkhead, [bulkhead], gauge)
@@ -97,13 +97,13 @@ def test_a_bulkhead_may_be_resized_in_the_storm() -> None:
         bulkhead.execute(lambda ctx: None, Context(timeout=0.001))
 
 
-def test_an_adaptive_limit_in_the_storm() -> None:
-    """Threads and two loops, with a queue, while the limit goes up and down: no permit is lost, none too many given."""
-    rng_of_limits = random.Random(3)
+def test_an_adaptive_limit_is_never_exceeded_and_loses_no_permit() -> None:
+    """In threads and two loops, with a queue, while the limit changes."""
+    limits = random.Random(3)
 
     class Jumping:
         def update(self, limit: float, sample: Sample) -> float:
-            return rng_of_limits.randint(1, 6)
+            return limits.randint(1, 6)
 
         def reset(self) -> None: ...
 
@@ -127,8 +127,8 @@ def test_an_adaptive_limit_in_the_storm() -> None:
     assert (stats.in_flight, stats.queued, stats.rejected) == (0, 0, outcomes["DeadlineExceeded"])
 
 
-def test_a_throttle_counts_everything_once_in_the_storm() -> None:
-    """By threads and two loops at once: what was accepted, refused, and held back."""
+def test_a_throttle_counts_every_call_once() -> None:
+    """In threads and two loops: accepted, refused and throttled calls."""
     throttle = AdaptiveThrottle(1.2, window=1e6, on=Boom)
 
     async def operation(world: World, rng: random.Random) -> str:
@@ -150,8 +150,8 @@ def test_a_throttle_counts_everything_once_in_the_storm() -> None:
 # --- circuit breaker -------------------------------------------------------------------------
 
 
-def test_failures_in_a_row_are_counted_once() -> None:
-    """N - 1 failures from everywhere leave it closed, one more opens it; interrupts and ignored ones do not count."""
+def test_consecutive_failures_are_counted_once() -> None:
+    """N - 1 failures leave the circuit closed, one more opens it; ignored errors do not count."""
     number = OPERATIONS // 2
     breaker = CircuitBreaker(ConsecutiveFailures(number), ignore=KeyError)
 
@@ -168,15 +168,15 @@ def test_failures_in_a_row_are_counted_once() -> None:
 
 
 def test_transitions_are_reported_once_each_and_in_order() -> None:
-    """A circuit that opens, probes and closes all the time: the reports make one unbroken chain."""
-    heard: list[events.CircuitChanged] = []
+    """The reports of a circuit that opens, probes and closes all the time form a chain."""
+    changes: list[events.CircuitChanged] = []
 
-    def hear(event: events.CircuitChanged) -> None:
-        time.sleep(0)  # time for somebody else to overtake
-        heard.append(event)
+    def record(event: events.CircuitChanged) -> None:
+        time.sleep(0)  # lets another thread overtake
+        changes.append(event)
 
     breaker = CircuitBreaker(
-        3, open_for=[0.0, 0.0005], probes=2, probe_successes=2, probe_timeout=0.001, on_transition=hear
+        3, open_for=[0.0, 0.0005], probes=2, probe_successes=2, probe_timeout=0.001, on_transition=record
     )
     gauge = Gauge()
     pipelines: list[Policy[Any]] = [breaker, Timeout(0.001).wrap(breaker), Retry(on=Boom, backoff=[0]).wrap(breaker)]
@@ -191,11 +191,11 @@ def test_transitions_are_reported_once_each_and_in_order() -> None:
 
     outcomes = Storm(operation, OPERATIONS // 2).run()
     assert sum(outcomes.values()) == OPERATIONS // 2
-    assert heard[0].old is CLOSED
-    assert all(one.new is next_one.old for one, next_one in itertools.pairwise(heard))
-    assert all(one.old is not one.new for one in heard)
-    assert heard[-1].new is breaker.state
-    kinds = Counter(event.new for event in heard)
+    assert changes[0].old is CLOSED
+    assert all(change.new is following.old for change, following in itertools.pairwise(changes))
+    assert all(change.old is not change.new for change in changes)
+    assert changes[-1].new is breaker.state
+    kinds = Counter(change.new for change in changes)
     assert min(kinds[state] for state in CircuitState) > 10
     assert breaker.stats().opened == kinds[OPEN]
     breaker.close()
@@ -203,7 +203,7 @@ def test_transitions_are_reported_once_each_and_in_order() -> None:
 
 
 def test_there_are_never_more_probes_than_allowed() -> None:
-    """Everybody rushes at a circuit that has just become half-open: three come in at a time, the others are refused."""
+    """Many calls at a half-open circuit: three at a time are admitted, the others refused."""
     gauge = Gauge()
     breaker = CircuitBreaker(1, open_for=[0.0], probes=3, probe_successes=10**9)
     breaker.capture(lambda ctx: 1 / 0)
@@ -231,8 +231,8 @@ def test_there_are_never_more_probes_than_allowed() -> None:
 # --- both ------------------------------------------------------------------------------------
 
 
-def test_a_pipeline_of_both_in_the_storm() -> None:
-    """Retry, breaker, bulkhead and Timeout around calls that fail, hang and are cancelled: all is well at the end."""
+def test_a_pipeline_of_bulkhead_and_breaker_loses_nothing() -> None:
+    """Retry, breaker, bulkhead and Timeout around calls that fail, hang and are cancelled."""
     bulkhead = Bulkhead(4, queue=20, max_wait=0.05)
     breaker = CircuitBreaker(FailureRatio(0.5, min_calls=20, last=50), open_for=[0.001], probes=2)
     gauge = Gauge()
@@ -264,7 +264,7 @@ def test_a_pipeline_of_both_in_the_storm() -> None:
 
 
 def test_callers_and_policies_count_the_same() -> None:
-    """Sixteen threads and two loops, one breaker and one bulkhead: every number is the same from both sides."""
+    """Sixteen threads and two loops, with one breaker and one bulkhead."""
     _, checks = exact.run(OPERATIONS)
     assert [check for check in checks if not check.agrees] == []
     expected = {check.what: check.callers for check in checks}
@@ -285,8 +285,8 @@ def _raising(error: Exception) -> Any:
 
 
 @pytest.mark.parametrize("spread", [False, True], ids=["window", "bucket"])
-def test_a_rate_limiter_gives_exactly_its_turns(spread: bool) -> None:
-    """Of all calls of threads and loops, just as many as the rate allows; the others are refused, and counted."""
+def test_a_rate_limiter_admits_exactly_its_rate(spread: bool) -> None:
+    """All other calls of threads and loops are refused and counted."""
     count = OPERATIONS // 4
     allowed = count // 2
     limiter = RateLimiter(Rate(allowed, per=10**9, burst=allowed if spread else None), max_wait=0)
@@ -306,8 +306,8 @@ def test_a_rate_limiter_gives_exactly_its_turns(spread: bool) -> None:
 
 
 @pytest.mark.serial
-def test_all_who_wait_for_their_turn_get_it_once() -> None:
-    """Some are cut off, some pause it or resize it: nobody is forgotten, and nobody is left in the queue."""
+def test_every_queued_call_of_a_rate_limiter_gets_its_turn_once() -> None:
+    """While some calls time out, pause the limiter or resize it."""
     limiter = RateLimiter(Rate(20_000, burst=1))
 
     async def fn(ctx: Context) -> None: ...

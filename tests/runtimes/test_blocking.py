@@ -1,4 +1,4 @@
-"""Blocking code: a policy that suspends there is reported as the bug that it is, by name."""
+"""Blocking code: a policy that suspends is reported by name, as a bug."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 class Suspends:
-    """An awaitable that is not done."""
+    """An awaitable that suspends."""
 
     def __await__(self) -> Generator[Any, Any, None]:
         yield
 
 
 class Forgetful(Policy):
-    """Awaits something that is neither its call nor of its context."""
+    """Awaits something else than its call and what its context offers."""
 
     def __init__(self) -> None:
         self.left = 0
@@ -43,7 +43,7 @@ class Forgetful(Policy):
 
 
 class Helped(Policy):
-    """The same, somewhere further down."""
+    """Does so in a helper coroutine."""
 
     async def helper(self) -> None:
         await asyncio.sleep(0)
@@ -60,7 +60,7 @@ class AfterTheCall(Policy):
 
 
 class HandingOn(Policy):
-    """Driven in any case."""
+    """Is driven in any case."""
 
     async def helper(self, call: Any, ctx: Context) -> Any:
         await Suspends()
@@ -71,12 +71,12 @@ class HandingOn(Policy):
 
 
 class Unnamed(Forgetful):
-    """Inherits the mistake."""
+    """Inherits the bug."""
 
 
 @pytest.mark.parametrize("kind", [Forgetful, Helped, AfterTheCall, HandingOn])
-def test_a_suspension_names_the_policy(kind: Callable[[], Policy[Any]]) -> None:
-    """Alone, and between others; the error says what a policy may await."""
+def test_a_suspension_is_an_error_that_names_the_policy(kind: Callable[[], Policy[Any]]) -> None:
+    """Alone and between others; the error says what a policy may await."""
     policy = kind()
     for pipeline in (
         policy,
@@ -91,14 +91,13 @@ def test_a_suspension_names_the_policy(kind: Callable[[], Policy[Any]]) -> None:
         assert "only its call and what ctx and ctx.runtime offer" in str(caught.value)
 
 
-def test_an_inherited_suspension_names_a_class_that_one_finds() -> None:
-    """The one whose code it is, or the one that was used."""
+def test_an_inherited_suspension_names_the_class_or_its_base() -> None:
     with pytest.raises(SuspensionMisuse, match=r"^(Forgetful|Unnamed) suspended"):
         Unnamed().execute(lambda ctx: "fine")
 
 
 def test_a_policy_that_suspends_is_closed() -> None:
-    """Its `finally` runs at once, and what it holds is given back."""
+    """Its `finally` runs at once, and permits are released."""
     policy = Forgetful()
     bulkhead = Bulkhead(1)
     with pytest.raises(SuspensionMisuse):
@@ -108,7 +107,7 @@ def test_a_policy_that_suspends_is_closed() -> None:
 
 
 def test_a_suspension_is_no_outcome() -> None:
-    """It is a bug of the policy's: not retried, counted or answered by those around it."""
+    """It is a bug of the policy: outer policies do not retry, count or answer it."""
     seen: list[Any] = []
     policy = Forgetful()
     breaker = CircuitBreaker(1, on=lambda error: True)
@@ -125,7 +124,7 @@ def test_a_suspension_is_no_outcome() -> None:
 
 
 class Catching(Policy):
-    """Takes every error for an answer."""
+    """Answers every error."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
         try:
@@ -142,20 +141,18 @@ class CatchingItself(Policy):
             return "answered"
 
 
-@pytest.mark.parametrize("make", [lambda: Catching().wrap(Forgetful()), CatchingItself], ids=["around it", "in it"])
-def test_a_suspension_is_reported_past_a_policy_that_catches_every_error(
+@pytest.mark.parametrize("make", [lambda: Catching().wrap(Forgetful()), CatchingItself], ids=["outside", "inside"])
+def test_a_suspension_is_reported_although_a_policy_catches_every_error(
     make: Callable[[], Policy[Any]],
 ) -> None:
-    """A bug is not to be taken for a failure of the call."""
     with pytest.raises(SuspensionMisuse):
         make().execute(lambda ctx: "fine")
 
 
-def test_a_suspension_is_what_the_execution_ended_with() -> None:
-    """In its event and in its record, as in what is raised."""
+def test_a_suspension_is_the_outcome_in_the_event_of_the_execution() -> None:
     ended: list[ExecutionFinished] = []
     ctx = Context()
-    pipeline = Catching().wrap(Forgetful(), listeners=[lambda it: ended.append(it)])
+    pipeline = Catching().wrap(Forgetful(), listeners=[lambda event: ended.append(event)])
     with pytest.raises(SuspensionMisuse) as caught:
         pipeline.execute(lambda ctx: "fine", ctx)
     (event,) = ended
@@ -164,8 +161,8 @@ def test_a_suspension_is_what_the_execution_ended_with() -> None:
     assert ctx.failures == ()
 
 
-def test_a_suspension_under_a_timeout_is_no_timeout() -> None:
-    """Also where the function that meets it runs in a thread of its own."""
+def test_a_suspension_under_a_timeout_is_reported() -> None:
+    """Also if the function that meets it runs on a worker."""
     inner = Catching().wrap(Forgetful())
     with pytest.raises(SuspensionMisuse, match=r"^Forgetful suspended"):
         Timeout(5.0).call(inner.call, lambda: "fine")
@@ -173,9 +170,7 @@ def test_a_suspension_under_a_timeout_is_no_timeout() -> None:
         Timeout(5.0).wrap(inner).call(lambda: "fine")
 
 
-def test_a_suspension_in_a_policy_that_another_one_runs_names_the_inner_one() -> None:
-    """The one whose code it is."""
-
+def test_a_suspension_in_a_policy_called_by_another_one_names_the_inner_one() -> None:
     class Running(Policy):
         inner = Forgetful()
 
@@ -187,8 +182,8 @@ def test_a_suspension_in_a_policy_that_another_one_runs_names_the_inner_one() ->
         Running().execute(lambda ctx: "fine")
 
 
-async def test_the_same_policy_may_well_suspend_in_a_task(in_asyncio: World) -> None:
-    """There an await is an await (though `ctx` is the better choice, as trio has no asyncio.sleep)."""
+async def test_the_same_policy_may_suspend_in_a_task(in_asyncio: World) -> None:
+    """Although `ctx` is the better choice, as trio has no `asyncio.sleep`."""
 
     async def fine(ctx: Context) -> str:
         return "fine"
@@ -196,8 +191,8 @@ async def test_the_same_policy_may_well_suspend_in_a_task(in_asyncio: World) -> 
     assert await Retry().wrap(Helped()).aexecute(fine) == "fine"
 
 
-def test_a_policy_that_swallows_its_being_closed_is_reported_all_the_same() -> None:
-    """Python's own error, or ours: no silence."""
+def test_a_policy_that_suppresses_its_closing_is_reported() -> None:
+    """By Python's own error, or that of this library."""
 
     class Stubborn(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
@@ -210,9 +205,7 @@ def test_a_policy_that_swallows_its_being_closed_is_reported_all_the_same() -> N
         Stubborn().execute(lambda ctx: "fine")
 
 
-def test_an_awaitable_that_is_done_may_be_awaited_whatever_it_is() -> None:
-    """A policy may await an object of its own that has nothing to wait for."""
-
+def test_a_policy_may_await_any_awaitable_that_is_done() -> None:
     class Done:
         def __await__(self) -> Generator[Any, Any, str]:
             return "done"
@@ -225,8 +218,8 @@ def test_an_awaitable_that_is_done_may_be_awaited_whatever_it_is() -> None:
     assert Waits().execute(lambda ctx: "fine") == ("done", "fine")
 
 
-def test_an_error_of_asyncios_own_without_a_loop_comes_out() -> None:
-    """`asyncio.sleep(1)` asks for the running loop first: what it says is clear enough."""
+def test_an_error_of_asyncio_without_a_loop_comes_out() -> None:
+    """`asyncio.sleep(1)` asks for the running loop first, and its error is clear enough."""
 
     class Sleeps(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:

@@ -1,4 +1,4 @@
-"""Lowering: in blocking code a policy's coroutine as a plain function does the same, or is not made."""
+"""Lowering: in blocking code, a policy's coroutine function as a plain function does the same, or is not lowered."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tests.runtimes.shapes import DRIVEN, LOWERED, load
 
 @pytest.fixture(scope="module")
 def observer() -> Iterator[Observer]:
-    it = Observer()
-    with it.runner:
-        yield it
+    observer = Observer()
+    with observer.runner:
+        yield observer
 
 
 # --- policies of many shapes ------------------------------------------------------------------
@@ -39,28 +39,33 @@ def observer() -> Iterator[Observer]:
 STEPS: list[list[Any]] = [[1, 2, 3], [Oops], [Lost, 4], [Interrupted]]
 
 AROUND: dict[str, Callable[[Policy[Any]], Policy[Any]]] = {
-    "alone": lambda it: it,
-    "inside": lambda it: Policy.wrap(Fallback("instead", on=Lost), Retry(2, on=Oops, backoff=[0]), Bulkhead(1), it),
-    "outside": lambda it: it.wrap(Timeout(60, cooperative=True), CircuitBreaker(9), Retry(2, on=Oops, backoff=[0])),
-    "between": lambda it: Retry(2, on=Lost, backoff=[0]).wrap(it.wrap(Bulkhead(1), listeners=[repr]), Timeout(60)),
+    "alone": lambda policy: policy,
+    "inside": lambda policy: Policy.wrap(
+        Fallback("instead", on=Lost), Retry(2, on=Oops, backoff=[0]), Bulkhead(1), policy
+    ),
+    "outside": lambda policy: policy.wrap(
+        Timeout(60, cooperative=True), CircuitBreaker(9), Retry(2, on=Oops, backoff=[0])
+    ),
+    "between": lambda policy: Retry(2, on=Lost, backoff=[0]).wrap(
+        policy.wrap(Bulkhead(1), listeners=[repr]), Timeout(60)
+    ),
 }
 
 
 @pytest.mark.parametrize("name", LOWERED)
 def test_these_shapes_are_lowered(name: str) -> None:
-    """Whatever a method does around its call."""
     assert is_lowered(load(LOWERED[name]).Shape())
 
 
 @pytest.mark.parametrize("name", DRIVEN)
 def test_these_shapes_are_driven(name: str) -> None:
-    """Where a plain function might not be the same."""
+    """A plain function might behave differently."""
     assert not is_lowered(load(DRIVEN[name]).Shape())
 
 
 @pytest.mark.parametrize("name", [*LOWERED, *DRIVEN])
-def test_a_shape_does_the_same_in_every_way(name: str, observer: Observer) -> None:
-    """Results, errors, their lines and what is in them, events, memory: lowered, driven and in a task."""
+def test_a_shape_does_the_same_lowered_driven_and_in_a_task(name: str, observer: Observer) -> None:
+    """Results, errors with their lines and contents, events, and memory."""
     module = load({**LOWERED, **DRIVEN}[name])
     for where, steps in ((where, steps) for where in AROUND for steps in STEPS):
         for listening in (False, True):
@@ -74,9 +79,9 @@ ERRORS = ["Oops", "Lost", "ValueError", "KeyError", "LookupError", "StopIteratio
 
 
 class Body:
-    """The lines of a random method. Of a seed, not of strategies, which take ten times as long as what they are for.
+    """The lines of a random method, from a seed: strategies for statements take ten times as long.
 
-    :param size: how many statements there are at most, so that there is something to shrink.
+    :param size: the largest number of statements, which hypothesis can shrink.
     """
 
     def __init__(self, seed: int, size: int) -> None:
@@ -96,7 +101,7 @@ class Body:
         return self.random.choice(forms).format(*parts)
 
     def block(self, kind: str = "", depth: int = 0) -> list[str]:
-        """Lines of some statements; `kind` has an l inside of a loop, and an e inside of an `except`."""
+        """Return the lines of some statements; `kind` contains an l inside a loop, and an e inside an `except`."""
         lines = self.statement(kind, depth)
         while self.left > 0 and self.random.random() < 0.6:
             lines += self.statement(kind, depth)
@@ -131,7 +136,7 @@ class Body:
 def compare(observer: Observer, seed: int, size: int, steps: list[Any], where: str, listening: bool) -> None:
     lines = ["a = b = 0", *Body(seed, size).block(), "return await call(ctx), a, b"]
     module = load("\n".join(lines))
-    ways = WAYS[:2] if Stopped in steps else WAYS  # a coroutine can't raise it
+    ways = WAYS[:2] if Stopped in steps else WAYS  # a coroutine cannot raise `StopIteration`
     seen = [observer.look(module, way, steps, AROUND[where], listening) for way in ways]
     assert seen == [seen[0]] * len(ways), "\n".join(lines)
     del linecache.cache[module.__file__ or ""]
@@ -148,25 +153,24 @@ CASES: Any = given(
 
 @settings(max_examples=100, deadline=None)
 @CASES
-def test_a_random_policy_does_the_same_in_every_way(observer: Observer, **case: Any) -> None:
-    """Bodies of any statements, in pipelines with our own policies."""
+def test_a_random_policy_does_the_same_lowered_driven_and_in_a_task(observer: Observer, **case: Any) -> None:
+    """Of any statements, in pipelines with the built-in policies."""
     compare(observer, **case)
 
 
 @pytest.mark.slow
 @settings(max_examples=1500, deadline=None)
 @CASES
-def test_many_random_policies_do_the_same_in_every_way(observer: Observer, **case: Any) -> None:
-    """The same for longer."""
+def test_many_random_policies_do_the_same_lowered_driven_and_in_a_task(observer: Observer, **case: Any) -> None:
     compare(observer, **case)
 
 
-# --- a StopIteration of the function's ----------------------------------------------------------
+# --- StopIteration of the function ---
 
 
 @pytest.mark.parametrize("way", ["lowered", "driven"])
-def test_a_stop_iteration_of_the_function_passes_policies_as_an_error_and_reaches_the_caller(way: str) -> None:
-    """`except StopIteration` around a call does not catch it, as it would not in a task; the caller gets it itself."""
+def test_a_stop_iteration_passes_policies_as_an_error_and_reaches_the_caller_as_itself(way: str) -> None:
+    """`except StopIteration` around a call does not catch it, as in a task."""
     body = """
         try:
             return await call(ctx)
@@ -190,12 +194,12 @@ def test_a_stop_iteration_of_the_function_passes_policies_as_an_error_and_reache
         assert Fallback("instead", on=StopIteration).wrap(module.Shape()).execute(fn) == "instead"
 
 
-# --- composed once, of what there is then -------------------------------------------------------
+# --- composed once, at the first call ---
 
 
 @pytest.mark.parametrize("way", ["lowered", "driven"])
-def test_a_method_is_patched_before_the_first_call_and_not_after_it(way: str) -> None:
-    """A pipeline is composed with its first call."""
+def test_a_method_can_be_patched_before_the_first_call_only(way: str) -> None:
+    """A pipeline is composed by its first call."""
     module = load("return await call(ctx)")
     pipeline = module.Shape().wrap(Bulkhead(1))
     with run_as(way):
@@ -209,7 +213,7 @@ def test_a_method_is_patched_before_the_first_call_and_not_after_it(way: str) ->
 
 
 def test_globals_are_looked_up_when_they_are_used() -> None:
-    """In the module itself: what a test patches there is patched."""
+    """In the module itself, where they can be patched."""
     module = load("return word, await call(ctx)")
     assert is_lowered(module.Shape())
     pipeline = module.Shape().wrap(Bulkhead(1))
@@ -219,8 +223,8 @@ def test_globals_are_looked_up_when_they_are_used() -> None:
         assert pipeline.call(str) == ("patched", "")
 
 
-def test_a_class_that_is_not_needed_any_more_can_go() -> None:
-    """The lowered method is kept with the method."""
+def test_lowering_keeps_no_class_alive() -> None:
+    """The lowered method is an attribute of the method."""
     module = load("return await call(ctx)")
     assert is_lowered(module.Shape())
     alive = weakref.ref(module.Shape)
@@ -229,8 +233,7 @@ def test_a_class_that_is_not_needed_any_more_can_go() -> None:
     assert alive() is None
 
 
-def test_a_first_call_from_many_threads_at_once() -> None:
-    """Each composes, or finds what another has composed."""
+def test_the_first_call_may_come_from_many_threads_at_once() -> None:
     for _ in range(10):
         pipeline = Policy.wrap(load("return await call(ctx)").Shape(), Retry(), CircuitBreaker(), Bulkhead(16))
         together = threading.Barrier(16)
@@ -244,9 +247,7 @@ def test_a_first_call_from_many_threads_at_once() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_two_hundred_policies_around_one_another(way: str, observer: Observer) -> None:
-    """Within the recursion limit that Python begins with."""
-
+def test_two_hundred_nested_policies_stay_within_the_recursion_limit(way: str, observer: Observer) -> None:
     def deep(policy: Policy[Any]) -> Policy[Any]:
         return Policy.wrap(*[policy] * 200)
 
@@ -254,7 +255,7 @@ def test_two_hundred_policies_around_one_another(way: str, observer: Observer) -
     assert len(seen.frames) == 200
 
 
-# --- the source has to be the one that runs -----------------------------------------------------
+# --- the source must be the code that runs ---
 
 SOURCE = """\
 class Saying(Policy):
@@ -264,7 +265,7 @@ class Saying(Policy):
 
 
 def imported(path: Path, source: str = SOURCE) -> Any:
-    """Import a file in which `Policy` is a builtin, so that the method begins in the second line."""
+    """Import a file in which `Policy` is a builtin, so that the class begins in the first line."""
     path.write_text(source, encoding="utf-8")
     module = types.ModuleType(path.stem)
     vars(module).update(Policy=Policy)
@@ -285,8 +286,8 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_a_file_that_was_edited_since_it_was_imported_is_not_believed(tmp_path: Path, edit: str) -> None:
-    """What was imported is what runs, whatever the file says now."""
+def test_a_file_that_was_edited_after_its_import_is_not_lowered(tmp_path: Path, edit: str) -> None:
+    """The imported code runs, whatever the file contains now."""
     path, text = tmp_path / "edited.py", EDITS[edit]
     assert is_lowered(imported(path).Saying())
     policy = imported(path).Saying()
@@ -299,8 +300,8 @@ def test_a_file_that_was_edited_since_it_was_imported_is_not_believed(tmp_path: 
         assert policy.call(str) == ["before", "", 7]
 
 
-def test_two_classes_of_one_name_are_not_mixed_up(tmp_path: Path) -> None:
-    """Each is found by the line where it begins. An annotation is not evaluated again, with the switch or without."""
+def test_two_classes_of_the_same_name_are_told_apart_by_their_lines(tmp_path: Path) -> None:
+    """Annotations are not evaluated again."""
     second = SOURCE.replace("7", "8").replace("ctx)", "ctx: Unknown)", 1)
     module = imported(tmp_path / "two.py", f"from __future__ import annotations\n{SOURCE}First = Saying\n{second}")
     for kind, last in ((module.First, 7), (module.Saying, 8)):
@@ -310,8 +311,8 @@ def test_two_classes_of_one_name_are_not_mixed_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters are new in Python 3.12")
-def test_type_parameters_are_no_hindrance(tmp_path: Path) -> None:
-    """`async def around[T](...)`: lowered or not, it runs."""
+def test_a_method_with_type_parameters_works(tmp_path: Path) -> None:
+    """`async def around[T](...)` works lowered and driven."""
     source = SOURCE.replace("around(self, call, ctx)", "around[T](self, call: T, ctx: T) -> list[T]")
     with run_as("lowered"):
         assert imported(tmp_path / "generic.py", source).Saying().call(str) == ["before", "", 7]
@@ -326,16 +327,15 @@ def test_a_policy_without_a_source_is_driven() -> None:
         assert module.Shape().call(str) == ""
 
 
-# --- what a debugger sees -----------------------------------------------------------------------
+# --- debuggers ---
 
 
 @pytest.mark.parametrize("way", ["lowered", "driven"])
 def test_a_frame_shows_its_source_and_its_variables(way: str) -> None:
-    """Under their own names."""
     module = load(LOWERED["a decorator that changes nothing"].replace("await call(ctx)", "self and await call(ctx)"))
     with run_as(way), pytest.raises(ZeroDivisionError) as caught:
         module.Shape().execute(lambda ctx: 1 / 0)
-    (frame,) = [it for it, _ in traceback.walk_tb(caught.tb) if it.f_code.co_filename == module.__file__]
+    (frame,) = [frame for frame, _ in traceback.walk_tb(caught.tb) if frame.f_code.co_filename == module.__file__]
     assert inspect.getsource(frame).endswith("return self and await call(ctx)\n")
     assert isinstance(frame.f_locals["self"], module.Shape)
     assert isinstance(frame.f_locals["ctx"], Context)
@@ -343,7 +343,7 @@ def test_a_frame_shows_its_source_and_its_variables(way: str) -> None:
 
 @pytest.mark.parametrize("name", LOWERED)
 def test_the_same_lines_are_traced_as_in_a_coroutine(name: str) -> None:
-    """By debuggers and coverage tools, but for the line of the definition, which has run before."""
+    """Except the line of the definition, which has run before."""
     module = load(LOWERED[name])
     text = linecache.getlines(module.__file__ or "")
 

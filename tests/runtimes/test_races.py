@@ -1,4 +1,4 @@
-"""The verb `race`: policies of users that race, what is refused, and how a race ends that is not decided."""
+"""Races: custom policies that race, refused races, and races that end without a winner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.policies.hedges import Service
 
 
 class Both:
-    """A plan of a user's: so many attempts at once, and all their outcomes."""
+    """A custom plan: several attempts at once, and all their outcomes."""
 
     def __init__(self, ctx: Context, attempts: int) -> None:
         self.ctx = ctx
@@ -51,29 +51,28 @@ class Gather(Policy):
         plan = Both(ctx, self.attempts)
         checked: Plan[Context] = plan
 
-        async def counted(inner: Context) -> Any:  # what is raced need not be the call itself
+        async def counted(inner: Context) -> Any:  # the raced function need not be the call itself
             return await call(inner)
 
         await ctx.runtime.race(counted, ctx, checked)
         return [plan.outcomes[number] for number in sorted(plan.outcomes)]
 
 
-async def test_a_policy_of_a_users_may_race(anywhere: Virtual) -> None:
-    """It says so, and then may: in every runtime, also inside other policies and around them."""
+async def test_a_custom_policy_may_race(anywhere: Virtual) -> None:
+    """In every runtime, inside and outside of other policies."""
     service = Service(anywhere, (0.1, "fine"))
     pipeline = Policy.wrap(Retry(), Gather(3), Bulkhead(5), Timeout(1))
     assert await service.under(pipeline) == ([Success("fine")] * 3, 0.1)
 
 
-async def test_a_race_of_none_is_over_at_once(anywhere: Virtual) -> None:
-    """Where the plan begins nothing, nothing is called."""
+async def test_a_race_without_attempts_ends_at_once(anywhere: Virtual) -> None:
     service = Service(anywhere, (0.1, "never"))
     assert await service.under(Gather(0)) == ([], 0)
     assert service.begun == []
 
 
-async def test_a_race_that_was_not_declared_is_refused(anywhere: Virtual) -> None:
-    """In every runtime: else it would fail only in threads."""
+async def test_an_undeclared_race_is_refused(anywhere: Virtual) -> None:
+    """In every runtime, although it would fail only in threads."""
 
     class Undeclared(Gather):
         races = False
@@ -85,19 +84,18 @@ async def test_a_race_that_was_not_declared_is_refused(anywhere: Virtual) -> Non
 
 
 async def test_a_race_outside_an_execution_is_refused(world: World) -> None:
-    """There is no chain."""
     with pytest.raises(TypeError, match="outside an execution"):
         await Context().runtime.race(lambda ctx: asyncio.sleep(0), Context(), Both(Context(), 1))
 
 
-async def test_a_policy_that_is_chosen_per_key_may_race(anywhere: Virtual) -> None:
+async def test_a_policy_chosen_by_key_may_race(anywhere: Virtual) -> None:
     """Each key has its own observations."""
     keyed = Keyed(lambda key: Hedge(0.1, name=key), key=lambda ctx: "a")
     assert await Service(anywhere, (5, "first"), (0.1, "second")).under(keyed) == ("second", 0.2)
 
 
-def test_a_stream_is_not_raced() -> None:
-    """Items that were handed out are gone: neither under a Hedge, nor under one of a key."""
+def test_a_stream_cannot_be_raced() -> None:
+    """Items that were already yielded cannot be taken back."""
     with pytest.raises(TypeError, match="Hedge cannot stand around a stream"):
         Hedge().streaming()
     keyed = Keyed(lambda key: Hedge(0.1), key=lambda: "a")
@@ -105,8 +103,7 @@ def test_a_stream_is_not_raced() -> None:
         list(keyed.streaming()(lambda: iter([1, 2]))())
 
 
-async def test_a_race_beside_another_of_the_same_run(tasks_world: World) -> None:
-    """Each has its own attempts."""
+async def test_concurrent_races_of_one_policy_are_independent(tasks_world: World) -> None:
     import anyio
 
     hedge, answers = Hedge(0.01, budget=None), []
@@ -128,7 +125,7 @@ async def test_a_race_beside_another_of_the_same_run(tasks_world: World) -> None
 
 
 async def test_an_attempt_that_is_cancelled_from_outside_ends_the_race(in_asyncio: World) -> None:
-    """As where the first one is: a cancellation is no outcome."""
+    """A cancellation is no outcome."""
 
     async def fn(ctx: Context) -> None:
         if ctx.hedge:
@@ -142,8 +139,8 @@ async def test_an_attempt_that_is_cancelled_from_outside_ends_the_race(in_asynci
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_an_attempt_that_was_cut_off_before_it_began_calls_nothing(in_asyncio: World) -> None:
-    """The first one has answered in the same turn of the loop."""
+async def test_an_attempt_that_is_cut_off_before_it_began_calls_nothing(in_asyncio: World) -> None:
+    """The first one has succeeded in the same turn of the loop."""
     calls: list[int] = []
 
     async def fn(ctx: Context) -> int:
@@ -169,8 +166,8 @@ async def test_attempts_may_be_eager_tasks(in_asyncio: World) -> None:  # pragma
     assert await Hedge(0.01).aexecute(fn) == 1
 
 
-async def test_a_coroutine_that_is_closed_cuts_all_off(in_asyncio: World) -> None:
-    """It can wait for nothing any more; the tasks end by themselves."""
+async def test_closing_the_coroutine_cancels_all_attempts(in_asyncio: World) -> None:
+    """Without waiting: the tasks end later."""
     bulkhead = Bulkhead(5)
 
     async def fn(ctx: Context) -> None:
@@ -186,9 +183,7 @@ async def test_a_coroutine_that_is_closed_cuts_all_off(in_asyncio: World) -> Non
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_two_attempts_that_break_off_are_one_error(anywhere: Virtual) -> None:
-    """The first that is no outcome comes out; nothing is left."""
-
+async def test_of_two_attempts_that_raise_base_exceptions_one_is_raised(anywhere: Virtual) -> None:
     class Stop(BaseException):
         pass
 
@@ -206,8 +201,8 @@ async def test_two_attempts_that_break_off_are_one_error(anywhere: Virtual) -> N
 # --- simulations and threads ----------------------------------------------------------------------
 
 
-def test_a_simulation_that_ends_amid_a_race_closes_its_attempts() -> None:
-    """All of them: those that run, and those that have not begun."""
+def test_a_simulation_that_ends_during_a_race_closes_its_attempts() -> None:
+    """The running ones and those that have not begun."""
     bulkhead = Bulkhead(5)
     with Simulation(1) as simulation:
 
@@ -223,16 +218,17 @@ def test_a_simulation_that_ends_amid_a_race_closes_its_attempts() -> None:
     assert bulkhead.stats().in_flight == 0
 
 
-def test_while_the_interpreter_shuts_down_the_function_runs_here(
+def test_during_interpreter_shutdown_the_function_runs_in_the_calling_thread(
     threads: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no worker then."""
+    """No worker is available then."""
     monkeypatch.setattr(sys, "is_finalizing", lambda: True)
     assert Hedge(5).execute(lambda ctx: "flushed") == "flushed"
 
 
-def test_a_worker_that_ends_as_its_attempt_is_cut_off(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its result is there, and is closed."""
+def test_the_result_of_an_attempt_that_ends_as_it_is_cut_off_is_closed(
+    threads: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     closed: list[str] = []
 
     class Result:
@@ -244,7 +240,7 @@ def test_a_worker_that_ends_as_its_attempt_is_cut_off(threads: World, monkeypatc
 
     def begin(job: Any, policy: object) -> bool:
         job.run()
-        assert job.claim()  # and is not delivered: it is cut off before
+        assert job.claim()  # it is cut off before its result is delivered
         return True
 
     monkeypatch.setattr(workers.pool, "begin", begin)

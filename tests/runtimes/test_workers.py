@@ -1,4 +1,4 @@
-"""Worker threads: the function alone runs there, is walked away from when its time is over, and is never stopped."""
+"""Worker threads: only the function runs on one, is abandoned after its timeout, and is never stopped."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from resilience.runtimes import workers
 from tests.conftest import Boom
 from tests.runtimes.conftest import LONG, SHORT, until
 
-# --- where things run ---
+# --- the thread of a function ---
 
 
-def test_the_function_runs_on_a_daemon_thread_of_ours() -> None:
-    """Not in the calling thread, which has to be free to leave; and it never keeps the process alive."""
+def test_the_function_runs_on_a_daemon_thread_of_the_pool() -> None:
+    """The calling thread stays free to leave, and the worker does not keep the process alive."""
     thread = Timeout(LONG).call(threading.current_thread)
     assert thread is not threading.current_thread()
     assert thread.daemon
     assert thread.name.startswith("resilience-worker-")
 
 
-def test_without_an_enforced_limit_nothing_leaves_the_calling_thread() -> None:
-    """Neither under a cooperative timeout nor under any other policy, nor where only a budget is set."""
+def test_without_an_enforced_timeout_everything_runs_in_the_calling_thread() -> None:
+    """Under cooperative timeouts, all other policies, and contexts with a deadline."""
     pipeline = Policy.wrap(Fallback(), Retry(), CircuitBreaker(), Bulkhead(1), Timeout(LONG, cooperative=True))
     here = threading.get_ident()
     assert pipeline.call(threading.get_ident) == here
     assert Retry().execute(lambda ctx: threading.get_ident(), Context(timeout=LONG)) == here
 
 
-def test_all_policy_code_stays_in_the_calling_thread() -> None:
-    """Predicates, listeners, handlers, backoffs, and policies on either side of the timeout."""
+def test_all_code_of_policies_runs_in_the_calling_thread() -> None:
+    """Predicates, listeners, handlers, backoffs, and policies outside and inside the timeout."""
     seen: list[int] = []
 
     def here(*args: object) -> Any:
@@ -90,8 +90,7 @@ def test_all_policy_code_stays_in_the_calling_thread() -> None:
     assert set(seen) == {threading.get_ident()}
 
 
-def test_nested_timeouts_cost_one_hop_per_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many limits there are, the function changes threads once."""
+def test_nested_timeouts_take_one_worker_per_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     begin = workers.Pool.begin
 
@@ -116,8 +115,8 @@ TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant")
 # --- reuse ---
 
 
-def test_a_worker_is_free_before_its_caller_can_ask_for_the_next() -> None:
-    """However the threads are switched: the first thing that a caller does with a result may be another call."""
+def test_a_worker_is_idle_before_its_caller_can_make_the_next_call() -> None:
+    """However the threads are switched."""
     timeout, interval = Timeout(LONG), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -127,7 +126,7 @@ def test_a_worker_is_free_before_its_caller_can_ask_for_the_next() -> None:
 
 
 def test_a_worker_is_reused_after_a_failure() -> None:
-    """What a function raises does not harm it, whatever it is."""
+    """Of any type."""
     timeout = Timeout(LONG)
     threads: list[int] = []
 
@@ -148,8 +147,7 @@ def test_a_worker_is_reused_after_a_failure() -> None:
     assert len(set(threads)) == 1
 
 
-def test_a_worker_is_reused_after_it_was_walked_away_from(gate: threading.Event) -> None:
-    """Once its function has come to its end."""
+def test_a_worker_is_reused_after_an_abandoned_function_has_ended(gate: threading.Event) -> None:
     threads: list[int] = []
 
     def fn() -> None:
@@ -163,8 +161,8 @@ def test_a_worker_is_reused_after_it_was_walked_away_from(gate: threading.Event)
     until(lambda: threads[0] in {worker.ident for worker in list(workers.pool.idle)})
 
 
-def test_nobody_queues_for_a_worker() -> None:
-    """As many calls as there are run at the same time; each has its own thread at once."""
+def test_calls_do_not_queue_for_a_worker() -> None:
+    """All calls run at the same time, each on its own thread."""
     together = threading.Barrier(40)
     timeout = Timeout(LONG)
     with ThreadPoolExecutor(40) as callers:
@@ -175,9 +173,9 @@ def test_nobody_queues_for_a_worker() -> None:
 
 
 def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that a burst has needed are not kept for ever; the next call starts a new one."""
+    """The next call starts a new one."""
     monkeypatch.setattr(workers, "IDLE", 0.01)
-    monkeypatch.setattr(workers.pool, "idle", deque())  # those that other tests have left
+    monkeypatch.setattr(workers.pool, "idle", deque())  # without the workers of other tests
     timeout = Timeout(LONG)
     worker = timeout.call(threading.current_thread)
     worker.join(5)
@@ -186,8 +184,7 @@ def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timeout.call(threading.current_thread) is not worker
 
 
-def test_of_the_idle_workers_of_a_burst_only_a_few_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A burst of calls leaves no burst of threads behind; the few that stay spare the usual calls a new one."""
+def test_only_a_few_idle_workers_remain_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "IDLE_IN_EXCESS", 0.01)
     monkeypatch.setattr(workers.pool, "idle", deque())
     together = threading.Barrier(20)
@@ -198,14 +195,14 @@ def test_of_the_idle_workers_of_a_burst_only_a_few_stay(monkeypatch: pytest.Monk
 
     with ThreadPoolExecutor(20) as callers:
         threads = list(callers.map(call, range(20)))
-    for thread in [it for it in threads if it not in list(workers.pool.idle)[: workers.FEW]]:
+    for thread in [thread for thread in threads if thread not in list(workers.pool.idle)[: workers.FEW]]:
         thread.join(5)
-    assert [it.is_alive() for it in threads].count(True) == workers.FEW == len(workers.pool.idle)
+    assert [thread.is_alive() for thread in threads].count(True) == workers.FEW == len(workers.pool.idle)
     assert timeout.call(threading.current_thread) in threads
 
 
-def test_a_worker_that_is_about_to_end_may_be_taken_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job is never handed to a thread that has gone."""
+def test_a_job_is_never_given_to_a_worker_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if it is taken while it is about to end."""
     monkeypatch.setattr(workers, "IDLE", 0.0005)
     timeout = Timeout(5)
     chance = random.Random(1)
@@ -221,8 +218,8 @@ def test_a_worker_that_is_about_to_end_may_be_taken_all_the_same(monkeypatch: py
         assert list(callers.map(calls, range(4))) == [list(range(60))] * 4
 
 
-def test_a_worker_that_was_taken_waits_for_its_job_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its caller may be held up between the two; the time without work is over then, and it stays all the same."""
+def test_a_worker_that_was_taken_waits_for_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if its caller is delayed for longer than the idle time."""
     taken: list[workers.Worker] = []
 
     class Slow(deque[workers.Worker]):
@@ -242,8 +239,8 @@ def test_a_worker_that_was_taken_waits_for_its_job_however_long_that_takes(monke
 # --- outcomes ---
 
 
-def test_an_exception_is_handed_over_as_it_is() -> None:
-    """The very object, with the frames of the function in its traceback, and nothing chained to it."""
+def test_an_exception_reaches_the_caller_unchanged() -> None:
+    """The same object, with the frames of the function in its traceback, and without a context."""
     error = Boom("in the worker")
 
     def deep_down() -> None:
@@ -257,8 +254,7 @@ def test_an_exception_is_handed_over_as_it_is() -> None:
     assert error.__cause__ is None
 
 
-def test_an_exception_that_is_raised_again_and_again_does_not_grow() -> None:
-    """Only as much as any exception does that somebody raises twice."""
+def test_the_traceback_of_an_exception_raised_repeatedly_does_not_grow() -> None:
     error = Boom()
 
     def fn() -> None:
@@ -273,20 +269,20 @@ def test_an_exception_that_is_raised_again_and_again_does_not_grow() -> None:
 
 
 @pytest.mark.parametrize("code", [None, 0, 3, "bye"])
-def test_a_system_exit_of_the_function_belongs_to_the_caller(code: Any) -> None:
-    """In a thread of its own it would end silently; here it means what it means in a plain call."""
+def test_a_system_exit_of_the_function_reaches_the_caller(code: Any) -> None:
+    """In a thread it would have no effect."""
     with pytest.raises(SystemExit) as raised:
         Timeout(LONG).call(sys.exit, code)
     assert raised.value.code == code
 
 
-def test_what_an_abandoned_call_returns_is_dropped(gate: threading.Event) -> None:
-    """Nobody is told of it, and nobody holds it."""
+def test_the_result_of_an_abandoned_call_is_dropped(gate: threading.Event) -> None:
+    """It is not reported, and not kept alive."""
     alive: list[weakref.ref[Any]] = []
-    told: list[object] = []
+    used: list[object] = []
 
     class Result:
-        """Something that takes memory."""
+        """An object that can be referenced weakly."""
 
     def fn() -> Result:
         gate.wait(10)
@@ -294,18 +290,18 @@ def test_what_an_abandoned_call_returns_is_dropped(gate: threading.Event) -> Non
         alive.append(weakref.ref(result))
         return result
 
-    pipeline = Policy.wrap(Fallback("instead", on_fallback=told.append), Timeout(SHORT))
+    pipeline = Policy.wrap(Fallback("instead", on_fallback=used.append), Timeout(SHORT))
     assert pipeline.call(fn) == "instead"
     gate.set()
     until(lambda: Timeout.abandoned() == 0 and alive)
     until(lambda: alive[0]() is None)
-    assert len(told) == 1
+    assert len(used) == 1
 
 
-def test_what_an_abandoned_call_raises_is_dropped(
+def test_the_exception_of_an_abandoned_call_is_dropped(
     gate: threading.Event, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also a `SystemExit`; no thread dies of it, and none prints anything."""
+    """Even a `SystemExit`; no thread ends of it, and nothing is printed."""
     for error in (Boom(), SystemExit(1), KeyboardInterrupt()):
         ended = threading.Event()
 
@@ -323,7 +319,7 @@ def test_what_an_abandoned_call_raises_is_dropped(
 
 
 def test_a_coroutine_that_an_abandoned_call_returns_is_closed(gate: threading.Event) -> None:
-    """Or it would be reported as never awaited, long after anybody could do something about it."""
+    """Otherwise Python would warn that it was never awaited."""
     made: list[Any] = []
 
     async def late() -> None: ...
@@ -340,10 +336,9 @@ def test_a_coroutine_that_an_abandoned_call_returns_is_closed(gate: threading.Ev
     until(lambda: made[0].cr_frame is None)
 
 
-def test_what_cannot_even_be_closed_does_not_harm_the_worker(
+def test_an_error_from_closing_an_abandoned_result_is_logged_and_does_not_end_the_worker(
     gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged; the thread goes on to its next call."""
     threads: list[threading.Thread] = []
 
     class Hostile:
@@ -364,11 +359,11 @@ def test_what_cannot_even_be_closed_does_not_harm_the_worker(
     until(lambda: threads[0] in workers.pool.idle)
 
 
-def test_an_idle_worker_keeps_nobodys_things_alive() -> None:
-    """Neither arguments nor result nor context variables of its last call."""
+def test_an_idle_worker_keeps_nothing_of_its_last_call_alive() -> None:
+    """Neither arguments, result nor context variables."""
 
     class Thing:
-        """Something that takes memory."""
+        """An object that can be referenced weakly."""
 
     def fn(argument: Thing, variable: Any) -> Thing:
         TENANT.set(variable)
@@ -376,7 +371,7 @@ def test_an_idle_worker_keeps_nobodys_things_alive() -> None:
 
     argument, variable = Thing(), Thing()
     result = Timeout(LONG).call(fn, argument, variable)
-    alive = [weakref.ref(it) for it in (argument, variable, result)]
+    alive = [weakref.ref(thing) for thing in (argument, variable, result)]
     del argument, variable, result
     gc.collect()
     until(lambda: [ref() for ref in alive] == [None] * 3)

@@ -56,8 +56,8 @@ async def test_an_awaitable_value_is_not_awaited(tasks_world: World) -> None:
     assert await run(tasks_world, Fallback(value), Boom()) is value
 
 
-async def test_a_value_closes_what_it_replaces(world: World) -> None:
-    """A result that was not good enough, and the response that a failure carries: no caller will see them."""
+async def test_a_replaced_result_and_the_response_of_a_replaced_failure_are_closed(world: World) -> None:
+    """The caller does not get them."""
     result, response = Response(), Response()
     failure = Boom()
     failure.response = response  # type: ignore[attr-defined]
@@ -66,8 +66,8 @@ async def test_a_value_closes_what_it_replaces(world: World) -> None:
     assert (result.closed, response.closed) == (1, 1)
 
 
-async def test_what_the_caller_or_a_handler_gets_is_not_closed(world: World) -> None:
-    """The value itself, when the call returned it; and what a handler may return, or read later."""
+async def test_a_result_that_is_returned_or_passed_to_a_handler_is_not_closed(world: World) -> None:
+    """The call may return the value of the fallback itself, and a handler may return its result or read it later."""
     value, result = Response(), Response()
     assert await run(world, Fallback(value, on_result=bad), value) is value
     assert await run(world, Fallback(handler=lambda failure, ctx: failure.value, on_result=bad), result) is result

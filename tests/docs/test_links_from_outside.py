@@ -56,6 +56,14 @@ def test_every_reference_of_the_readme_is_defined_and_used() -> None:
     assert used == set(re.findall(r"^\[([^\]]+)\]: ", prose, re.MULTILINE))
 
 
+def test_absolute_links_of_the_pages_lead_to_files_and_headings() -> None:
+    """What is outside `docs/` is not on the site, so pages link to it in the repository."""
+    pages = {it: it.read_text(encoding="utf-8") for it in sorted((ROOT / "docs").rglob("*.md"))}
+    found = [(page.name, *link) for page, text in pages.items() for link in OURS.findall(text)]
+    assert len(found) >= 20
+    assert [(page, path) for page, path, anchor in found if is_dead(path, anchor)] == []
+
+
 @pytest.mark.parametrize("name", FOR_CONTRIBUTORS)
 def test_links_of_the_contributors_pages_lead_somewhere(name: str) -> None:
     """Relative links name a file, absolute ones into the repository too."""

@@ -1,4 +1,4 @@
-"""What a callable is taken for when a policy decorates it: asynchronous, plain, or a generator that is refused."""
+"""How a policy classifies the callables it decorates: asynchronous, plain, or generator functions, which it refuses."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class AsyncGeneratorCalled:
 
 
 class Iterates:
-    """A class, which makes objects and no generator, though its objects are called as one."""
+    """A class whose instances have a generator function as `__call__`; calling the class makes an instance."""
 
     def __call__(self) -> Iterator[int]:
         yield 1
@@ -85,7 +85,7 @@ class Awaitable:
 
 
 class Lazy(dict[str, int]):
-    """An awaitable of a type whose instances are usually none."""
+    """An awaitable of a type whose instances usually are not awaitable."""
 
     def __await__(self) -> Generator[Any, Any, int]:
         yield
@@ -93,7 +93,7 @@ class Lazy(dict[str, int]):
 
 
 class Owned(Awaitable):
-    """An awaitable that belongs to somebody: it is not ours to close."""
+    """An awaitable that has an owner and must not be closed."""
 
     def close(self) -> None:
         raise AssertionError("closed")
@@ -138,10 +138,10 @@ SYNCHRONOUS: list[Callable[..., Any]] = [
     len,
     [].append,
     dict,
-    AsyncCalled,  # a class: calling it makes an object
+    AsyncCalled,  # a class: calling it makes an instance
     Mock(),
     MagicMock(),
-    lambda: generator(),  # somebody else's generator: the function has done its own work when it returns
+    lambda: generator(),  # its own work is done when it returns the generator
     Iterates,
     iter,
 ]
@@ -162,14 +162,14 @@ GENERATORS: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("fn", ASYNCHRONOUS, ids=shown)
-def test_what_gives_a_coroutine_is_decorated_as_a_coroutine_function(fn: Callable[..., Any]) -> None:
-    """An `async def`, a method or partial of one, an object whose `__call__` is one, and what is marked as one."""
+def test_a_callable_that_returns_a_coroutine_is_decorated_as_a_coroutine_function(fn: Callable[..., Any]) -> None:
+    """An `async def`, a method or partial of one, an object whose `__call__` is one, and functions marked as one."""
     assert inspect.iscoroutinefunction(Retry()(fn))
 
 
 @pytest.mark.parametrize("fn", SYNCHRONOUS, ids=shown)
-def test_everything_else_is_decorated_as_a_plain_function(fn: Callable[..., Any]) -> None:
-    """Also a lambda that returns a coroutine: only calling it would tell. A class is no function, and is not."""
+def test_other_callables_are_decorated_as_plain_functions(fn: Callable[..., Any]) -> None:
+    """Also a lambda that returns a coroutine, which only a call would show, and classes."""
     assert not is_coroutine_function(fn)
     if not isinstance(fn, type):
         assert not inspect.iscoroutinefunction(Retry()(fn))
@@ -177,21 +177,21 @@ def test_everything_else_is_decorated_as_a_plain_function(fn: Callable[..., Any]
 
 @pytest.mark.parametrize("mock", [Mock(spec=plain), MagicMock(spec=generator)], ids=shown)
 def test_a_mock_of_a_function_is_a_plain_function(mock: Mock) -> None:
-    """It says that it is a function, and answers every question about its code with a mock."""
+    """It passes for a function, but attributes of its code are mocks."""
     assert Retry().call(mock) is mock.return_value
     assert not is_generator_function(mock)
 
 
 @pytest.mark.parametrize("fn", GENERATORS, ids=shown)
-def test_what_gives_a_generator_is_refused(fn: Callable[..., Any]) -> None:
-    """Synchronous or not, in whatever it is wrapped."""
+def test_a_generator_function_is_refused(fn: Callable[..., Any]) -> None:
+    """Synchronous or not, wrapped or not."""
     with pytest.raises(TypeError, match="is a generator function"):
         Retry()(fn)
 
 
 @pytest.mark.parametrize("make", [Awaitable, Lazy, Owned, old_style, asyncio.Future], ids=shown)
-def test_what_await_takes_is_no_result_of_blocking_code(make: Callable[..., Any]) -> None:
-    """Coroutines, futures, objects with `__await__`, and generators that are marked as coroutines."""
+def test_an_awaitable_is_no_result_of_blocking_code(make: Callable[..., Any]) -> None:
+    """Coroutines, futures, objects with `__await__`, and generators marked as coroutines."""
 
     async def main() -> None:
         with pytest.raises(TypeError, match="acall"):
@@ -203,6 +203,6 @@ def test_what_await_takes_is_no_result_of_blocking_code(make: Callable[..., Any]
 @pytest.mark.parametrize(
     "value", [None, 0, "", [], {}, object(), generator(), coroutine, Awaitable, Mock(), ...], ids=shown
 )
-def test_everything_else_is_a_result(value: object) -> None:
+def test_any_other_value_is_a_result(value: object) -> None:
     """A class with `__await__` is no awaitable, nor is a plain generator."""
     assert Retry().call(lambda: value) is value

@@ -1,4 +1,4 @@
-"""How a thread waits for real."""
+"""How a thread waits in real time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resilience.clock import wait_for_real
 
 
 class Slices:
-    """A lock that notes for how long it is waited on at a time."""
+    """A lock that records the timeouts of its waits."""
 
     def __init__(self, released_after: int) -> None:
         self.waits: list[float] = []
@@ -33,8 +33,8 @@ def _windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_windows")
 @pytest.mark.parametrize("seconds", [None, 60.0, 1e300])
-def test_a_wait_is_cut_into_slices_under_windows(seconds: float | None) -> None:
-    """`KeyboardInterrupt` comes between two calls of `acquire`, which it does not interrupt there."""
+def test_under_windows_a_wait_is_cut_into_slices(seconds: float | None) -> None:
+    """`KeyboardInterrupt` is raised between two calls of `acquire`, which it does not interrupt there."""
     lock = Slices(released_after=3)
     assert wait_for_real(lock, seconds)
     assert lock.waits == [0.1, 0.1, 0.1]
@@ -42,20 +42,20 @@ def test_a_wait_is_cut_into_slices_under_windows(seconds: float | None) -> None:
 
 @pytest.mark.usefixtures("_windows")
 @pytest.mark.parametrize("seconds", [0.0, 0.15])
-def test_slices_end_with_the_wait(seconds: float) -> None:
-    """Not a slice later, and a wait of nothing looks once."""
+def test_the_last_slice_ends_with_the_wait(seconds: float) -> None:
+    """A wait of zero seconds tries once."""
     lock = Slices(released_after=0)
     began = time.monotonic()
     assert not wait_for_real(lock, seconds)
     assert time.monotonic() - began >= seconds
-    assert all(0 <= it <= 0.1 for it in lock.waits)
+    assert all(0 <= wait <= 0.1 for wait in lock.waits)
     assert sum(lock.waits) <= seconds + 1e-6
     assert seconds or len(lock.waits) == 1
 
 
 @pytest.mark.usefixtures("_windows")
 def test_a_timeout_works_with_slices() -> None:
-    """Its caller waits for the worker in them."""
+    """Its caller waits for the worker in slices."""
     release = threading.Event()
     assert Timeout(5).call(lambda: release.wait(0.15)) is False
     with pytest.raises(TimeoutExceeded):
@@ -64,8 +64,9 @@ def test_a_timeout_works_with_slices() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(None, []), (60.0, [60.0]), (1e300, [threading.TIMEOUT_MAX])])
-def test_elsewhere_it_is_one_wait(seconds: float | None, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose end no slice delays."""
+def test_on_other_systems_a_wait_is_not_cut(
+    seconds: float | None, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     lock = Slices(released_after=1)
     assert wait_for_real(lock, seconds)

@@ -1,4 +1,4 @@
-"""Policies as decorators: of functions, methods and whatever else can be called."""
+"""Policies as decorators of functions, methods and other callables."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.conftest import Boom, FakeClock, Script, World
 from tests.functions import quick
 
 
-def test_the_decorator_keeps_name_docs_and_signature() -> None:
-    """And the module, own attributes, and the way back to the function itself."""
+def test_a_decorated_function_keeps_its_name_docstring_and_signature() -> None:
+    """And its module, attributes, and `__wrapped__`."""
 
     def fetch(url: str, *, limit: int = 3) -> list[str]:
         """Fetch the url."""
@@ -39,8 +39,7 @@ def test_the_decorator_keeps_name_docs_and_signature() -> None:
     assert quick()(fetch).route == "/fetch"  # type: ignore[attr-defined]
 
 
-async def test_a_decorated_function_runs_under_the_policy(world: World, clock: FakeClock) -> None:
-    """Each call of it is an execution of its own."""
+async def test_each_call_of_a_decorated_function_is_an_execution(world: World, clock: FakeClock) -> None:
     script = Script(Boom(), "one", Boom(), Boom(), "two")
 
     async def fetch(word: str) -> str:
@@ -58,8 +57,6 @@ async def test_a_decorated_function_runs_under_the_policy(world: World, clock: F
 
 
 def test_a_decorated_function_takes_arguments_of_any_name() -> None:
-    """The wrapper's own names are in nobody's way."""
-
     @quick()
     def fn(self: int, fn: int, ctx: int, policy: int, *, call: int, args: int, kwargs: int) -> tuple[int, ...]:
         return self, fn, ctx, policy, call, args, kwargs
@@ -67,8 +64,8 @@ def test_a_decorated_function_takes_arguments_of_any_name() -> None:
     assert fn(self=1, fn=2, ctx=3, policy=4, call=5, args=6, kwargs=7) == (1, 2, 3, 4, 5, 6, 7)
 
 
-async def test_the_decorator_works_on_methods_of_every_kind(tasks_world: World, clock: FakeClock) -> None:
-    """Above and below `staticmethod` and `classmethod`, synchronous or not, on the class and on an object."""
+async def test_methods_of_every_kind_can_be_decorated(tasks_world: World, clock: FakeClock) -> None:
+    """Above and below `staticmethod` and `classmethod`, synchronous or not, called on the class and on an instance."""
 
     class Service:
         calls = 0
@@ -118,9 +115,9 @@ async def test_the_decorator_works_on_methods_of_every_kind(tasks_world: World, 
     assert service.method(1) == (service, 1)
     assert Service.calls == 2
     assert Service.method(service, 2) == (service, 2)
-    for one in (Service, service):
-        assert one.below_class(3) == one.above_class(3) == (Service, 3)
-        assert one.below_static(4) == one.above_static(4) == 4
+    for owner in (Service, service):
+        assert owner.below_class(3) == owner.above_class(3) == (Service, 3)
+        assert owner.below_static(4) == owner.above_static(4) == 4
     assert isinstance(vars(Service)["above_class"], classmethod)
     assert isinstance(vars(Service)["above_static"], staticmethod)
 
@@ -132,8 +129,6 @@ async def test_the_decorator_works_on_methods_of_every_kind(tasks_world: World, 
 
 
 def test_a_decorated_abstract_method_stays_abstract() -> None:
-    """The mark is an attribute of the function, and is kept."""
-
     class Client(abc.ABC):
         @quick()
         @abc.abstractmethod
@@ -143,7 +138,7 @@ def test_a_decorated_abstract_method_stays_abstract() -> None:
         Client()  # type: ignore[abstract]
 
 
-async def test_the_decorator_works_on_callables_without_a_name(tasks_world: World) -> None:
+async def test_callables_without_a_name_can_be_decorated(tasks_world: World) -> None:
     """Objects, partials, built-in functions, classes, mocks."""
 
     class Adder:

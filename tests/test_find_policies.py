@@ -1,4 +1,4 @@
-"""A policy of a pipeline is found by its class or its name, and comes back with its type."""
+"""A policy of a pipeline can be found by its class or name, and is returned with its type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIPELINE = Pipeline(Fallback(None), TOTAL, Retry(), INNER, name="outer")
 
 
 def test_a_policy_is_found_by_its_class() -> None:
-    """Wherever it stands, in nested pipelines too."""
+    """Also in nested pipelines."""
     assert PIPELINE.find(CircuitBreaker) is BREAKER
     assert PIPELINE.find(CircuitBreaker).stats().opened == 0  # with its type
     assert INNER.find(Timeout) is EACH
@@ -23,30 +23,28 @@ def test_a_policy_is_found_by_its_class() -> None:
 
 
 def test_a_policy_is_found_by_its_name() -> None:
-    """One that was not given one has that of its class; a nested pipeline has one, too."""
+    """Which defaults to the name of its class; nested pipelines have one, too."""
     assert PIPELINE["payments"] is BREAKER
     assert PIPELINE["each"] is EACH
     assert PIPELINE["inner"] is INNER
     assert isinstance(PIPELINE["Retry"], Retry)
 
 
-def test_a_policy_of_ones_own_is_found_as_well() -> None:
-    """By its class, and by a class that it derives from."""
-
+def test_a_custom_policy_is_found_by_its_class_or_a_base() -> None:
     class Own(Policy[Any]):
         async def around(self, call: Any, ctx: Any) -> Any:
             return await call(ctx)
 
     class Special(Own):
-        """One of them."""
+        """A derived policy."""
 
     special = Special()
     assert Pipeline(special, Retry()).find(Own) is special
     assert Pipeline(special, Retry())["Special"] is special
 
 
-def test_what_is_not_there_is_an_error_that_says_what_is() -> None:
-    """A `KeyError` for a name, and a `LookupError` for a class."""
+def test_the_error_for_a_missing_policy_lists_the_existing_ones() -> None:
+    """A `KeyError` for a name, a `LookupError` for a class."""
     with pytest.raises(
         LookupError, match=r"no Bulkhead in outer, only 'Fallback', 'total', 'Retry', 'inner', 'payments'"
     ):
@@ -55,8 +53,7 @@ def test_what_is_not_there_is_an_error_that_says_what_is() -> None:
         PIPELINE["Payments"]
 
 
-def test_what_is_there_twice_is_not_guessed() -> None:
-    """Which of them was meant, a name says."""
+def test_an_ambiguous_class_or_name_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"more than one Timeout in outer: .*'total'.*'each'.*give each a name"):
         PIPELINE.find(Timeout)
     with pytest.raises(ValueError, match="more than one policy named 'Retry'"):
@@ -64,8 +61,7 @@ def test_what_is_there_twice_is_not_guessed() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, slice(1), None, Retry])
-def test_a_position_is_no_name(wrong: Any) -> None:
-    """Nor does a pipeline look like a sequence of its policies."""
+def test_a_pipeline_cannot_be_indexed_by_position_or_iterated(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"by its name.*pipeline\.policies"):
         PIPELINE[wrong]
     with pytest.raises(TypeError):
@@ -73,7 +69,7 @@ def test_a_position_is_no_name(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["Retry", Retry(), int, None])
-def test_an_object_is_no_class_of_policies(wrong: Any) -> None:
-    """`find` takes a class, and says where names go."""
+def test_find_accepts_only_classes_of_policies(wrong: Any) -> None:
+    """The error says how to look up a name."""
     with pytest.raises(TypeError, match=r"by its class, or by its name, pipeline\['name'\]"):
         PIPELINE.find(wrong)

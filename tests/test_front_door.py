@@ -1,4 +1,4 @@
-"""The front door: what a program imports of the package is what it has asked for."""
+"""The front door: a program imports only the parts of the package that it uses."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import resilience
 
 
 def imported_for_checkers() -> dict[str, str]:
-    """Return which name a checker finds in which module."""
+    """Return the module in which a type checker finds each name."""
     tree = ast.parse(Path(resilience.__file__).read_text(encoding="utf-8"))
-    block = next(it for it in tree.body if isinstance(it, ast.If))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
     found = {}
     for statement in block.body:
         assert isinstance(statement, ast.ImportFrom)
         module = (statement.module or "").removeprefix("resilience").removeprefix(".")
-        assert all(it.asname == it.name for it in statement.names), "to a checker, what is not `as` itself is private"
-        found.update({it.name: module or it.name for it in statement.names})
+        assert all(alias.asname == alias.name for alias in statement.names), "checkers take other names for private"
+        found.update({alias.name: module or alias.name for alias in statement.names})
     return found
 
 
-def test_a_name_is_found_where_checkers_find_it() -> None:
-    """The table and the imports say the same, and it is what the front door exports."""
+def test_type_checkers_and_the_table_of_modules_agree() -> None:
+    """The front door exports the same names."""
     assert imported_for_checkers() == resilience._HOME_OF
     assert sorted(resilience._HOME_OF) == resilience.__all__
 
 
-def test_every_name_is_there() -> None:
+def test_every_exported_name_can_be_imported() -> None:
     assert set(resilience.__all__) <= set(dir(resilience))
     for name in resilience.__all__:
         assert resilience.__getattr__(name) is getattr(resilience, name)
@@ -41,11 +41,11 @@ def test_every_name_is_there() -> None:
         from resilience import Retyr  # type: ignore[attr-defined]  # noqa: F401
 
 
-def test_a_program_imports_the_policies_that_it_uses() -> None:
-    """And no event loop, no client and no integration."""
+def test_a_program_imports_only_the_policies_it_uses() -> None:
+    """And no event loop, client or integration."""
     program = "import sys; from resilience import Pipeline, Retry, errors; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     modules = set(run.stdout.split())
     assert "resilience.policies.retry" in modules
-    others = {f"resilience.{it}" for it in ("policies.cache", "policies.bulkhead", "testing", "integrations")}
+    others = {f"resilience.{name}" for name in ("policies.cache", "policies.bulkhead", "testing", "integrations")}
     assert not modules & (others | {"anyio", "asyncio", "trio", "socket", "httpx"})

@@ -1,4 +1,4 @@
-"""An exception group is what all its leaves are: for Retry, CircuitBreaker and Fallback, in `on` and in `ignore`."""
+"""An exception group is judged by all its leaves: by Retry, CircuitBreaker and Fallback, for `on` and `ignore`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GROUPS = [
 
 @pytest.mark.parametrize("on", [ConnectionError, (OSError, KeyError), transient], ids=["type", "tuple", "transient"])
 @pytest.mark.parametrize(("leaves", "handled"), GROUPS)
-async def test_a_group_is_handled_where_all_its_leaves_are(
+async def test_a_group_is_handled_if_all_its_leaves_are(
     world: World, leaves: list[Exception], handled: bool, on: Any
 ) -> None:
     """A Retry repeats it, a Fallback answers it, a CircuitBreaker counts it."""
@@ -53,10 +53,10 @@ async def test_a_group_is_handled_where_all_its_leaves_are(
 
 
 @pytest.mark.parametrize("mixed", [group(DOWN, Boom()), group(Boom(), group(Boom(), DOWN))], ids=["flat", "nested"])
-async def test_a_group_of_which_only_a_part_is_a_failure_says_nothing(
+async def test_a_group_with_other_leaves_besides_failures_is_neutral_to_a_breaker(
     world: World, clock: FakeClock, mixed: Exception
 ) -> None:
-    """It opens no circuit, and a probe that fails with it does not close one."""
+    """It neither opens a circuit nor closes a probed one."""
     breaker = CircuitBreaker(1, open_for=10, on=ConnectionError)
     await fails(world, breaker, mixed)
     assert breaker.state is CLOSED
@@ -68,8 +68,10 @@ async def test_a_group_of_which_only_a_part_is_a_failure_says_nothing(
 
 
 @pytest.mark.parametrize("neutral", [CircuitOpen(), BulkheadFull(), DeadlineExceeded(), group(CircuitOpen())])
-async def test_a_group_with_a_refusal_says_nothing(world: World, clock: FakeClock, neutral: Exception) -> None:
-    """Neither a failure nor a success: the breaker around neither opens nor closes, and nothing is repeated."""
+async def test_a_group_with_a_rejection_or_deadline_is_neutral(
+    world: World, clock: FakeClock, neutral: Exception
+) -> None:
+    """It is neither a failure nor a success to a breaker, and is not repeated."""
     breaker = CircuitBreaker(1, open_for=10)
     await fails(world, breaker, group(neutral))
     await fails(world, breaker, group(neutral, Boom()))
@@ -84,17 +86,17 @@ async def test_a_group_with_a_refusal_says_nothing(world: World, clock: FakeCloc
     assert script.calls == 1
 
 
-async def test_a_group_of_refusals_that_are_named_is_repeated(world: World) -> None:
+async def test_a_group_of_named_rejections_is_repeated(world: World) -> None:
     script = Script(group(CircuitOpen(), BulkheadFull()))
     await world.attempt(Retry(3, on=Rejected, backoff=[0]), script.function())
     assert script.calls == 3
 
 
-async def test_a_fallback_answers_a_group_of_refusals(world: World) -> None:
+async def test_a_fallback_answers_a_group_with_rejections(world: World) -> None:
     assert await world.attempt(Fallback("instead"), Script(group(CircuitOpen(), Boom())).function()) == "instead"
 
 
-async def test_a_group_with_something_ignored_is_ignored(world: World) -> None:
+async def test_a_group_with_an_ignored_leaf_is_ignored(world: World) -> None:
     breaker = CircuitBreaker(1, ignore=Other)
     await fails(world, breaker, group(Other(), Boom()))
     assert breaker.state is CLOSED
@@ -103,7 +105,7 @@ async def test_a_group_with_something_ignored_is_ignored(world: World) -> None:
     assert script.calls == 1
 
 
-async def test_a_predicate_is_asked_about_the_leaves(world: World) -> None:
+async def test_a_predicate_gets_the_leaves_of_a_group(world: World) -> None:
     asked: list[Exception] = []
 
     def worth_it(error: Exception) -> bool:
@@ -116,12 +118,12 @@ async def test_a_predicate_is_asked_about_the_leaves(world: World) -> None:
 
 
 @pytest.mark.parametrize("named", [ExceptionGroup, BaseExceptionGroup, (ExceptionGroup, KeyError)])
-async def test_where_groups_are_named_a_group_is_an_exception_like_others(world: World, named: Any) -> None:
+async def test_if_on_names_groups_a_group_is_handled_as_a_whole(world: World, named: Any) -> None:
     script = Script(group(ValueError()))
     await world.attempt(Retry(3, on=named, backoff=[0]), script.function())
     assert script.calls == 3
 
 
-async def test_a_usage_error_in_a_child_is_no_outcome(world: World) -> None:
+async def test_a_group_with_a_misuse_is_no_outcome(world: World) -> None:
     error = group(ArgumentMisuse("no"))
     assert await world.attempt(Fallback("instead"), Script(error).function()) is error

@@ -1,4 +1,4 @@
-"""Outcomes as values: `Success` and `Failure`, how they compare, unwrap, pickle, and what they say of themselves."""
+"""Outcomes as values: how `Success` and `Failure` compare, unwrap, pickle and describe themselves."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from tests.conftest import Boom
 
 
 def test_a_success_unwraps_to_its_value() -> None:
-    """Whatever the value is, also one that is false, or an exception."""
+    """Also to a falsy value or an exception."""
     for value in (None, 0, "", [], Boom("as a value"), Failure(Boom())):
         assert Success(value).unwrap() is value
 
 
 def test_a_failure_unwraps_by_raising_its_error() -> None:
-    """The very exception, with the traceback that leads to where it was first raised."""
+    """The same exception object."""
     error = Boom("no")
     with pytest.raises(Boom) as caught:
         Failure(error).unwrap()
     assert caught.value is error
 
 
-def test_outcomes_match_as_patterns() -> None:
-    """`match` takes them apart by position."""
+def test_outcomes_match_positional_patterns() -> None:
     found = []
     for outcome in (Success(5), Failure(Boom("x"))):
         match outcome:
@@ -40,8 +39,8 @@ def test_outcomes_match_as_patterns() -> None:
     assert found == [5, "x"]
 
 
-def test_outcomes_compare_by_what_they_hold() -> None:
-    """Equal values are equal outcomes; a success is never a failure."""
+def test_outcomes_compare_by_their_values() -> None:
+    """A success never equals a failure."""
     error = Boom("x")
     assert Success(1) == Success(1.0)
     assert Success(1) != Success(2)
@@ -51,15 +50,13 @@ def test_outcomes_compare_by_what_they_hold() -> None:
     assert len({Success(1), Success(1), Failure(error), Failure(error)}) == 2
 
 
-def test_outcomes_show_what_they_hold() -> None:
-    """Their `repr` is the expression that makes them."""
+def test_the_repr_of_an_outcome_is_the_expression_that_makes_it() -> None:
     assert repr(Success("fine")) == "Success(value='fine')"
     assert repr(Failure(Boom("x"))) == "Failure(error=Boom('x'))"
 
 
 @pytest.mark.parametrize("outcome", [Success(1), Failure(Boom("x"))], ids=["success", "failure"])
-def test_outcomes_are_frozen_and_hold_nothing_else(outcome: Any) -> None:
-    """They are facts: nothing can be changed or added."""
+def test_outcomes_are_frozen_and_slotted(outcome: Any) -> None:
     for name in ("value", "error", "note"):
         with pytest.raises((dataclasses.FrozenInstanceError, AttributeError, TypeError)):
             setattr(outcome, name, 2)
@@ -67,34 +64,33 @@ def test_outcomes_are_frozen_and_hold_nothing_else(outcome: Any) -> None:
 
 
 @pytest.mark.parametrize("outcome", [Success([1]), Failure(Boom("x"))], ids=["success", "failure"])
-def test_outcomes_pickle_and_copy(outcome: Any) -> None:
-    """They travel between processes."""
-    for again in (pickle.loads(pickle.dumps(outcome)), copy.deepcopy(outcome)):
-        assert type(again) is type(outcome)
-        assert repr(again) == repr(outcome)
+def test_outcomes_can_be_pickled_and_copied(outcome: Any) -> None:
+    for duplicate in (pickle.loads(pickle.dumps(outcome)), copy.deepcopy(outcome)):
+        assert type(duplicate) is type(outcome)
+        assert repr(duplicate) == repr(outcome)
     assert copy.copy(outcome) == outcome
 
 
-def test_a_stop_iteration_is_taken_out_of_its_carrier() -> None:
-    """Predicates and handlers see the user's own exception, also where it had to travel in another."""
+def test_a_stop_iteration_is_unwrapped_from_its_carrier() -> None:
+    """Predicates and handlers get the user's own exception."""
     stop = StopIteration("last")
     boom = Boom()
     assert unwrap_stop_iteration(StoppedIteration(stop)) is stop
     assert unwrap_stop_iteration(boom) is boom
 
 
-def test_a_failure_is_described_by_type_and_message_and_a_result_by_its_type() -> None:
-    """A result may hold secrets or be large: only its type is told."""
+def test_a_failure_is_described_by_type_and_message_and_a_result_by_its_type_only() -> None:
+    """A result may be secret or large."""
     assert describe(Boom("x")) == ("Boom", "x")
     assert describe(Success({"password": "secret"})) == ("result", "dict")
 
 
-def test_an_exception_without_a_readable_message_is_described_all_the_same() -> None:
-    """A `__str__` that raises must not hide the failure that is being reported."""
+def test_an_exception_whose_str_raises_is_still_described() -> None:
+    """The original failure must not be hidden."""
 
     class Mute(Exception):
         def __str__(self) -> str:
-            raise RuntimeError("no words")
+            raise RuntimeError("no message")
 
     kind, message = describe(Mute())
     assert kind == "Mute"

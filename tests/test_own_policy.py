@@ -1,4 +1,4 @@
-"""Policies of the user's own: written once, and at home in every world."""
+"""Custom policies: written once, they run in every world."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import Boom, FakeClock, Script, World
 
 
 class Twice(Policy):
-    """Runs all that is inside twice."""
+    """Makes its call twice."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
         await call(ctx.child(attempt=1))
@@ -28,7 +28,7 @@ class Twice(Policy):
 
 
 class Answering(Policy[str]):
-    """Answers what failed, and never makes the call for "cached"."""
+    """Answers failures, and never makes the call of the operation "cached"."""
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None:
@@ -48,7 +48,7 @@ class Answering(Policy[str]):
 
 
 class Rated(Policy):
-    """Waits before the call and after it, through what it is given."""
+    """Waits before and after the call."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
         await ctx.sleep(1.0)
@@ -58,7 +58,7 @@ class Rated(Policy):
 
 
 class Hurried(Policy):
-    """Gives less time to what is inside, and sees to its end with a timer."""
+    """Gives less time to the inner call, and enforces it with a timer."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
         from resilience.clock import clock
@@ -70,7 +70,7 @@ class Hurried(Policy):
 
 
 class Tagged:
-    """Somebody else's class, which makes its instances itself, out of arguments."""
+    """A class that creates its instances in `__new__`, with arguments."""
 
     tag: str
 
@@ -81,19 +81,19 @@ class Tagged:
 
 
 class TaggedPolicy(Policy, Tagged):
-    """Both."""
+    """A policy that is also of that class."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
         return self.tag, await call(ctx)
 
 
-def test_a_policy_may_be_of_another_class_too_that_makes_its_instances_itself() -> None:
-    """What the policy is made with reaches that one."""
+def test_a_policy_may_inherit_from_a_class_with_its_own_new() -> None:
+    """It gets the arguments of the constructor."""
     assert TaggedPolicy("blue").call(str.upper, "fine") == ("blue", "FINE")
 
 
-async def test_a_policy_of_ones_own_runs_in_every_world(world: World, clock: FakeClock) -> None:
-    """The same code: calling twice, answering, skipping the call, waiting, giving back what it holds."""
+async def test_a_custom_policy_runs_in_every_world(world: World, clock: FakeClock) -> None:
+    """The same code calls twice, answers, skips the call, waits, and releases what it holds."""
     script = Script("once", "twice")
     answering = Answering()
 
@@ -111,8 +111,8 @@ async def test_a_policy_of_ones_own_runs_in_every_world(world: World, clock: Fak
     assert answering.held == 0
 
 
-async def test_a_policy_of_ones_own_can_cut_off(world: World) -> None:
-    """With the timer of its world."""
+async def test_a_custom_policy_can_cut_off(world: World) -> None:
+    """With the timer of the runtime."""
 
     async def hang(ctx: Context) -> None:
         assert ctx.remaining() <= 0.02
@@ -122,7 +122,7 @@ async def test_a_policy_of_ones_own_can_cut_off(world: World) -> None:
 
 
 class Gate(Policy):
-    """Lets a call through when it is opened, from whatever thread or task."""
+    """Blocks a call until it is woken, from any thread or task."""
 
     def __init__(self) -> None:
         self.waiters: list[Any] = []
@@ -135,8 +135,8 @@ class Gate(Policy):
         return await call(ctx)
 
 
-async def test_a_policy_of_ones_own_can_wait_until_it_is_woken(world: World) -> None:
-    """From another thread, say."""
+async def test_a_custom_policy_can_wait_until_it_is_woken(world: World) -> None:
+    """Here from another thread."""
     gate = Gate()
 
     def opening() -> None:
@@ -150,8 +150,8 @@ async def test_a_policy_of_ones_own_can_wait_until_it_is_woken(world: World) -> 
     thread.join()
 
 
-async def test_a_policy_of_ones_own_that_waits_is_limited_by_a_timeout_around(world: World) -> None:
-    """Through the deadline that it obeys; nothing else has to be handed over. The error is the timeout's."""
+async def test_a_custom_policy_that_waits_is_limited_by_an_outer_timeout(world: World) -> None:
+    """Through its deadline alone. The error is that of the timeout."""
     for policy in (Timeout(0.02), Timeout(0.02, cooperative=True)):
         script = Script("never")
         error = await world.attempt(policy.wrap(Gate()), script.function())
@@ -160,8 +160,8 @@ async def test_a_policy_of_ones_own_that_waits_is_limited_by_a_timeout_around(wo
     assert type(error) is DeadlineExceeded
 
 
-async def test_a_policy_may_extend_another_of_the_users_own(world: World) -> None:
-    """`super().around(...)` works as anywhere."""
+async def test_a_custom_policy_may_extend_another_one(world: World) -> None:
+    """With `super().around(...)`."""
 
     class Base(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
@@ -174,9 +174,7 @@ async def test_a_policy_may_extend_another_of_the_users_own(world: World) -> Non
     assert await world.execute(Derived(), Script("x").function()) == (["x"], "derived")
 
 
-def test_a_policy_without_a_flow_cannot_be_made() -> None:
-    """`around` is what a policy is."""
-
+def test_a_policy_without_around_cannot_be_created() -> None:
     class Empty(Policy):
         pass
 
@@ -184,8 +182,8 @@ def test_a_policy_without_a_flow_cannot_be_made() -> None:
         Empty()  # type: ignore[abstract]
 
 
-def test_a_policy_is_called_by_its_name_or_that_of_its_class() -> None:
-    """And shows how it was made; one without settings shows its class alone."""
+def test_a_custom_policy_has_a_name_and_a_repr() -> None:
+    """The name of its class, if it has no other; and the settings that differ from the defaults."""
     assert Twice().name == "Twice"
     assert Answering("cache").name == "cache"
     assert repr(Twice()) == "Twice()"

@@ -29,8 +29,8 @@ from tests.functions import Later, quick
 # --- execute -----------------------------------------------------------------------------------
 
 
-def test_a_plain_function_runs_here_and_its_result_is_returned() -> None:
-    """In this thread, with the context as its one argument."""
+def test_execute_runs_a_plain_function_in_the_calling_thread_and_returns_its_result() -> None:
+    """With the context as its only argument."""
     here = threading.get_ident()
     assert quick().execute(lambda ctx: (threading.get_ident(), isinstance(ctx, Context), ctx.attempt)) == (
         here,
@@ -39,8 +39,8 @@ def test_a_plain_function_runs_here_and_its_result_is_returned() -> None:
     )
 
 
-async def test_a_coroutine_function_gives_an_awaitable(tasks_world: World) -> None:
-    """An `async def`, a partial of one, a method, an object whose `__call__` is one, a mock of one."""
+async def test_execute_of_a_coroutine_function_returns_an_awaitable(tasks_world: World) -> None:
+    """For an `async def`, a partial or mock of one, a method, and an object whose `__call__` is one."""
 
     async def fn(ctx: Context, extra: str = "function") -> str:
         await anyio.sleep(0)
@@ -70,7 +70,7 @@ async def test_a_coroutine_function_gives_an_awaitable(tasks_world: World) -> No
 
 
 def test_an_execution_of_a_coroutine_function_begins_when_it_is_awaited(tasks_world: World) -> None:
-    """As calling the function itself would; it may be handed to `create_task`, or gathered."""
+    """Like the function itself, it can be passed to `create_task` or `gather`."""
     calls: list[int] = []
 
     async def fn(ctx: Context) -> int:
@@ -91,8 +91,8 @@ def test_an_execution_of_a_coroutine_function_begins_when_it_is_awaited(tasks_wo
     assert asyncio.run(gathered()) == [2, 3, 4]
 
 
-async def test_aexecute_takes_whatever_returns_an_awaitable(tasks_world: World) -> None:
-    """Clients are full of plain methods that return one; each attempt calls them anew."""
+async def test_aexecute_accepts_any_function_that_returns_an_awaitable(tasks_world: World) -> None:
+    """Many clients have such plain methods; each attempt calls them again."""
     calls: list[int] = []
 
     async def fetch(ctx: Context) -> str:
@@ -112,8 +112,8 @@ async def test_aexecute_takes_whatever_returns_an_awaitable(tasks_world: World) 
     assert calls[:3] == [1, 2, 3]
 
 
-async def test_results_of_every_kind_come_out_as_they_are(world: World) -> None:
-    """Nothing is taken for "no result": falsy values, exceptions and outcomes as values."""
+async def test_results_of_every_kind_are_returned_unchanged(world: World) -> None:
+    """Falsy values, exceptions and outcomes are values like others."""
     pipeline = Fallback("x").wrap(quick(), CircuitBreaker(), Bulkhead(1), Timeout(5.0))
     for value in (None, 0, "", (), NotImplemented, Boom("a value"), StopIteration(1), Failure(Boom()), Success(1)):
         script = Script("placeholder")
@@ -127,8 +127,8 @@ async def test_results_of_every_kind_come_out_as_they_are(world: World) -> None:
         assert await main() is value, script
 
 
-async def test_an_error_comes_out_as_itself(world: World, clock: FakeClock) -> None:
-    """Not wrapped, not chained to one of ours, with its own cause."""
+async def test_an_error_of_the_function_is_raised_unchanged(world: World, clock: FakeClock) -> None:
+    """Neither wrapped nor chained."""
     cause = ValueError("why")
     boom = Boom("no")
     boom.__cause__ = cause
@@ -143,8 +143,8 @@ async def test_an_error_comes_out_as_itself(world: World, clock: FakeClock) -> N
 # --- call --------------------------------------------------------------------------------------
 
 
-async def test_call_hands_over_every_argument_whatever_its_name(world: World) -> None:
-    """Its own parameters are positional only."""
+async def test_call_passes_every_argument_whatever_its_name(world: World) -> None:
+    """Its own parameters are positional-only."""
 
     async def fn(*args: Any, **kwargs: Any) -> Any:
         return args, kwargs
@@ -157,12 +157,12 @@ async def test_call_hands_over_every_argument_whatever_its_name(world: World) ->
             await quick().acall(fn, 1, 2, fn=3, self=4, ctx=5, policy=6),
         ]
 
-    for got in await main():
-        assert got == ((1, 2), {"fn": 3, "self": 4, "ctx": 5, "policy": 6})
+    for passed in await main():
+        assert passed == ((1, 2), {"fn": 3, "self": 4, "ctx": 5, "policy": 6})
 
 
-async def test_the_same_arguments_are_handed_over_in_every_attempt(world: World, clock: FakeClock) -> None:
-    """The very objects, although keyword arguments make a fresh dictionary for each call."""
+async def test_every_attempt_gets_the_same_argument_objects(world: World, clock: FakeClock) -> None:
+    """Although keyword arguments make a new dictionary for each call."""
     payload = {"a": 1}
     seen: list[Any] = []
 
@@ -187,8 +187,8 @@ async def captured(world: World, policy: Policy[Any], fn: Callable[..., Any], ct
     return await policy.acapture(fn, ctx)
 
 
-async def test_capture_gives_the_outcome_as_a_value(world: World, clock: FakeClock) -> None:
-    """`Success` or `Failure`, after all that the policy does."""
+async def test_capture_returns_the_outcome_as_a_value(world: World, clock: FakeClock) -> None:
+    """`Success` or `Failure`, after retries and fallbacks."""
     boom = Boom("no")
     ctx = Context()
 
@@ -202,14 +202,13 @@ async def test_capture_gives_the_outcome_as_a_value(world: World, clock: FakeClo
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-async def test_capture_raises_what_is_no_exception(world: World, kind: type[BaseException]) -> None:
-    """An interrupt is no outcome of the call."""
+async def test_capture_raises_interrupts(world: World, kind: type[BaseException]) -> None:
+    """They are no outcomes."""
     with pytest.raises(kind):
         await captured(world, quick(), Script(kind()).function())
 
 
 async def test_capture_raises_a_cancellation(tasks_world: World) -> None:
-    """The caller is leaving: there is nobody to hand a value to."""
     reached: list[str] = []
 
     with anyio.move_on_after(0.01) as scope:
@@ -220,7 +219,7 @@ async def test_capture_raises_a_cancellation(tasks_world: World) -> None:
 
 
 def test_capture_raises_a_misuse() -> None:
-    """It is no outcome: a `Failure` of it would be filed with those of the dependency."""
+    """It is no outcome of the dependency."""
 
     async def coroutine(ctx: Context) -> None: ...
 

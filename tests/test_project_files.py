@@ -11,8 +11,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 
 
-def test_the_changelog_tells_of_the_version_that_is_built():
-    """A version that is built has an entry, and the entry a link."""
+def test_the_changelog_has_a_dated_and_linked_entry_for_the_current_version():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     version = re.escape(PROJECT["version"])
     assert re.search(rf"^## \[{version}\] - \d{{4}}-\d{{2}}-\d{{2}}$", changelog, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Operators of a proxied client: what is named goes through the policy or is refused, and the rest is the client's."""
+"""Operators of a proxied client: named ones run through the policy or are refused, others are the client's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import Boom, World
 
 
 class Vector:
-    """A client with operators: fails `failures` times, and counts what reaches it."""
+    """A client with operators: fails `failures` times, and counts its calls."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
@@ -53,23 +53,22 @@ class Vector:
 
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
-    "__call__": lambda it: it("a"),
-    "__getitem__": lambda it: it["a"],
-    "__contains__": lambda it: "a" in it,
-    "__add__": lambda it: it + 1,
-    "__rsub__": lambda it: 1 - it,
-    "__lt__": lambda it: it < 1,
-    "__neg__": lambda it: -it,
-    "__next__": lambda it: next(iter(it)),
+    "__call__": lambda vector: vector("a"),
+    "__getitem__": lambda vector: vector["a"],
+    "__contains__": lambda vector: "a" in vector,
+    "__add__": lambda vector: vector + 1,
+    "__rsub__": lambda vector: 1 - vector,
+    "__lt__": lambda vector: vector < 1,
+    "__neg__": lambda vector: -vector,
+    "__next__": lambda vector: next(iter(vector)),
     "__len__": len,
     "__int__": int,
-    "__index__": lambda it: [*range(4712)][it],
+    "__index__": lambda vector: [*range(4712)][vector],
 }
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_named_operator_goes_through_the_policy(name: str) -> None:
-    """And one that is not named is the client's own."""
+def test_only_named_operators_run_through_the_policy(name: str) -> None:
     client = Vector(failures=2)
     assert OPERATIONS[name](quick().proxy(client, name)) in (4711, True)
     assert client.calls == 3
@@ -80,7 +79,7 @@ def test_a_named_operator_goes_through_the_policy(name: str) -> None:
     assert client.calls == 1
 
 
-async def test_a_named_asynchronous_operator_does(tasks_world: World) -> None:
+async def test_a_named_asynchronous_operator_runs_through_the_policy(tasks_world: World) -> None:
     """`async for` over a proxy that names `__anext__`."""
     client = Vector(failures=2)
     async for value in quick().proxy(client, "__anext__"):  # type: ignore[attr-defined]
@@ -92,14 +91,14 @@ async def test_a_named_asynchronous_operator_does(tasks_world: World) -> None:
 @pytest.mark.parametrize(
     "name", ["__iter__", "__enter__", "__exit__", "__init__", "__class__", "__format__", "__aiter__"]
 )
-def test_what_does_no_work_is_refused_with_its_name(name: str) -> None:
-    """Else it would protect nothing."""
+def test_operators_that_do_no_work_cannot_be_named(name: str) -> None:
+    """They would protect nothing."""
     with pytest.raises(TypeError, match=f"{name} cannot be protected.*name the methods"):
         quick().proxy(Vector(), name)
 
 
-def test_what_returns_the_client_itself_returns_the_proxy() -> None:
-    """What follows stays protected."""
+def test_an_operator_that_returns_the_client_returns_the_proxy() -> None:
+    """So further calls stay protected."""
     client = Vector(failures=2)
     proxy: Any = quick().proxy(client, "__iadd__")
     before = proxy
@@ -110,7 +109,7 @@ def test_what_returns_the_client_itself_returns_the_proxy() -> None:
 
 
 def test_operators_that_are_not_named_are_those_of_the_client() -> None:
-    """And not missing, or those of `object`."""
+    """Neither missing nor those of `object`."""
     proxy: Any = quick().proxy(Vector(), "__call__")
     assert (f"{proxy:x}", 1 - proxy, -proxy, int(proxy)) == ("vector x", 4711, 4711, 4711)
     with pytest.raises(TypeError):
@@ -156,8 +155,10 @@ async def entered(client: Sockets, policy: Policy[Any], name: str) -> str:
 @pytest.mark.parametrize(
     "policy", [Timeout(60), quick().wrap(Timeout(60)), Fallback("no").wrap(Timeout(60), CircuitBreaker())]
 )
-def test_a_block_that_holds_a_nursery_is_refused_under_a_timeout_of_trio(name: str, policy: Policy[Any]) -> None:
-    """The nursery outlives the Timeout's scope, which trio cannot have. The block is left, and nothing corrupted."""
+def test_under_trio_a_block_that_keeps_a_nursery_open_is_refused_inside_a_timeout(
+    name: str, policy: Policy[Any]
+) -> None:
+    """The nursery would outlive the scope of the Timeout, which trio does not allow. The block is exited."""
     client = Sockets()
     with pytest.raises(RuntimeError, match=rf"Sockets\.{name} leaves a nursery or a cancel scope open.*deadline\("):
         World("trio").run(lambda: entered(client, policy, name))
@@ -174,7 +175,7 @@ def test_a_block_that_holds_a_nursery_is_refused_under_a_timeout_of_trio(name: s
     ],
 )
 async def test_other_blocks_are_entered(tasks_world: World, name: str, policy: Policy[Any]) -> None:
-    """Without a scope of a policy's around the entry, and without one that stays open, all is well."""
+    """Without a Timeout, or without a nursery or scope that stays open."""
     client = Sockets()
     assert await entered(client, policy, name) == name
     assert client.left == [name]

@@ -1,4 +1,4 @@
-"""RetryBudget and the cap on repeats: the machines, before any policy holds them."""
+"""RetryBudget and RepeatCap: their state machines, without a policy."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ACTIONS = st.lists(st.sampled_from(["success", "repeat", "give back"]), max_size
 
 
 @given(ACTIONS, st.sampled_from([0.0, 0.1, 0.3, 1.0, 2.5]), st.sampled_from([1.0, 5.0, 7.5]))
-def test_there_are_never_more_repeats_than_were_paid_for(actions: list[str], ratio: float, saved: float) -> None:
-    """repeats <= saved + ratio * successes, and the balance is that of a model that adds up at once."""
+def test_repeats_never_exceed_the_budget(actions: list[str], ratio: float, saved: float) -> None:
+    """repeats <= saved + ratio * successes, and the balance is that of a simple model."""
     budget = RetryBudget(ratio, saved=saved)
     balance, repeats, successes = saved, 0, 0
     for action in actions:
@@ -38,7 +38,7 @@ def test_there_are_never_more_repeats_than_were_paid_for(actions: list[str], rat
         assert repeats <= saved + ratio * successes + 1e-6
 
 
-def test_ten_successes_at_a_tenth_are_one_repeat() -> None:
+def test_ten_successes_at_a_ratio_of_a_tenth_allow_one_repeat() -> None:
     """Although ten times 0.1 adds up to a little less than 1."""
     budget = RetryBudget(0.1, saved=1)
     assert budget.withdraw()
@@ -49,8 +49,8 @@ def test_ten_successes_at_a_tenth_are_one_repeat() -> None:
     assert (budget.withdraw(), budget.refused) == (False, 11)
 
 
-def test_time_pays_since_it_was_built(clock: FakeClock) -> None:
-    """`per_second`, up to what can be saved; a clock that is put back pays nothing."""
+def test_a_budget_grows_over_time(clock: FakeClock) -> None:
+    """By `per_second`, up to `saved`; a clock that is set back adds nothing."""
     budget = RetryBudget(0, saved=2, per_second=0.5)
     assert [budget.withdraw() for _ in range(3)] == [True, True, False]
     clock.advance(2)
@@ -61,8 +61,7 @@ def test_time_pays_since_it_was_built(clock: FakeClock) -> None:
     assert budget.balance == 2
 
 
-def test_many_threads_get_exactly_what_there_is() -> None:
-    """Successes, repeats and what is given back are counted exactly, whatever thread they come from."""
+def test_many_threads_share_a_budget_exactly() -> None:
     budget = RetryBudget(0.5, saved=10_000)
     spent = sum(budget.withdraw() for _ in range(9_000))
 
@@ -79,51 +78,50 @@ def test_many_threads_get_exactly_what_there_is() -> None:
         return taken
 
     with ThreadPoolExecutor(8) as pool:
-        taken = sum(it.result() for it in [pool.submit(client) for _ in range(8)])
+        taken = sum(future.result() for future in [pool.submit(client) for _ in range(8)])
     assert taken <= 1000 + 0.5 * 8 * 100
     assert spent + taken + budget.balance == 10_000 + 0.5 * 8 * 100
 
 
-def test_what_is_shared_is_not_copied() -> None:
-    """Two budgets would pay for twice as many repeats; a policy that holds one is not copied either, but shared."""
+def test_a_budget_cannot_be_copied_or_pickled() -> None:
+    """Two budgets would allow twice as many repeats; a policy with a budget cannot be copied either."""
     budget = RetryBudget()
-    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="cannot be copied or pickled"):
-            copied(budget)
+            duplicate(budget)
     with pytest.raises(TypeError, match="cannot be copied or pickled"):
         copy.deepcopy(Retry(budget=budget))
 
 
-def test_a_budget_tells_how_it_was_built() -> None:
-    """With what is not the default, and in the words of the constructor."""
+def test_the_repr_of_a_budget_is_the_call_that_builds_it() -> None:
     assert repr(RetryBudget()) == "RetryBudget(0.1, saved=10)"
     assert repr(RetryBudget(0.25, saved=5.5, per_second=2)) == "RetryBudget(0.25, saved=5.5, per_second=2)"
 
 
-class Own:
-    """A budget of a user's."""
+class CustomBudget:
+    """A custom budget that records its calls."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def succeeded(self) -> None:
-        self.told.append("succeeded")
+        self.calls.append("succeeded")
 
     def withdraw(self) -> bool:
-        self.told.append("withdraw")
+        self.calls.append("withdraw")
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return bool(answer)
 
     def give_back(self) -> None:
-        self.told.append("give_back")
+        self.calls.append("give_back")
 
 
 def test_a_budget_may_be_any_object_with_the_three_methods() -> None:
-    """Or a ratio, for one of its own; or None."""
-    own, shared = Own(), RetryBudget()
+    """Or a ratio, or None."""
+    own, shared = CustomBudget(), RetryBudget()
     assert as_budget("budget", own) is own
     assert as_budget("budget", shared) is shared
     assert as_budget("budget", None) is None
@@ -133,15 +131,15 @@ def test_a_budget_may_be_any_object_with_the_three_methods() -> None:
 # --- caps --------------------------------------------------------------------------------------
 
 
-def test_a_repeat_that_one_refuses_costs_the_other_nothing() -> None:
-    """The cap is asked first; and gets its repeat back, also where a budget of the user's raises."""
-    cap, budget = Cap(1), Own(False, OSError("down"), True, True)
+def test_a_repeat_that_cap_or_budget_refuses_costs_the_other_nothing() -> None:
+    """The cap comes first, and gets its repeat back, also if a custom budget raises."""
+    cap, budget = Cap(1), CustomBudget(False, OSError("down"), True, True)
     assert take_repeat(cap, budget) == "budget"
     with pytest.raises(OSError, match="down"):
         take_repeat(cap, budget)
     assert take_repeat(cap, budget) is None
     assert take_repeat(cap, budget) == "cap"
-    assert budget.told == ["withdraw"] * 3
+    assert budget.calls == ["withdraw"] * 3
     give_back_repeat(cap, budget)
     assert take_repeat(cap, budget) is None
     assert take_repeat(None, None) is None
@@ -149,16 +147,16 @@ def test_a_repeat_that_one_refuses_costs_the_other_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=60), st.tuples(*[st.integers(0, 4)] * 3))
-def test_caps_count_for_all_around_them(steps: list[tuple[int, bool]], limits: tuple[int, int, int]) -> None:
-    """A cap inside caps takes from each or from none, and gives back to each."""
+def test_a_cap_inside_caps_takes_from_all_or_none(steps: list[tuple[int, bool]], limits: tuple[int, int, int]) -> None:
+    """And gives back to all."""
     caps = [Cap(limits[0])]
     for limit in limits[1:]:
         caps.append(Cap(limit, caps[-1]))
     left, held = list(limits), [0, 0, 0]
     for place, takes in steps:
-        around = range(place + 1)
+        outward = range(place + 1)
         if takes:
-            expected = all(left[it] for it in around)
+            expected = all(left[number] for number in outward)
             assert caps[place].take() == expected
             held[place] += expected
             change = -expected
@@ -168,5 +166,5 @@ def test_caps_count_for_all_around_them(steps: list[tuple[int, bool]], limits: t
             change = 1
         else:
             continue
-        for it in around:
-            left[it] += change
+        for number in outward:
+            left[number] += change

@@ -1,4 +1,4 @@
-"""`transient`, and errors as the network really makes them: refused connections, unknown names, certificates."""
+"""`transient` with real errors of the network: refused connections, unknown names, certificates."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.conftest import FakeClock, World
 
 @pytest.fixture
 def unused_port() -> int:
-    """A port of this machine at which nothing listens."""
-    with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        port: int = it.getsockname()[1]
+    """Return a port of this machine at which no server listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port: int = unused.getsockname()[1]
         return port
 
 
 def raised_by(function: Callable[..., Any], *args: Any) -> Exception:
-    with pytest.raises(Exception) as caught:  # noqa: PT011  # which one is what the test asks
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # the tests check which one
         function(*args)
     return caught.value
 
@@ -42,13 +42,13 @@ def raised_by(function: Callable[..., Any], *args: Any) -> Exception:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_asyncio_cannot_connect(unused_port: int, host: str) -> None:
+def test_a_refused_connection_of_asyncio_is_transient(unused_port: int, host: str) -> None:
     error = raised_by(asyncio.run, asyncio.wait_for(asyncio.open_connection(host, unused_port), 5))
     assert transient(error)
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]], ids=len)
-def test_asyncio_cannot_connect_to_any_address(
+def test_a_refused_connection_of_asyncio_to_every_address_is_transient(
     unused_port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of several failures asyncio makes one plain `OSError`, without a number or a cause."""
@@ -60,10 +60,10 @@ def test_asyncio_cannot_connect_to_any_address(
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]], ids=len)
-def test_anyio_cannot_connect(
+def test_a_refused_connection_of_anyio_is_transient(
     tasks_world: World, unused_port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It raises a plain `OSError`, with what happened as its cause."""
+    """It is a plain `OSError`, with the real error as its cause."""
     resolves_to(monkeypatch, addresses)
 
     async def main() -> None:
@@ -76,8 +76,9 @@ def test_anyio_cannot_connect(
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]], ids=len)
-def test_trio_cannot_connect(unused_port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Likewise."""
+def test_a_refused_connection_of_trio_is_transient(
+    unused_port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     resolves_to(monkeypatch, addresses)
     error = raised_by(trio.run, trio.open_tcp_stream, "service", unused_port)
     assert isinstance(error, OSError)
@@ -86,19 +87,20 @@ def test_trio_cannot_connect(unused_port: int, addresses: list[str], monkeypatch
 
 def resolves_to(monkeypatch: pytest.MonkeyPatch, addresses: list[str]) -> None:
     def getaddrinfo(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (it, int(port))) for it in addresses]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, int(port))) for address in addresses]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
 
-def test_the_standard_librarys_clients_cannot_connect(unused_port: int) -> None:
+def test_a_refused_connection_of_the_standard_library_is_transient(unused_port: int) -> None:
     assert transient(raised_by(urllib.request.urlopen, f"http://127.0.0.1:{unused_port}/"))
     assert transient(raised_by(smtplib.SMTP, "127.0.0.1", unused_port))
     assert transient(raised_by(http.client.HTTPConnection("127.0.0.1", unused_port).request, "GET", "/"))
 
 
-async def test_a_retry_tries_again_what_a_real_client_raises(world: World, clock: FakeClock, unused_port: int) -> None:
-    """The default of Retry is of use with a client as it comes."""
+async def test_a_retry_with_its_default_repeats_errors_of_real_clients(
+    world: World, clock: FakeClock, unused_port: int
+) -> None:
     url = f"http://127.0.0.1:{unused_port}/"
     calls = itertools.count(1)
 
@@ -115,8 +117,8 @@ async def test_a_retry_tries_again_what_a_real_client_raises(world: World, clock
     assert clock.sleeps == [0.1, 0.1]
 
 
-def test_a_plain_os_error_says_nothing() -> None:
-    """One without a number is only known by what it was made of."""
+def test_a_plain_os_error_is_judged_by_its_causes() -> None:
+    """It has no number of its own."""
     permanent, temporary = OSError("all attempts failed"), OSError("all attempts failed")
     permanent.__cause__ = ExceptionGroup("", [ConnectionRefusedError(), PermissionError()])
     temporary.__cause__ = ExceptionGroup("", [ConnectionRefusedError(), ConnectionRefusedError()])
@@ -129,18 +131,18 @@ def test_a_plain_os_error_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("number", ["EHOSTUNREACH", "ENETUNREACH", "ETIMEDOUT", "ENETDOWN", "EHOSTDOWN"])
-def test_numbers_of_connecting_are_transient(number: str) -> None:
+def test_os_errors_of_connecting_are_transient(number: str) -> None:
     assert transient(OSError(getattr(errno, number), "no"))
 
 
 @pytest.mark.parametrize("number", ["ENOENT", "EACCES", "ENOSPC", "EMFILE", "EINVAL"])
-def test_other_numbers_are_not(number: str) -> None:
+def test_other_os_errors_are_not_transient(number: str) -> None:
     assert not transient(OSError(getattr(errno, number), "no"))
 
 
 @pytest.mark.parametrize(("number", "expected"), [("EAI_AGAIN", True), ("EAI_NONAME", False), ("EAI_FAMILY", False)])
-def test_a_name_that_cannot_be_resolved_for_now(number: str, expected: bool) -> None:
-    """A name that does not exist will not exist at the next try either."""
+def test_only_a_temporary_failure_of_name_resolution_is_transient(number: str, expected: bool) -> None:
+    """A name that does not exist will not exist at the next attempt either."""
     assert transient(socket.gaierror(getattr(socket, number), "no")) is expected
 
 
@@ -156,9 +158,9 @@ def test_a_name_that_cannot_be_resolved_for_now(number: str, expected: bool) -> 
         trio.TooSlowError(),
         anyio.BrokenResourceError(),
     ],
-    ids=lambda it: type(it).__name__,
+    ids=lambda error: type(error).__name__,
 )
-def test_the_other_errors_of_broken_connections(error: Exception) -> None:
+def test_errors_of_broken_connections_are_transient(error: Exception) -> None:
     assert transient(error)
 
 
@@ -173,20 +175,20 @@ def test_the_other_errors_of_broken_connections(error: Exception) -> None:
         anyio.ClosedResourceError(),
         anyio.EndOfStream(),
     ],
-    ids=lambda it: type(it).__name__,
+    ids=lambda error: type(error).__name__,
 )
-def test_errors_of_use_are_not_transient(error: Exception) -> None:
+def test_errors_of_wrong_use_are_not_transient(error: Exception) -> None:
     assert not transient(error)
 
 
 # --- certificates --------------------------------------------------------------------------------
 
 
-def test_a_certificate_itself_is_not_transient() -> None:
+def test_a_certificate_error_is_not_transient() -> None:
     assert not transient(ssl.SSLCertVerificationError(1, "certificate has expired"))
 
 
-def test_another_tls_error_in_the_chain_leaves_a_connection_error_transient() -> None:
+def test_a_connection_error_caused_by_another_tls_error_is_transient() -> None:
     error = httpx2.ConnectError("no")
     error.__cause__ = ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
     assert transient(error)

@@ -1,4 +1,4 @@
-"""The ways of the tests themselves: an `async def` test runs in its world, and is refused without one."""
+"""The hook that runs tests: an `async def` test runs in its world, and is refused without one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import sniffio
 from tests.conftest import World, pytest_pyfunc_call
 
 
-async def test_a_coroutine_function_runs_in_its_world(world: World) -> None:
-    """In threads there is no loop around it."""
+async def test_an_async_test_runs_in_its_world(world: World) -> None:
+    """In threads without an event loop."""
     if world.blocking:
         with pytest.raises(sniffio.AsyncLibraryNotFoundError):
             sniffio.current_async_library()
@@ -22,8 +22,8 @@ async def test_a_coroutine_function_runs_in_its_world(world: World) -> None:
         assert sniffio.current_async_library() == world.name
 
 
-def test_what_it_raises_comes_out(world: World) -> None:
-    """A hook that did not await the test would call every test green."""
+def test_a_failure_of_an_async_test_is_raised(world: World) -> None:
+    """Otherwise every such test would pass."""
 
     async def fails(world: World) -> None:
         raise AssertionError("red")
@@ -32,17 +32,17 @@ def test_what_it_raises_comes_out(world: World) -> None:
         pytest_pyfunc_call(item(fails, world=world))
 
 
-def test_it_has_to_ask_for_a_world() -> None:
-    """A coroutine that nothing runs would pass."""
+def test_an_async_test_without_a_world_is_refused() -> None:
+    """It would pass without having run."""
 
-    async def homeless() -> None: ...
+    async def without_world() -> None: ...
 
     with pytest.raises(pytest.fail.Exception, match="takes a world to run in"):
-        pytest_pyfunc_call(item(homeless))
+        pytest_pyfunc_call(item(without_world))
 
 
-def test_a_test_in_threads_may_not_suspend() -> None:
-    """It would be waiting for a loop that is not there."""
+def test_an_async_test_in_threads_may_not_suspend() -> None:
+    """There is no event loop to wait for."""
 
     class Suspends:
         def __await__(self) -> Any:
@@ -56,5 +56,5 @@ def test_a_test_in_threads_may_not_suspend() -> None:
 
 
 def item(test: Any, **funcargs: Any) -> Any:
-    """What the hook looks at of a test."""
+    """Return the attributes of a test that the hook uses."""
     return SimpleNamespace(obj=test, funcargs=funcargs)

@@ -1,7 +1,7 @@
-"""Whatever is put around whatever: a call that is cancelled, at any of its suspensions, leaves nothing behind.
+"""Policies in any combination: a call that is cancelled at any suspension leaves nothing behind.
 
-The scenes of `test_cancellation.py` are the pipelines that people write; here hypothesis puts policies together in
-orders that nobody would think of, each as often as it likes, and the same sweep goes over each of them.
+The scenes of `test_cancellation.py` are usual pipelines; here hypothesis combines policies in any order and number,
+and the same sweep goes over each combination.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from tests.composition.test_cancellation import (
 )
 from tests.conftest import Boom
 
-#: A policy, and what asserts that it is as it was.
+#: A policy, and a function that asserts that its state is unchanged.
 Piece = tuple[Policy[Any], Callable[[], None]]
 
 
 def untouched() -> None:
-    """There is nothing to look at."""
+    """Check nothing: the policy has no state."""
 
 
 def closed_breaker() -> Piece:
@@ -61,27 +61,27 @@ def open_breaker() -> Piece:
 
 
 def bulkhead(limit: int, queue: int) -> Piece:
-    it = Bulkhead(limit, queue=queue)
-    return it, partial(all_permits_are_free, it)
+    policy = Bulkhead(limit, queue=queue)
+    return policy, partial(all_permits_are_free, policy)
 
 
 def adaptive_limit(queue: int) -> Piece:
-    it = AdaptiveLimit(LONG, initial=1, queue=queue, on=BaseException)
+    limit = AdaptiveLimit(LONG, initial=1, queue=queue, on=BaseException)
 
     def is_free() -> None:
-        stats = it.stats()
+        stats = limit.stats()
         assert (stats.in_flight, stats.queued, stats.rejected) == (0, 0, 0)
 
-    return it, is_free
+    return limit, is_free
 
 
 def throttle() -> Piece:
-    it = AdaptiveThrottle(on=BaseException)
+    policy = AdaptiveThrottle(on=BaseException)
 
     def has_counted_nothing() -> None:
-        assert it.stats().requests == it.stats().rejected == 0
+        assert policy.stats().requests == policy.stats().rejected == 0
 
-    return it, has_counted_nothing
+    return policy, has_counted_nothing
 
 
 def injecting(chaos: Chaos[Any]) -> Policy[Any]:
@@ -110,7 +110,7 @@ PIECES: dict[str, Callable[[], Piece]] = {
 
 
 def scene(names: list[str], fails_at_first: bool) -> Scene:
-    """Put the pieces together. The failure, if there is one, is mended by a Retry closest to the function."""
+    """Compose the policies. An innermost Retry handles the failure, if there is one."""
     pieces = [PIECES[name]() for name in names]
 
     def as_before() -> None:
@@ -126,6 +126,8 @@ def scene(names: list[str], fails_at_first: bool) -> Scene:
 @pytest.mark.parametrize("way", WAYS)
 @given(names=st.lists(st.sampled_from(list(PIECES)), min_size=1, max_size=6), fails_at_first=st.booleans())
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_pipeline_that_is_cancelled_anywhere_is_as_it_was(way: str, names: list[str], fails_at_first: bool) -> None:
-    """No permit, no probe's slot, no count, no answer and no ambient context is left of the call."""
+def test_any_pipeline_cancelled_at_any_suspension_is_as_it_was(
+    way: str, names: list[str], fails_at_first: bool
+) -> None:
+    """No permit, probe, count, answer or ambient context is left."""
     sweep(partial(scene, names, fails_at_first), way)

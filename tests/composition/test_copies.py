@@ -1,4 +1,4 @@
-"""Policies, contexts and events that are pickled and copied: they do it right, or refuse and say why."""
+"""Pickling and copying policies, contexts and events works, or is refused with a reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from resilience.policy import Call
 from tests.conftest import Boom
 
 WAYS_TO_COPY: dict[str, Callable[[Any], Any]] = {
-    "pickle": lambda it: pickle.loads(pickle.dumps(it)),
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
 }
@@ -42,17 +42,16 @@ WITHOUT_STATE: list[Policy[Any]] = [
 
 
 @pytest.mark.parametrize("way", WAYS_TO_COPY)
-@pytest.mark.parametrize("policy", WITHOUT_STATE, ids=lambda it: it.name)
-def test_a_policy_that_shares_nothing_is_copied_as_it_is(policy: Policy[Any], way: str) -> None:
-    """The copy is configured alike, and works by itself."""
-    again = WAYS_TO_COPY[way](policy)
-    assert again is not policy
-    assert repr(again) == repr(policy)
-    assert again.call(len, "four") == 4
+@pytest.mark.parametrize("policy", WITHOUT_STATE, ids=lambda policy: policy.name)
+def test_a_policy_without_shared_state_can_be_copied(policy: Policy[Any], way: str) -> None:
+    copied = WAYS_TO_COPY[way](policy)
+    assert copied is not policy
+    assert repr(copied) == repr(policy)
+    assert copied.call(len, "four") == 4
 
 
 class Slotted(Policy):
-    """A user's policy that keeps one setting in a slot, as `@dataclass(slots=True)` makes it, and one beside it."""
+    """A custom policy with one setting in a slot, as `@dataclass(slots=True)` makes it, and one in its dictionary."""
 
     __slots__ = ("suffix",)
 
@@ -65,10 +64,9 @@ class Slotted(Policy):
 
 
 @pytest.mark.parametrize("way", WAYS_TO_COPY)
-def test_a_policy_with_slots_is_copied_with_what_they_hold(way: str) -> None:
-    """Its attributes and its slots are its settings alike."""
-    again = WAYS_TO_COPY[way](Slotted("!", "> "))
-    assert again.call(str.upper, "hello") == "> HELLO!"
+def test_a_copy_of_a_policy_with_slots_has_their_values(way: str) -> None:
+    copied = WAYS_TO_COPY[way](Slotted("!", "> "))
+    assert copied.call(str.upper, "hello") == "> HELLO!"
 
 
 @pytest.mark.parametrize("way", ["pickle", "deepcopy"])
@@ -85,27 +83,27 @@ def test_a_policy_with_slots_is_copied_with_what_they_hold(way: str) -> None:
     ],
     ids=["Bulkhead", "RateLimiter", "CircuitBreaker", "Chaos", "AdaptiveLimit", "AdaptiveThrottle", "Pipeline"],
 )
-def test_a_policy_that_all_its_users_share_refuses(policy: Policy[Any], way: str) -> None:
-    """Two of them would let twice as much through; also as a part of a pipeline."""
+def test_a_policy_with_shared_state_cannot_be_copied(policy: Policy[Any], way: str) -> None:
+    """Two copies would admit twice as much; also as a part of a pipeline."""
     with pytest.raises(TypeError, match="cannot be copied or pickled"):
         WAYS_TO_COPY[way](policy)
 
 
 @pytest.mark.parametrize("way", WAYS_TO_COPY)
-def test_a_context_refuses_and_says_what_to_do(way: str) -> None:
-    """Its deadline means nothing on the clock of another process, and a copy would tell of another execution."""
+def test_a_context_cannot_be_copied(way: str) -> None:
+    """Its deadline has no meaning in another process. The error suggests `ctx.remaining()`."""
     with pytest.raises(TypeError, match=r"hand over ctx\.remaining\(\)"):
         WAYS_TO_COPY[way](Context(timeout=5.0))
 
 
-def test_an_event_is_no_way_to_change_an_execution() -> None:
-    """Its properties are a copy: what a listener does to them is not seen by anybody else."""
+def test_a_listener_cannot_change_an_execution_through_its_event() -> None:
+    """The event has a copy of the properties."""
 
-    def hear(event: Any) -> None:
+    def change(event: Any) -> None:
         event.properties["tenant"] = "mine"
 
     seen: list[Any] = []
-    retry = Retry(2, on=Boom, backoff=[0], on_retry=hear)
+    retry = Retry(2, on=Boom, backoff=[0], on_retry=change)
 
     def fn(ctx: Context) -> None:
         seen.append(ctx.properties["tenant"])

@@ -1,4 +1,4 @@
-"""A bulkhead's queue and a circuit breaker, in both orders, when the service dies with two hundred calls queued."""
+"""The queue of a bulkhead and a circuit breaker, in both orders, when a service fails with 200 calls queued."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALLS = 200
 
 
 class DeadService:
-    """Takes a tenth of a second to fail."""
+    """Fails after a tenth of a second."""
 
     def __init__(self) -> None:
         self.reached = 0
@@ -28,21 +28,21 @@ class DeadService:
 
 
 async def storm(world: World, pipeline: Pipeline[Any]) -> tuple[int, list[str]]:
-    """Make all calls at once; return how many reached the service, and what the others came out with."""
+    """Make all calls at once. Return how many reached the service, and the types of the outcomes."""
     service, results = DeadService(), []
 
-    async def one() -> None:
+    async def call() -> None:
         results.append(type(await world.attempt(pipeline, service.fn)).__name__)
 
     async with anyio.create_task_group() as group:
         for _ in range(CALLS):
-            group.start_soon(one)
+            group.start_soon(call)
     return service.reached, results
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_bulkhead_outside_the_breaker_spares_the_service(backend: str) -> None:
-    """The recommended order: whoever leaves the queue finds the circuit open."""
+def test_a_bulkhead_outside_the_breaker_spares_a_dead_service(backend: str) -> None:
+    """The recommended order: calls that leave the queue find the circuit open."""
     world = World(backend)
     pipeline = Pipeline(Bulkhead(5, queue=CALLS), CircuitBreaker(5, open_for=60))
     with virtual_time() as clock:
@@ -53,8 +53,8 @@ def test_the_bulkhead_outside_the_breaker_spares_the_service(backend: str) -> No
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_breaker_outside_the_bulkhead_does_not(backend: str) -> None:
-    """Each was admitted before it queued: the queue drains into a service that is known to be dead."""
+def test_a_bulkhead_inside_the_breaker_sends_its_queue_to_a_dead_service(backend: str) -> None:
+    """Each call was admitted before it queued."""
     world = World(backend)
     pipeline = Pipeline(CircuitBreaker(5, open_for=60), Bulkhead(5, queue=CALLS))
     with virtual_time() as clock:

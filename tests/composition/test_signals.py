@@ -1,6 +1,6 @@
-"""Exceptions from a signal handler, at whatever instruction the signal finds: no permit is lost.
+"""An exception from a signal handler, raised at any instruction, loses no permit.
 
-A real timer rings every few hundred microseconds, some hundreds of times.
+A real timer fires every few hundred microseconds, some hundreds of times.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from resilience.runtimes import lowering
 from tests.conftest import World
 from tests.contention.beside import PATIENCE
 
-#: Of a hundred rings two or three come where a permit could be lost.
+#: Two or three of a hundred signals come at a point where a permit could be lost.
 RINGS = 400
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # a ring in a finalizer
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # a signal in a finalizer
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers"),
 ]
 
 
 class Rang(Exception):
-    """Raised by the handler."""
+    """Raised by the signal handler."""
 
 
 class Alarm:
-    """Raises at each ring, but only while it is armed, and once for each time."""
+    """Raises at a signal while it is armed, once each time."""
 
     def __init__(self) -> None:
         self.armed = False
@@ -47,40 +47,40 @@ class Alarm:
             raise Rang
 
     def storm(self, call: Callable[[], object]) -> None:
-        """Make calls, one after the other, until it has rung so many times."""
+        """Make calls, one after the other, until the given number of signals has raised."""
         ends_at = time.monotonic() + PATIENCE
         while self.rings < RINGS:
             assert time.monotonic() < ends_at
             try:
                 self._call_until_it_rings(call)
-            except (Rang, Rejected):  # refused: what the test will find is lost
+            except (Rang, Rejected):  # a rejection means that a permit is lost, as the test will find
                 pass
 
     def _call_until_it_rings(self, call: Callable[[], object]) -> None:
-        """In a frame of its own: CPython 3.13 may raise at the end of a loop past the `try` that it stands in."""
+        """Run in its own frame: CPython 3.13 may raise at the end of a loop, outside of the `try` around it."""
         self.armed = True
-        while self.armed:  # a ring in a finalizer goes nowhere
+        while self.armed:  # an exception in a finalizer is dropped
             call()
 
 
 @pytest.fixture
 def alarm() -> Iterator[Alarm]:
-    it = Alarm()
-    before = signal.signal(signal.SIGALRM, it.ring)
+    alarm = Alarm()
+    before = signal.signal(signal.SIGALRM, alarm.ring)
     signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
-    yield it
+    yield alarm
     signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that is pending is dropped: the default ends the process
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)  # drops a pending signal, which would end the process by default
     signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("lowered", [True, False], ids=["lowered", "driven"])
 @pytest.mark.parametrize("limit", [1, 5])
 @pytest.mark.parametrize("around", [[], [Retry(2, on=KeyError)]], ids=["alone", "composed"])
-def test_no_permit_is_lost(
+def test_a_signal_during_a_call_loses_no_permit(
     alarm: Alarm, monkeypatch: pytest.MonkeyPatch, around: list[Policy[Any]], limit: int, lowered: bool
 ) -> None:
-    """Two to three of a hundred signals came between taking a permit and the `try` that gives it back."""
+    """Not even between taking a permit and the `try` that releases it."""
     monkeypatch.setattr(lowering, "enabled", lowered)
     bulkhead = Bulkhead(limit)
     pipeline: Any = Pipeline(*around, bulkhead)
@@ -88,8 +88,8 @@ def test_no_permit_is_lost(
     assert bulkhead.stats().in_flight == 0
 
 
-def test_no_permit_is_lost_by_blocks(alarm: Alarm) -> None:
-    """Nor where a ring comes as a block begins or ends."""
+def test_a_signal_during_a_block_loses_no_permit(alarm: Alarm) -> None:
+    """Nor at its beginning or end."""
     bulkhead = Bulkhead(1)
 
     def hold() -> None:
@@ -100,21 +100,21 @@ def test_no_permit_is_lost_by_blocks(alarm: Alarm) -> None:
     assert bulkhead.stats().in_flight == 0
 
 
-def test_no_probe_is_lost(alarm: Alarm) -> None:
-    """The same for the slots of a half-open circuit, which never closes here."""
+def test_a_signal_during_a_probe_loses_no_slot(alarm: Alarm) -> None:
+    """The half-open circuit never closes here."""
     breaker = CircuitBreaker(1, open_for=1e-9, probe_successes=10**9)
     breaker.capture(lambda ctx: 1 / 0)
     alarm.storm(lambda: breaker.call(int))
     assert breaker.stats().probes == 0
 
 
-async def test_the_handler_itself_raises(threads: World, alarm: Alarm) -> None:
-    """What the tests above rest on: it raises in the middle of a loop, and only there."""
+async def test_the_handler_raises_inside_the_loop_of_calls_only(threads: World, alarm: Alarm) -> None:
+    """The other tests rely on it."""
     alarm.storm(lambda: None)
 
 
-async def test_no_permit_of_a_block_is_lost(world: World) -> None:
-    """Python lets a handler raise as `__exit__` begins, before its first line."""
+async def test_an_exception_before_the_first_line_of_exit_loses_no_permit(world: World) -> None:
+    """Where Python may run a signal handler."""
     bulkhead = Bulkhead(1)
     raised = 0
 

@@ -1,11 +1,11 @@
-"""Garbage collection at the worst moments: coroutines that nobody finishes are thrown away while locks are held.
+"""Garbage collection at the worst moments: abandoned coroutines are closed while locks are held.
 
-The collector runs wherever memory is asked for, in whatever thread asks, so also inside of the library, and
-closes what it finds: calls inside a bulkhead give their permit back, queued ones leave, probes are released.
+The collector runs wherever memory is allocated, in the allocating thread, so also inside the library, and closes
+the coroutines that it finds: calls inside a bulkhead release their permit, queued ones leave, probes are released.
 With thresholds of 1 it runs all the time.
 
-The calls here set no context variable (`call` and `acall` outside of any budget do not): CPython 3.11 collects
-inside of `ContextVar.set`, and crashes if a finalizer then sets one itself.
+The calls here set no context variable (`call` and `acall` without a deadline do not): CPython 3.11 collects
+inside `ContextVar.set`, and crashes if a finalizer then sets one itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS = 400
 
 
 class Forever:
-    """An awaitable that never comes back."""
+    """An awaitable that never ends."""
 
     def __await__(self) -> Iterator[None]:
         while True:
@@ -48,7 +48,7 @@ def collecting_all_the_time() -> Iterator[None]:
 
 
 def throw_away(coroutine: Any) -> None:
-    """Begin it, and leave it to the collector: it is held by nothing but a cycle."""
+    """Begin a coroutine, and leave it to the collector: only a reference cycle holds it."""
     try:
         coroutine.send(None)
     except (BulkheadFull, CircuitOpen):
@@ -58,13 +58,13 @@ def throw_away(coroutine: Any) -> None:
 
 
 def bounded(function: Callable[[], None], threads: int = 1) -> None:
-    """Run it in so many threads; a hang is a failure, not a hang."""
+    """Run the function in this number of threads; fail if one of them hangs."""
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
             function()
-        except BaseException as error:  # the test's thread raises it
+        except BaseException as error:  # raised in the thread of the test
             errors.append(error)
 
     started = [threading.Thread(target=run, daemon=True) for _ in range(threads)]
@@ -72,15 +72,15 @@ def bounded(function: Callable[[], None], threads: int = 1) -> None:
         thread.start()
     for thread in started:
         thread.join(60)
-        assert not thread.is_alive(), "a thread waits for itself"
+        assert not thread.is_alive(), "a thread hangs"
     if errors:
         raise errors[0]
 
 
-@pytest.mark.filterwarnings("ignore:the wait in a queue of a blocking call")  # that is what is tried here
+@pytest.mark.filterwarnings("ignore:the wait in a queue of a blocking call")  # as intended here
 @pytest.mark.parametrize("threads", [1, 4])
-def test_calls_that_are_thrown_away_give_their_permits_back(threads: int) -> None:
-    """Inside a bulkhead or in its queue, from several loops, while others take and give permits."""
+def test_garbage_collected_calls_release_their_permits(threads: int) -> None:
+    """Inside a bulkhead or in its queue, from several loops, while others take and release permits."""
     bulkhead = Bulkhead(3, queue=4, max_wait=0.001)
 
     async def work() -> None:
@@ -101,10 +101,10 @@ def test_calls_that_are_thrown_away_give_their_permits_back(threads: int) -> Non
 
 @pytest.mark.skipif(
     not getattr(sys, "_is_gil_enabled", lambda: True)(),
-    reason="a free-threaded collector comes when it likes, and until then a waiter that was thrown away is one",
+    reason="a free-threaded collector runs at other times, and until then a waiter that was thrown away is queued",
 )
-def test_waiters_that_are_thrown_away_leave_the_queue() -> None:
-    """Half of those that queue are never finished; the others are all served."""
+def test_garbage_collected_waiters_leave_the_queue() -> None:
+    """Half of the queued calls are never finished; the others are all served."""
     bulkhead = Bulkhead(1, queue=1000)
     served: list[int] = []
 
@@ -130,8 +130,8 @@ def test_waiters_that_are_thrown_away_leave_the_queue() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_probes_that_are_thrown_away_are_released(threads: int) -> None:
-    """A half-open circuit whose probes vanish refuses nobody for long, and closes when one comes back."""
+def test_garbage_collected_probes_are_released(threads: int) -> None:
+    """The half-open circuit admits later calls."""
     breaker = CircuitBreaker(1, open_for=[0.0], probes=2, probe_successes=10**9)
     breaker.capture(lambda ctx: 1 / 0)
     admitted: list[int] = []
@@ -151,8 +151,8 @@ def test_probes_that_are_thrown_away_are_released(threads: int) -> None:
     assert breaker.stats().probes == 0
 
 
-def test_a_finalizer_may_use_the_very_policies_it_interrupts() -> None:
-    """An object whose end calls back into breaker and bulkhead, collected in the middle of them."""
+def test_a_finalizer_may_use_the_policies_it_interrupts() -> None:
+    """As an object whose finalizer calls a breaker and a bulkhead, and is collected inside them."""
     bulkhead = Bulkhead(2, queue=2, max_wait=0.001)
     breaker = CircuitBreaker(2, open_for=[0.0], on_transition=lambda event: None)
     ended: list[int] = []
@@ -164,11 +164,11 @@ def test_a_finalizer_may_use_the_very_policies_it_interrupts() -> None:
         with suppress(CircuitOpen, ZeroDivisionError), breaker.guard():
             1 / 0  # noqa: B018
 
-    def last_words() -> None:
+    def finalize() -> None:
         bulkhead.stats()
         bulkhead.resize(2)
         breaker.stats()
-        if sys.version_info >= (3, 12):  # a guard sets a context variable: see above
+        if sys.version_info >= (3, 12):  # a guard sets a context variable: see the docstring of the module
             fail()
         breaker.isolate()
         breaker.close()
@@ -178,7 +178,7 @@ def test_a_finalizer_may_use_the_very_policies_it_interrupts() -> None:
         for _ in range(ROUNDS):
             thing: Any = Thing()
             thing.me = thing
-            weakref.finalize(thing, last_words)
+            weakref.finalize(thing, finalize)
             del thing
             bulkhead.call(fail)
             breaker.isolate()
@@ -190,9 +190,9 @@ def test_a_finalizer_may_use_the_very_policies_it_interrupts() -> None:
     assert bulkhead.stats().in_flight == 0
 
 
-def test_a_finalizer_may_end_a_subscription() -> None:
-    """`weakref.finalize(thing, unsubscribe)`, collected while somebody subscribes: no deadlock, and none is left."""
-    heard: list[Any] = []
+def test_a_finalizer_may_unsubscribe() -> None:
+    """`weakref.finalize(thing, unsubscribe)`, collected during a subscription: no deadlock, and none is left."""
+    seen: list[Any] = []
 
     class Thing:
         pass
@@ -201,12 +201,12 @@ def test_a_finalizer_may_end_a_subscription() -> None:
         for _ in range(ROUNDS):
             thing: Any = Thing()
             thing.me = thing
-            weakref.finalize(thing, events.subscribe(heard.append, events.CircuitChanged))
+            weakref.finalize(thing, events.subscribe(seen.append, events.CircuitChanged))
             del thing
-            events.subscribe(heard.append, events.CircuitChanged)()
+            events.subscribe(seen.append, events.CircuitChanged)()
 
     with collecting_all_the_time():
         bounded(work)
     breaker = CircuitBreaker(1)
     breaker.isolate()
-    assert heard == []
+    assert seen == []

@@ -1,4 +1,4 @@
-"""The soak in short: everything goes wrong for a moment, and nothing is left behind."""
+"""A short soak: everything fails for a while, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from tests.contention import soak
 
-#: A busy machine holds calls up for longer than they have.
+#: A busy machine delays calls past their deadlines.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(f"ignore:{soak.LATE}:RuntimeWarning")]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="resources are counted in /proc")
-def test_nothing_grows_while_everything_goes_wrong() -> None:
-    """Threads, tasks, timers, files, objects and memory are what they were; permits and probes are back."""
+def test_nothing_grows_during_failures_of_all_kinds() -> None:
+    """Threads, tasks, timers, files, objects and memory are as before; permits and probes are released."""
     lines: list[str] = []
     measured, callers, subject = soak.run(2.0, 3, lines.append)
     assert soak.complaints(measured[1], measured[-1]) == []
@@ -25,10 +25,9 @@ def test_nothing_grows_while_everything_goes_wrong() -> None:
     assert subject.transitions > 0
 
 
-def test_what_grows_and_what_is_held_is_told() -> None:
-    """A report that cannot complain says nothing."""
+def test_growth_and_held_resources_are_reported() -> None:
     flat = soak.Measurement(**dict.fromkeys(soak.Measurement.__annotations__, 0))
     worse = soak.Measurement(**dict.fromkeys(soak.Measurement.__annotations__, 10**6))
     assert soak.complaints(flat, flat) == []
-    told = {text.split()[0].rstrip(":") for text in soak.complaints(flat, worse)}
-    assert told == set(soak.Measurement.__annotations__) - {"calls", "workers"}
+    reported = {text.split()[0].rstrip(":") for text in soak.complaints(flat, worse)}
+    assert reported == set(soak.Measurement.__annotations__) - {"calls", "workers"}

@@ -211,8 +211,8 @@ def main(path: Path, name: str) -> int:
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     warnings.simplefilter("error")
     unseen: list[str] = []
-    sys.unraisablehook = lambda it: unseen.append(f"{it.err_msg}: {it.exc_value!r} in {it.object!r}")
-    threading.excepthook = lambda it: unseen.append(f"{it.exc_value!r} in {it.thread!r}")
+    sys.unraisablehook = lambda args: unseen.append(f"{args.err_msg}: {args.exc_value!r} in {args.object!r}")
+    threading.excepthook = lambda args: unseen.append(f"{args.exc_value!r} in {args.thread!r}")
     try:
         run(path, name)
     except Broken as error:
@@ -222,8 +222,8 @@ def main(path: Path, name: str) -> int:
         return 1
     finally:
         faulthandler.cancel_dump_traceback_later()
-    for each in unseen:
-        print(f"{name}: {each}", file=sys.stderr)
+    for message in unseen:
+        print(f"{name}: {message}", file=sys.stderr)
     return 1 if unseen else 0
 
 

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the package do what they show."""
+"""The examples in the docstrings of the package have the results they show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import resilience
 
 ROOT = Path(resilience.__file__).parent
-#: Found by their text: to import them all takes seconds, in each process that collects the tests.
+#: Found by their text: importing all modules would take seconds, in each process that collects the tests.
 MODULES = [
     ".".join(file.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
     for file in sorted(ROOT.rglob("*.py"))
@@ -20,10 +20,9 @@ MODULES = [
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_in_docstrings_do_what_they_show(name: str) -> None:
-    """Typed in as they stand, they print what they say."""
+def test_the_examples_in_docstrings_have_the_results_they_show(name: str) -> None:
     report: list[str] = []
-    examples = [it for it in doctest.DocTestFinder().find(importlib.import_module(name)) if it.examples]
+    examples = [found for found in doctest.DocTestFinder().find(importlib.import_module(name)) if found.examples]
     assert examples
     for example in examples:
         doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=report.append)
@@ -37,8 +36,7 @@ FIRST = """
 
 
 @pytest.mark.parametrize("what", FIRST)
-def test_what_a_newcomer_meets_first_has_an_example(what: str) -> None:
-    """The front door, the policies and the ways to call each show one."""
+def test_the_most_important_names_have_an_example(what: str) -> None:
     thing: object = resilience
     for name in what.removeprefix("resilience").split("."):
         thing = getattr(thing, name) if name else thing

@@ -1,4 +1,4 @@
-"""The recipes for engines, with real workers: what is under way when a worker is killed is run again, with its key."""
+"""The recipes for task queues, with real workers: a task whose worker is killed runs again, with the same key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integrations.redis.server import RedisServer
 ROOT = Path(__file__).parents[2]
 PATIENCE: Final = 40.0  # seconds
 
-#: Stands at the end of the module of the page, in the place of its stub: the first run hangs.
+#: Replaces the stub at the end of the page's module: the first run hangs.
 PAY = """
 def pay(ctx, order):
     import os, time
@@ -31,7 +31,7 @@ def pay(ctx, order):
     return "paid"
 """
 
-#: command of a worker, how a task is sent, and what is made quicker than the page has it.
+#: The command of a worker, the statement that sends a task, and replacements that make the page's code faster.
 ENGINES: dict[str, tuple[list[str], str, dict[str, str]]] = {
     "celery": (
         ["-m", "celery", "-A", "tasks", "worker", "--pool", "threads", "--concurrency", "2"],
@@ -54,7 +54,7 @@ ENGINES: dict[str, tuple[list[str], str, dict[str, str]]] = {
 
 
 def module_of(page: str, changes: dict[str, str]) -> str:
-    """The Python blocks of a page, before its tests, as the reader would put them into one file."""
+    """Return the Python blocks of a page, before its tests, as one module."""
     text = (ROOT / "docs" / "recipes" / page).read_text(encoding="utf-8").split("\n## Tests\n")[0]
     code = "\n\n".join(block.text for block in blocks(text) if block.language == "python")
     for old, new in changes.items():
@@ -65,7 +65,7 @@ def module_of(page: str, changes: dict[str, str]) -> str:
 
 @contextmanager
 def worker(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker in a group of its own, which is killed with all of its processes."""
+    """Start a worker in its own process group, which is killed at the end."""
     process = subprocess.Popen([sys.executable, *command], start_new_session=True, **options)
     try:
         yield process
@@ -96,8 +96,8 @@ def wait_for_keys(paid: Path, number: int) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.skipif(sys.platform == "win32", reason="no redis-server")
-def test_the_task_of_a_killed_worker_is_run_again_with_its_key(engine: str, tmp_path: Path) -> None:
-    """As the page says: from its beginning, by another worker, with the same idempotency key."""
+def test_the_task_of_a_killed_worker_runs_again_with_its_idempotency_key(engine: str, tmp_path: Path) -> None:
+    """From its beginning, in another worker."""
     command, send, changes = ENGINES[engine]
     (tmp_path / "tasks.py").write_text(module_of(f"{engine}.md", changes), encoding="utf-8")
     redis = RedisServer(tmp_path)

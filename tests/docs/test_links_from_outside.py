@@ -1,4 +1,4 @@
-"""What is read outside the repository's pages, on PyPI and in `.github`, leads to files that exist."""
+"""Pages that are read outside of the repository, on PyPI and in `.github`, link to files that exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.docs.test_snippets import anchors
 ROOT = Path(__file__).parents[2]
 SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-FOR_CONTRIBUTORS = [it.relative_to(ROOT).as_posix() for it in sorted((ROOT / ".github").rglob("*.md"))]
+FOR_CONTRIBUTORS = [page.relative_to(ROOT).as_posix() for page in sorted((ROOT / ".github").rglob("*.md"))]
 
 #: `https://github.com/owner/name/blob/main/path#anchor`, and the same for raw files.
 OURS = re.compile(
@@ -24,33 +24,32 @@ OURS = re.compile(
 
 
 def is_dead(path: str, anchor: str) -> bool:
-    """Whether a link to this file of the project, or to this heading in it, leads nowhere."""
+    """Return whether a link to this file of the project, or to this heading in it, is dead."""
     target = ROOT / path
     return not target.exists() or bool(anchor and anchor not in anchors(target.read_text(encoding="utf-8")))
 
 
 def test_the_readme_has_no_relative_links() -> None:
-    """PyPI shows the README without the files beside it."""
+    """PyPI shows the README without other files."""
     inline = re.findall(r"\]\(([^)\s]+)\)", README)
     defined = re.findall(r"^\[[^\]]+\]: (\S+)$", README, re.MULTILINE)
-    assert [it for it in inline + defined if not it.startswith(("https://", "#"))] == []
+    assert [link for link in inline + defined if not link.startswith(("https://", "#"))] == []
     assert len(defined) >= 30
 
 
-def test_the_readme_has_no_diagram_that_only_github_draws() -> None:
-    """PyPI shows Mermaid as source text."""
-    assert "mermaid" not in {it.language for it in blocks(README)}
+def test_the_readme_has_no_mermaid_diagram() -> None:
+    """PyPI shows its source text."""
+    assert "mermaid" not in {block.language for block in blocks(README)}
 
 
-def test_absolute_links_of_the_readme_lead_to_files_and_headings() -> None:
-    """An absolute link into the repository is checked against the files beside it."""
+def test_absolute_links_of_the_readme_name_existing_files_and_headings() -> None:
+    """Links into the repository are checked locally."""
     found = OURS.findall(README)
     assert len(found) >= 30
     assert [path for path, anchor in found if is_dead(path, anchor)] == []
 
 
 def test_every_reference_of_the_readme_is_defined_and_used() -> None:
-    """A reference without its definition shows its brackets."""
     prose = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
     used = set(re.findall(r"\]\[([^\]]+)\]", prose))
     assert used == set(re.findall(r"^\[([^\]]+)\]: ", prose, re.MULTILINE))
@@ -65,10 +64,10 @@ def test_absolute_links_of_the_pages_lead_to_files_and_headings() -> None:
 
 
 @pytest.mark.parametrize("name", FOR_CONTRIBUTORS)
-def test_links_of_the_contributors_pages_lead_somewhere(name: str) -> None:
-    """Relative links name a file, absolute ones into the repository too."""
+def test_links_of_the_contributors_pages_are_valid(name: str) -> None:
+    """Relative ones, and absolute ones into the repository."""
     page = ROOT / name
     text = page.read_text(encoding="utf-8")
-    relative = [it.partition("#") for it in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in it]
-    dead = [it for it, _, anchor in relative if is_dead(str((page.parent / it).resolve()), anchor)]
+    relative = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    dead = [path for path, _, anchor in relative if is_dead(str((page.parent / path).resolve()), anchor)]
     assert dead + [path for path, anchor in OURS.findall(text) if is_dead(path, anchor)] == []

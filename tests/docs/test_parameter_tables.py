@@ -1,4 +1,4 @@
-"""The page of a policy describes every parameter, with its default, and has the parts that all of them have."""
+"""The page of each policy describes every parameter with its default, and has the common sections."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ POLICIES: list[type[Policy[Any]]] = [
     Timeout,
 ]
 PARTS = ["About", "Usage", "Defaults", "What happens", "What it promises", "Telemetry", "Patterns", "Anti-patterns"]
-#: Parameters with a default of their own, by which the policy sees whether they were given, mean this.
+#: The documented defaults of parameters whose real default only marks that they were not given.
 MEANT: dict[tuple[str, str], Any] = {("Fallback", "value"): None, ("RateLimiter", "more"): ()}
 
 
@@ -58,7 +58,7 @@ def page_of(policy: type[Policy[Any]]) -> str:
 
 
 def table_under(page: str, heading: str) -> list[list[str]]:
-    """The rows of the first table after a heading, without its head."""
+    """Return the rows of the first table after a heading, without its head."""
     section = page.split(f"\n## {heading}\n", 1)[1]
     table = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)
     assert table is not None
@@ -66,8 +66,8 @@ def table_under(page: str, heading: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_page_of_a_policy_names_each_parameter_and_its_default(policy: type[Policy[Any]]) -> None:
-    """In the order of the signature; and the default is one that the constructor would take."""
+def test_the_page_of_a_policy_lists_each_parameter_with_its_default(policy: type[Policy[Any]]) -> None:
+    """In the order of the signature; the default is an expression that the constructor accepts."""
     parameters = inspect.signature(policy).parameters
     rows = table_under(page_of(policy), "Defaults")
     assert [row[0] for row in rows] == [f"`{name}`" for name in parameters]
@@ -77,12 +77,12 @@ def test_the_page_of_a_policy_names_each_parameter_and_its_default(policy: type[
         if default is inspect.Parameter.empty:
             assert described == "required"
         else:
-            assert repr(eval(described.strip("`"), names)) == repr(default)  # the page is our own writing
+            assert repr(eval(described.strip("`"), names)) == repr(default)  # the page is trusted
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_page_of_a_policy_has_the_parts_that_all_have(policy: type[Policy[Any]]) -> None:
-    """Who knows one page finds his way on the others: same parts, same order, at least one diagram."""
+def test_the_page_of_a_policy_has_the_common_sections(policy: type[Policy[Any]]) -> None:
+    """In the same order, with a diagram."""
     page = page_of(policy)
     headings = [heading for heading in re.findall(r"^## (.+)$", page, re.MULTILINE) if heading in PARTS]
     assert headings == PARTS
@@ -91,7 +91,6 @@ def test_the_page_of_a_policy_has_the_parts_that_all_have(policy: type[Policy[An
 
 
 def test_the_page_on_events_names_each_event_and_its_fields() -> None:
-    """The table of events is that of the module."""
     page = (PAGES.parent / "events.md").read_text(encoding="utf-8")
     section = page.split("\n## The events\n", 1)[1]
     kinds = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event)]
@@ -107,7 +106,6 @@ def test_the_page_on_events_names_each_event_and_its_fields() -> None:
 
 
 def test_the_page_on_errors_names_each_error() -> None:
-    """The tree is that of the module."""
     page = (PAGES.parent / "errors.md").read_text(encoding="utf-8")
     tree = page.split("\n## What the library raises\n", 1)[1].split("\n| Error", 1)[0]
     for name in resilience.errors.__all__:

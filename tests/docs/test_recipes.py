@@ -1,4 +1,4 @@
-"""The recipes that do not run like the other pages: in a notebook, and in an environment of their own."""
+"""The recipes that cannot run like the other pages: in a notebook, and in a separate environment."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NOTEBOOK = ROOT / "docs/recipes/notebooks.md"
 
 
 @pytest.mark.filterwarnings("ignore:Proactor event loop does not implement:RuntimeWarning")  # zmq, under Windows
-def test_the_page_on_notebooks_is_a_notebook(tmp_path: Path) -> None:
-    """Each block is a cell of one kernel, where a warning is an error."""
+def test_the_page_on_notebooks_runs_in_a_kernel(tmp_path: Path) -> None:
+    """Each block is a cell of the same kernel, where a warning is an error."""
     kernel.run(NOTEBOOK, "notebooks.md", tmp_path)
 
 
@@ -37,8 +37,7 @@ def test_the_page_on_notebooks_is_a_notebook(tmp_path: Path) -> None:
         ("print('a')\n```\n\n```python\n1\n", "shown nowhere:\na"),
     ],
 )
-def test_a_cell_that_shows_something_else_is_reported(cell: str, report: str, tmp_path: Path) -> None:
-    """What a page promises wrongly is found."""
+def test_a_wrong_result_of_a_cell_is_reported(cell: str, report: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     cells = NOTEBOOK.read_text(encoding="utf-8").split("Many calls, at most three at once")[0]
     page.write_text(f"{cells}\n```python\n{cell}```\n", encoding="utf-8")
@@ -49,8 +48,8 @@ def test_a_cell_that_shows_something_else_is_reported(cell: str, report: str, tm
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="kernels are interrupted by a signal")
-def test_interrupt_ends_the_wait_of_a_policy() -> None:
-    """The cell ends with the interrupt: it is not repeated, counted or answered, and the permit comes back."""
+def test_an_interrupt_of_the_kernel_ends_the_delay_of_a_retry() -> None:
+    """It is not retried, counted or answered, and the permit is released."""
     manager, client = start_new_kernel()
     try:
         kernel.cell(
@@ -71,8 +70,8 @@ def test_interrupt_ends_the_wait_of_a_policy() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_on_arq_does_what_it_says(tmp_path: Path) -> None:
-    """In an environment that has arq, which cannot be installed beside the extra `redis`."""
+def test_the_page_on_arq_has_the_results_it_shows(tmp_path: Path) -> None:
+    """In an environment with arq, which cannot be installed with the extra `redis`."""
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     install = [str(python), "-m", "pip", "install", "-q", str(ROOT), "arq>=0.28", "pytest"]

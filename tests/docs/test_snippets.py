@@ -1,4 +1,4 @@
-"""README and docs: every Python block runs, and does what the page says."""
+"""README and docs: every Python block runs, and its results are those that the page shows."""
 
 from __future__ import annotations
 
@@ -15,55 +15,53 @@ from tests.docs.run_page import LANGUAGES, Broken, blocks, run
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
-#: A notebook is run in a kernel; arq cannot be installed beside the extra `redis`: see test_recipes.py for both.
+#: A notebook needs a kernel, and arq cannot be installed with the extra `redis`: test_recipes.py runs both.
 APART = ("docs/recipes/arq.md", "docs/recipes/notebooks.md")
 #: The changelog has links, but nothing to run.
 WRITTEN = [*NAMES, "CHANGELOG.md"]
 
 
 def execute(path: Path, name: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a page in a Python of its own, in an empty folder, where a warning is an error."""
+    """Run a page in a new Python process, in an empty folder, where a warning is an error."""
     command = [sys.executable, "-W", "error", run_page.__file__, str(path), name]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=run_page.LIMIT + 10, check=False)
 
 
-@pytest.mark.parametrize("name", [it for it in NAMES if it not in APART])
-def test_a_page_does_what_it_says(name: str, tmp_path: Path) -> None:
-    """Every Python block runs, in order and in one namespace, and what is shown is what comes out."""
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in APART])
+def test_the_blocks_of_a_page_have_the_results_it_shows(name: str, tmp_path: Path) -> None:
+    """They run in order and in one namespace."""
     if name == "docs/gevent.md" and (sys.platform == "win32" or sys.implementation.name != "cpython"):
-        pytest.skip("no gevent there")
+        pytest.skip("gevent is not available")
     done = execute(ROOT / name, name, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def test_there_are_pages_with_something_to_run() -> None:
-    """The pages were found, and their blocks were."""
+def test_the_pages_and_their_blocks_are_found() -> None:
     found = [block.language for path in PAGES for block in blocks(path.read_text(encoding="utf-8"))]
     assert len(PAGES) >= 16
     assert found.count("python") >= 60
     assert set(found) <= LANGUAGES
 
 
-def test_no_node_of_a_diagram_is_named_by_a_word_of_mermaid() -> None:
-    """A flowchart with a bare `call -->` is an error on the page in the place of a picture."""
+def test_no_node_of_a_diagram_is_a_keyword_of_mermaid() -> None:
+    """A flowchart with a bare `call -->` is shown as an error."""
     bare = re.compile(r"^\s*(call|click|end|href) +-|> +(call|click|end|href)\b(?![\[({])", re.MULTILINE)
-    diagrams = [
-        it.text for path in PAGES for it in blocks(path.read_text(encoding="utf-8")) if it.language == "mermaid"
-    ]
-    assert [it for it in diagrams if bare.search(it)] == []
+    texts = [block for path in PAGES for block in blocks(path.read_text(encoding="utf-8"))]
+    diagrams = [block.text for block in texts if block.language == "mermaid"]
+    assert [diagram for diagram in diagrams if bare.search(diagram)] == []
 
 
 # --- links -----------------------------------------------------------------------------------
 
 
 def anchors(page: str) -> set[str]:
-    """The anchors that a Markdown renderer gives to the headings of a page."""
+    """Return the anchors that a Markdown renderer gives to the headings of a page."""
     prose = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ +(.+)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_are_valid() -> None:
     """A relative link names a file of the project and, after a `#`, a heading in it."""
     dead = []
     for name in WRITTEN:
@@ -78,20 +76,19 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert dead == []
 
 
-def test_the_index_leads_to_every_page() -> None:
-    """Readers do not have to guess that a page exists."""
+def test_the_index_links_to_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    pages = [it.removeprefix("docs/") for it in NAMES if it.startswith("docs/") and it != "docs/index.md"]
-    assert [it for it in pages if f"]({it})" not in index] == []
+    pages = [name.removeprefix("docs/") for name in NAMES if name.startswith("docs/") and name != "docs/index.md"]
+    assert [page for page in pages if f"]({page})" not in index] == []
 
 
 @pytest.mark.parametrize(
     "answer", [r"own (retries|second try)|[Rr]etries (of|to|are|and)\b", r"[Tt]imeout|[Dd]eadline", r"[Tt]hread"]
 )
-def test_the_page_of_an_integration_answers_what_every_user_has_to_know(answer: str) -> None:
-    """What to switch off, where the time goes, and what belongs to one thread: three lines at least."""
-    pages = [it for it in NAMES if it.startswith("docs/integrations/")]
-    assert [it for it in pages if not re.search(answer, (ROOT / it).read_text(encoding="utf-8"))] == []
+def test_the_page_of_an_integration_covers_retries_timeouts_and_threads(answer: str) -> None:
+    """Which retries to switch off, what limits the time, and what belongs to one thread."""
+    pages = [name for name in NAMES if name.startswith("docs/integrations/")]
+    assert [page for page in pages if not re.search(answer, (ROOT / page).read_text(encoding="utf-8"))] == []
 
 
 # --- the README ------------------------------------------------------------------------------
@@ -107,27 +104,27 @@ def test_the_page_of_an_integration_answers_what_every_user_has_to_know(answer: 
         ),
     ],
 )
-def test_the_readme_names_the_two_commands(marker: str, command: str) -> None:
-    """Each stands alone in a shell block after its marker, and sets up its own environment."""
+def test_the_readme_has_the_run_and_test_commands(marker: str, command: str) -> None:
+    """Each alone in a shell block after its marker, with the setup of its environment."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     found = re.findall(rf"^<!-- {marker} -->\n```shell\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
     assert found == [f"python3 -m venv .venv && {command}\n"]
 
 
 def test_the_readme_says_how_long_the_tests_take() -> None:
-    """In the paragraph after the command, so that silence is not taken for a hang."""
+    """In the paragraph after the command."""
     after = (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- test -->")[1].split("```")[2]
     assert re.search(r"^The tests take about \w+ minutes on \w+", after.strip())
 
 
 def test_the_first_example_of_the_readme_is_complete_and_short() -> None:
-    """It brings its own imports and has ten to fifteen lines of code."""
+    """It has its own imports, and ten to fifteen lines."""
     first = next(block for block in blocks((ROOT / "README.md").read_text(encoding="utf-8")))
     assert first.language == "python"
     assert 10 <= sum(bool(line.strip()) for line in first.text.splitlines()) <= 15
 
 
-# --- the runner itself -----------------------------------------------------------------------
+# --- the runner of pages ---
 
 
 def page_of(tmp_path: Path, *lines: str) -> Path:
@@ -156,20 +153,19 @@ def page_of(tmp_path: Path, *lines: str) -> Path:
             ["```python", "import asyncio", "async def main():", "    1  # -> 2", "asyncio.run(main())", "```"],
             "page.md:6: expected",
         ),
-        (["```python", "def test_it():", "    assert 1 > 2, 'no'", "```"], "page.md:5: AssertionError: no"),
+        (["```python", "def test_sum():", "    assert 1 > 2, 'no'", "```"], "page.md:5: AssertionError: no"),
         (["```python", "def f():", "    1  # -> 2", "```"], "page.md:5: this line was never reached"),
         (["```python", "def f():", "    raise KeyError('k')", "```", "", "```python", "f()", "```"], "page.md:5: Key"),
     ],
 )
-def test_a_page_that_does_not_hold_is_reported_with_its_line(lines: list[str], report: str, tmp_path: Path) -> None:
-    """What a page promises wrongly is found, and where."""
+def test_a_wrong_result_on_a_page_is_reported_with_its_line(lines: list[str], report: str, tmp_path: Path) -> None:
     with pytest.raises(Broken) as caught:
         run(page_of(tmp_path, *lines), "page.md")
     assert str(caught.value).startswith(report)
 
 
-def test_a_page_that_holds_passes(tmp_path: Path) -> None:
-    """Blocks share one namespace, and `...` stands for anything."""
+def test_a_page_with_correct_results_passes(tmp_path: Path) -> None:
+    """Blocks share one namespace, and `...` stands for any text."""
     run(
         page_of(
             tmp_path,
@@ -209,15 +205,15 @@ def test_a_page_that_holds_passes(tmp_path: Path) -> None:
         (["import threading", "t = threading.Thread(target=int, args='x')", "t.start()", "t.join()"], "ValueError"),
     ],
 )
-def test_what_a_page_leaves_behind_is_an_error(lines: list[str], report: str, tmp_path: Path) -> None:
-    """A warning, a coroutine that was not awaited, an exception in a thread: none goes unseen."""
+def test_warnings_and_unseen_exceptions_of_a_page_are_errors(lines: list[str], report: str, tmp_path: Path) -> None:
+    """Coroutines that were not awaited, and exceptions in threads, among them."""
     done = execute(page_of(tmp_path, "```python", *lines, "```"), "page.md", tmp_path)
     assert done.returncode == 1
     assert report in done.stderr
 
 
-def test_a_page_that_hangs_is_stopped_where_it_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is on real time, and the report shows the line."""
+def test_a_page_that_hangs_is_stopped_and_the_line_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a limit on real time."""
     quick = tmp_path / "quick.py"
     source = Path(run_page.__file__).read_text(encoding="utf-8")
     quick.write_text(source.replace("LIMIT: Final = 20.0", "LIMIT: Final = 0.3"), encoding="utf-8")

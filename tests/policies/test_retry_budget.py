@@ -21,7 +21,7 @@ from resilience import (
 )
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.retries import Response, bad, notes_of, run
-from tests.test_repeats import Own
+from tests.test_repeats import CustomBudget
 
 
 def reasons(heard: list[Any]) -> list[str]:
@@ -180,11 +180,11 @@ async def test_a_retried_block_earns_costs_and_is_refunded_like_a_call(
 
 
 async def test_a_custom_budget_is_called_and_its_errors_are_raised(world: World, clock: FakeClock) -> None:
-    budget = Own(True, OSError("no answer"))
+    budget = CustomBudget(True, OSError("no answer"))
     await run(world, Retry(3, on=Boom, backoff=[0], budget=budget), Script(Boom(), "fine"))
     error = await run(world, Retry(3, on=Boom, backoff=[0], budget=budget), Script(Boom()))
     assert isinstance(error, OSError)
-    assert budget.told == ["withdraw", "succeeded", "withdraw"]
+    assert budget.calls == ["withdraw", "succeeded", "withdraw"]
 
 
 def test_repr_and_description_contain_the_budget() -> None:

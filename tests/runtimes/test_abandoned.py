@@ -1,4 +1,4 @@
-"""Calls that were walked away from: counted, capped, and holding nothing that others wait for."""
+"""Abandoned calls: they are counted, limited, and hold nothing that other calls wait for."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from resilience.runtimes import workers
 from tests.conftest import Boom
 from tests.runtimes.conftest import LONG, SHORT, abandon, until
 
-# --- abandoned calls are counted, and capped ---
+# --- counting and limiting abandoned calls ---
 
 
 def test_abandoned_calls_are_counted_until_they_end(gate: threading.Event) -> None:
-    """In the whole process, whichever policy left them behind."""
+    """In the whole process, for all policies."""
     for count in (1, 2, 3):
         abandon(gate)
         assert Timeout.abandoned() == count
@@ -44,8 +44,8 @@ def test_abandoned_calls_are_counted_until_they_end(gate: threading.Event) -> No
     until(lambda: Timeout.abandoned() == 0)
 
 
-def test_without_a_timeout_as_many_may_be_abandoned_as_by_default() -> None:
-    """A hedge asks as well, and `Timeout` may not have been imported."""
+def test_without_timeout_the_default_limit_of_abandoned_calls_applies() -> None:
+    """A hedge checks it as well, and `Timeout` may not have been imported."""
     pool = workers.Pool()
     pool.abandoned = Timeout.max_abandoned - 1
     assert not pool.is_exhausted()
@@ -54,7 +54,7 @@ def test_without_a_timeout_as_many_may_be_abandoned_as_by_default() -> None:
 
 
 def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`WorkersExhausted`: the function is not entered, and it is not counted as an attempt."""
+    """With `WorkersExhausted`; the function is not entered, and it is not counted as an attempt."""
     monkeypatch.setattr(Timeout, "max_abandoned", 2)
     entered: list[int] = []
     ctx = Context()
@@ -71,29 +71,26 @@ def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch
     assert Timeout(LONG).call(lambda: "again") == "again"
 
 
-def test_a_refusal_for_want_of_workers_is_a_rejection_like_others(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A fallback answers it; a retry and a breaker leave it alone; permits come back."""
+def test_workers_exhausted_is_an_ordinary_rejection(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fallback answers it; a retry and a breaker ignore it; permits are released."""
     monkeypatch.setattr(Timeout, "max_abandoned", 1)
     abandon(gate)
-    breaker, bulkhead, told = CircuitBreaker(1), Bulkhead(1), list[Any]()
+    breaker, bulkhead, retries = CircuitBreaker(1), Bulkhead(1), list[Any]()
     pipeline = Policy.wrap(
-        Fallback("instead"), Retry(on=Exception, on_retry=told.append), breaker, bulkhead, Timeout(LONG)
+        Fallback("instead"), Retry(on=Exception, on_retry=retries.append), breaker, bulkhead, Timeout(LONG)
     )
     assert pipeline.call(lambda: "fine") == "instead"
-    assert told == []
+    assert retries == []
     assert breaker.state is CircuitState.CLOSED
     assert bulkhead.stats().in_flight == 0
 
 
-def test_the_cap_is_128_unless_it_is_changed() -> None:
-    """`Timeout.max_abandoned`, for the process."""
+def test_by_default_128_calls_may_be_abandoned() -> None:
     assert Timeout.max_abandoned == 128
 
 
-def test_at_the_very_moment_of_the_limit_there_is_one_outcome_and_the_count_is_right() -> None:
-    """A function that ends when its time does either delivers or is walked away from."""
+def test_a_call_that_ends_at_its_timeout_has_one_outcome_and_the_count_is_right() -> None:
+    """It either returns or is abandoned."""
     chance = random.Random(3)
     timeout = Timeout(0.002)
     outcomes: list[Any] = []
@@ -110,10 +107,10 @@ def test_at_the_very_moment_of_the_limit_there_is_one_outcome_and_the_count_is_r
     until(lambda: Timeout.abandoned() == 0)
 
 
-def test_a_function_that_ends_before_it_is_counted_is_never_counted(
+def test_a_function_that_ends_before_it_is_counted_as_abandoned_is_not_counted(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its caller has left it, and comes to say so when it is over: nothing would count it off any more."""
+    """Nothing would decrease the count any more."""
     counted: list[workers.Job] = []
     count_abandoned = workers.Pool.count_abandoned
 
@@ -130,11 +127,11 @@ def test_a_function_that_ends_before_it_is_counted_is_never_counted(
     assert Timeout.abandoned() == 0
 
 
-# --- what is held comes back at once ---
+# --- effects of abandoned calls ---
 
 
-def test_what_an_abandoned_function_does_later_moves_nothing(gate: threading.Event) -> None:
-    """Its result does not reach the policies that it was called through."""
+def test_an_abandoned_function_affects_no_policy_afterwards(gate: threading.Event) -> None:
+    """Its result does not reach them."""
     breaker = CircuitBreaker(1)
     retry = Retry(2, on=TimeoutExceeded, backoff=[0])
     ctx = Context()
@@ -158,18 +155,18 @@ def test_what_an_abandoned_function_does_later_moves_nothing(gate: threading.Eve
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals are sent to a thread on POSIX only")
-def test_ctrl_c_while_waiting_is_felt_at_once(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller leaves, the call is counted as abandoned, what was held comes back."""
+def test_ctrl_c_during_a_wait_is_raised_at_once(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is counted as abandoned, and permits are released."""
     main = threading.main_thread().ident
     assert main == threading.get_ident()
     bulkhead = Bulkhead(1)
-    felt: list[int] = []
+    interrupts: list[int] = []
     waits = threading.Event()
     wait_for = process_clock.wait
 
     def interrupt(number: int, frame: object) -> None:
-        if not felt:
-            felt.append(number)
+        if not interrupts:
+            interrupts.append(number)
             raise KeyboardInterrupt
 
     def wait(waitable: Any, seconds: float | None) -> bool:
@@ -177,8 +174,8 @@ def test_ctrl_c_while_waiting_is_felt_at_once(gate: threading.Event, monkeypatch
         return wait_for(waitable, seconds)
 
     def fn() -> None:
-        waits.wait(10)  # until then the caller still starts this thread
-        while not felt:  # one that comes just before the lock begins to wait is noticed after it, by any Python
+        waits.wait(10)  # until then, the caller is still starting this thread
+        while not interrupts:  # a signal just before the lock begins to wait is noticed only after it, in any Python
             signal.pthread_kill(main, signal.SIGINT)
             gate.wait(0.02)
         gate.wait(10)
@@ -198,11 +195,9 @@ def test_ctrl_c_while_waiting_is_felt_at_once(gate: threading.Event, monkeypatch
     until(lambda: Timeout.abandoned() == 0)
 
 
-def test_an_interrupt_that_comes_when_the_call_is_done_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function has ended by itself: nothing is left to count as abandoned."""
-
+def test_an_interrupt_after_the_function_has_ended_leaves_nothing_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(waitable: Any, seconds: float | None) -> bool:
-        assert waitable.acquire(True, 5)  # the worker has delivered
+        assert waitable.acquire(True, 5)  # the worker has delivered its result
         raise KeyboardInterrupt
 
     monkeypatch.setattr(process_clock, "wait", interrupted)

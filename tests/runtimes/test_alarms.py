@@ -1,4 +1,4 @@
-"""Alarms of asyncio: one serves all calls of a limit, and what one of them does spares no other."""
+"""Alarms of asyncio: one serves all calls with the same timeout, and an error in one of them affects no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Stubborn(asyncio.Future[str]):
 
 
 class Reported:
-    """What the loop's exception handler was called with."""
+    """The contexts that the loop's exception handler got."""
 
     def __init__(self) -> None:
         self.contexts: list[dict[str, Any]] = []
@@ -36,8 +36,10 @@ async def hang() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
-async def test_an_awaitable_whose_cancellation_raises_spares_no_other_timer(in_asyncio: World, before: int) -> None:
-    """The alarm had ended there: the calls behind it, and all later ones of that limit in this loop, had none."""
+async def test_an_awaitable_whose_cancellation_raises_does_not_stop_other_timeouts(
+    in_asyncio: World, before: int
+) -> None:
+    """Neither those of the same alarm nor later ones."""
     reported, timeout = Reported(), Timeout(SHORT)
     stubborn = Stubborn()
 
@@ -45,7 +47,7 @@ async def test_an_awaitable_whose_cancellation_raises_spares_no_other_timer(in_a
         return await stubborn
 
     first = [asyncio.create_task(timeout.acall(hang)) for _ in range(before)]
-    unmoved = asyncio.create_task(timeout.acall(waits))
+    not_cancelled = asyncio.create_task(timeout.acall(waits))
     await asyncio.sleep(0)
     behind = [asyncio.create_task(timeout.acall(hang)) for _ in range(3)]
     done, pending = await asyncio.wait([*first, *behind], timeout=5)
@@ -55,14 +57,14 @@ async def test_an_awaitable_whose_cancellation_raises_spares_no_other_timer(in_a
         await asyncio.wait_for(timeout.acall(hang), 5)
     assert [str(context["exception"]) for context in reported.contexts] == ["cannot be cancelled"]
     stubborn.set_result("came back")
-    assert await unmoved == "came back"
+    assert await not_cancelled == "came back"
 
 
-async def test_a_block_whose_cancellation_raises_spares_no_other(in_asyncio: World) -> None:
-    """Blocks of one limit share an alarm as well."""
+async def test_a_block_whose_cancellation_raises_does_not_stop_other_blocks(in_asyncio: World) -> None:
+    """Blocks with the same timeout share an alarm as well."""
     reported, stubborn = Reported(), Stubborn()
 
-    async def unmoved() -> None:
+    async def not_cancelled() -> None:
         async with deadline(SHORT):
             await stubborn
 
@@ -70,11 +72,11 @@ async def test_a_block_whose_cancellation_raises_spares_no_other(in_asyncio: Wor
         async with deadline(SHORT):
             await hang()
 
-    task = asyncio.create_task(unmoved())
+    task = asyncio.create_task(not_cancelled())
     others = [asyncio.create_task(other()) for _ in range(3)]
     _, pending = await asyncio.wait(others, timeout=5)
     assert not pending
-    assert all(isinstance(it.exception(), TimeoutExceeded) for it in others)
+    assert all(isinstance(other_task.exception(), TimeoutExceeded) for other_task in others)
     assert len(reported.contexts) == 1
     stubborn.set_result("came back")
     await asyncio.wait([task], timeout=5)
@@ -85,8 +87,8 @@ async def test_a_block_whose_cancellation_raises_spares_no_other(in_asyncio: Wor
 # --- races ------------------------------------------------------------------------------------
 
 
-async def test_calls_that_may_be_hedged_have_one_timer_of_the_loop_together(in_asyncio: World) -> None:
-    """A timer for each would be a third of what such a call costs."""
+async def test_hedged_calls_share_one_timer_of_the_loop(in_asyncio: World) -> None:
+    """A timer for each would be a third of the cost of such a call."""
     loop: Any = asyncio.get_running_loop()
     before = len(loop._scheduled)
     for _ in range(50):
@@ -94,8 +96,8 @@ async def test_calls_that_may_be_hedged_have_one_timer_of_the_loop_together(in_a
     assert len(loop._scheduled) <= before + 1
 
 
-async def test_each_race_of_a_loop_is_rung_at_its_own_instant(in_asyncio: World) -> None:
-    """Those of different hedges, too, whichever has begun first, and for each of its attempts."""
+async def test_each_race_of_a_loop_gets_its_alarm_at_its_own_instant(in_asyncio: World) -> None:
+    """Also for hedges with different delays, in any order, and for each attempt."""
     begun: list[str] = []
 
     async def fetch(ctx: Context) -> None:

@@ -1,4 +1,4 @@
-"""Lowering is a matter of speed: with it switched off, everything behaves as it does with it."""
+"""Lowering only changes the speed: without it, everything behaves the same."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def python(*arguments: str, setting: str = "off") -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own, in which lowering is switched off, or on.
+    """Run Python in a new process with lowering switched off or on.
 
-    It is no worker of xdist: as one, its tests would wait for the turn that this one has.
+    The process is no worker of xdist: as one, its tests would wait for the lock that this test holds.
     """
     others = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     return subprocess.run(
@@ -36,8 +36,10 @@ def python(*arguments: str, setting: str = "off") -> subprocess.CompletedProcess
     [Retry(), Timeout(5), Timeout(5, cooperative=True), CircuitBreaker(), Bulkhead(1), Fallback()],
     ids=["Retry", "Timeout", "Timeout cooperative", "CircuitBreaker", "Bulkhead", "Fallback"],
 )
-def test_our_own_policies_are_lowered(policy: Policy[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them: what is driven is slow. Unless it is switched off, also for what has been lowered before."""
+def test_the_built_in_policies_are_lowered_unless_it_is_switched_off(
+    policy: Policy[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they were lowered before."""
     monkeypatch.setattr(lowering, "enabled", True)
     assert lowering.lower(policy) is not None
     monkeypatch.setattr(lowering, "enabled", False)
@@ -46,7 +48,7 @@ def test_our_own_policies_are_lowered(policy: Policy[object], monkeypatch: pytes
 
 @pytest.mark.parametrize(("setting", "enabled"), [("off", False), ("NO", False), ("on", True)])
 def test_the_environment_switches_lowering_off(setting: str, enabled: bool) -> None:
-    """`RESILIENCE_LOWERING=off`, for the process; everything works without."""
+    """`RESILIENCE_LOWERING=off`, for the process."""
     done = python(
         "-c",
         "from resilience import Fallback, Retry\n"
@@ -61,7 +63,7 @@ def test_the_environment_switches_lowering_off(setting: str, enabled: bool) -> N
 
 @pytest.mark.slow
 def test_the_tests_of_the_policies_pass_with_lowering_off() -> None:
-    """Those of the world of threads: in tasks there is nothing to lower."""
+    """Those in threads: tasks are never lowered."""
     done = python(
         "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not asyncio and not trio", "tests/policies"
     )

@@ -1,4 +1,4 @@
-"""Waiters of tasks: woken directly by a task of the same loop, and through the loop's socket by all else."""
+"""Waiters of tasks: woken directly by a task of the same loop, and otherwise through the loop's socket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.policies.bulkheads import counts
 
 @pytest.fixture
 def posted(tasks_world: World, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What was posted to a loop from outside."""
+    """Collect the callbacks that are posted to a loop from outside."""
     posts: list[object] = []
     kind, name = {
         "asyncio": (asyncio.BaseEventLoop, "call_soon_threadsafe"),
@@ -31,16 +31,16 @@ def posted(tasks_world: World, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     }[tasks_world.name]
     post: Any = getattr(kind, name)
 
-    def noting(self: Any, function: Any, *args: Any, **options: Any) -> Any:
+    def recording(self: Any, function: Any, *args: Any, **options: Any) -> Any:
         posts.append(function)
         return post(self, function, *args, **options)
 
-    monkeypatch.setattr(kind, name, noting)
+    monkeypatch.setattr(kind, name, recording)
     return posts
 
 
 async def waiting(group: anyio.abc.TaskGroup, results: list[Any], seconds: float = PATIENCE) -> Waiter:
-    """Return the waiter of a task that waits."""
+    """Return the waiter of a waiting task."""
     waiters: list[Waiter] = []
 
     async def wait() -> None:
@@ -53,8 +53,10 @@ async def waiting(group: anyio.abc.TaskGroup, results: list[Any], seconds: float
     return waiters[0]
 
 
-async def test_a_task_of_the_same_loop_wakes_without_the_socket(tasks_world: World, posted: list[object]) -> None:
-    """A write to the socket by which a loop is reached from outside takes longer than all the rest of a wait."""
+async def test_a_task_of_the_same_loop_wakes_a_waiter_without_the_socket(
+    tasks_world: World, posted: list[object]
+) -> None:
+    """A write to the socket takes longer than the rest of a wait."""
     results: list[Any] = []
     async with anyio.create_task_group() as group:
         (await waiting(group, results)).wake()
@@ -62,8 +64,8 @@ async def test_a_task_of_the_same_loop_wakes_without_the_socket(tasks_world: Wor
     assert results == [True]
 
 
-async def test_another_thread_wakes_through_the_socket(tasks_world: World, posted: list[object]) -> None:
-    """It may run a loop of its own, and be in a task of that."""
+async def test_another_thread_wakes_a_waiter_through_the_socket(tasks_world: World, posted: list[object]) -> None:
+    """Even from a task of another loop."""
     results: list[Any] = []
     async with anyio.create_task_group() as group:
         waiter = await waiting(group, results)
@@ -78,8 +80,7 @@ async def test_another_thread_wakes_through_the_socket(tasks_world: World, poste
     assert posted
 
 
-async def test_what_is_woken_or_cancelled_already_is_left_alone(tasks_world: World) -> None:
-    """A wake comes after the end of the wait, after a cancellation, and before the wait."""
+async def test_waking_after_the_wait_after_a_cancellation_or_before_the_wait_does_no_harm(tasks_world: World) -> None:
     results: list[Any] = []
     async with anyio.create_task_group() as group:
         late = await waiting(group, results, 0.001)
@@ -99,16 +100,16 @@ async def test_what_is_woken_or_cancelled_already_is_left_alone(tasks_world: Wor
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal there")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_signal_handler_wakes_a_loop_that_waits_for_its_sockets(backend: str) -> None:
-    """The loop has looked at what is ready already, and the handler runs in its thread: only the socket ends its wait.
+def test_a_signal_handler_wakes_a_loop_that_is_polling_its_sockets(backend: str) -> None:
+    """It runs in the thread of the loop, but only the socket ends the poll.
 
-    The same goes for a finalizer, which may run between that look and the wait.
+    The same holds for a finalizer that runs just before the poll.
     """
     bulkhead = Bulkhead(1, queue=1)
     slot = bulkhead.slot()
     slot.__enter__()
 
-    def give_back(*_: object) -> None:
+    def release(*_: object) -> None:
         slot.__exit__(None, None, None)
 
     async def main() -> Any:
@@ -116,7 +117,7 @@ def test_a_signal_handler_wakes_a_loop_that_waits_for_its_sockets(backend: str) 
         with anyio.move_on_after(5):
             return await bulkhead.aexecute(Script("fine").function())
 
-    before = signal.signal(signal.SIGALRM, give_back)
+    before = signal.signal(signal.SIGALRM, release)
     try:
         began = clock.now()
         assert anyio.run(main, backend=backend) == "fine"
@@ -126,8 +127,8 @@ def test_a_signal_handler_wakes_a_loop_that_waits_for_its_sockets(backend: str) 
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_two_loops_and_ten_threads_hand_one_permit_on(backend: str) -> None:
-    """From a loop to itself, to the other loop, to threads and back: all get in, one at a time."""
+def test_two_loops_and_ten_threads_pass_one_permit_on(backend: str) -> None:
+    """From a loop to itself, to the other loop, to threads and back: all calls are admitted, one at a time."""
     bulkhead = Bulkhead(1, queue=100)
     inside: list[int] = []
     done: list[int] = []
@@ -158,9 +159,9 @@ def test_two_loops_and_ten_threads_hand_one_permit_on(backend: str) -> None:
 
     threads = [threading.Thread(target=anyio.run, args=[main], kwargs={"backend": backend}) for _ in range(2)]
     threads += [threading.Thread(target=thread) for _ in range(10)]
-    for it in threads:
-        it.start()
-    for it in threads:
-        it.join(PATIENCE)
+    for started in threads:
+        started.start()
+    for started in threads:
+        started.join(PATIENCE)
     assert len(done) == 30 * 20
     assert counts(bulkhead) == (1, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Worker threads where the process ends, forks, or has no more threads to give."""
+"""Worker threads at the end of the process, after a fork, and when no thread can be started."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.runtimes.conftest import LONG
 
 
 def run_python(code: str, timeout: float = 20) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own."""
+    """Run a script in a new process."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
@@ -41,7 +41,7 @@ def run_python(code: str, timeout: float = 20) -> subprocess.CompletedProcess[st
 
 
 def test_no_thread_is_started_before_one_is_needed() -> None:
-    """Neither by the import, nor by building a policy, nor by asynchronous or cooperative calls."""
+    """Neither by the import, nor by creating a policy, nor by asynchronous or cooperative calls."""
     done = run_python(
         """
         import asyncio, threading
@@ -63,7 +63,7 @@ def test_no_thread_is_started_before_one_is_needed() -> None:
 
 @pytest.mark.parametrize("ending", ["pass", "raise SystemExit(0)"])
 def test_the_interpreter_ends_at_once_while_an_abandoned_call_hangs(ending: str) -> None:
-    """Daemon threads are not joined: no minute of silence at the end of a script."""
+    """Daemon threads are not joined."""
     began = time.monotonic()
     done = run_python(
         f"""
@@ -81,8 +81,8 @@ def test_the_interpreter_ends_at_once_while_an_abandoned_call_hangs(ending: str)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this platform")
-def test_the_child_of_a_fork_starts_with_workers_of_its_own() -> None:
-    """The parent's threads are not there, idle or hanging; nobody is handed a job that nobody does."""
+def test_the_child_of_a_fork_has_its_own_workers() -> None:
+    """The threads of the parent do not exist there, so none of them may get a job."""
     done = run_python(
         """
         import os, threading, time, warnings
@@ -119,7 +119,7 @@ def test_the_child_of_a_fork_starts_with_workers_of_its_own() -> None:
 
 
 def no_threads_at_shutdown(self: threading.Thread) -> None:
-    """What CPython says from 3.12 on, in `start`."""
+    """Raise the error of CPython 3.12 and later."""
     raise RuntimeError("can't create new thread at interpreter shutdown")
 
 
@@ -128,10 +128,10 @@ def no_threads_at_shutdown(self: threading.Thread) -> None:
     [(workers.sys, "is_finalizing", lambda: True), (workers.Worker, "start", no_threads_at_shutdown)],
     ids=["modules are torn down", "no thread is started"],
 )
-def test_while_the_interpreter_shuts_down_a_function_runs_in_the_calling_thread(
+def test_during_interpreter_shutdown_a_function_runs_in_the_calling_thread(
     owner: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A flush at the exit is made: with its deadline, and a warning that nothing can cut it off."""
+    """With its deadline, and a warning that it cannot be cut off."""
     seen: list[tuple[threading.Thread, float]] = []
 
     def flush(ctx: Context) -> str:
@@ -139,7 +139,7 @@ def test_while_the_interpreter_shuts_down_a_function_runs_in_the_calling_thread(
         return "flushed"
 
     monkeypatch.setattr(workers, "pool", workers.Pool())
-    Timeout(LONG).call(len, "")  # an idle worker is there
+    Timeout(LONG).call(len, "")  # starts a worker, which is then idle
     if owner is workers.Worker:
         workers.pool.idle.clear()
     bulkhead = Bulkhead(1)
@@ -150,15 +150,15 @@ def test_while_the_interpreter_shuts_down_a_function_runs_in_the_calling_thread(
     assert thread is threading.current_thread()
     assert 0 < left <= LONG
     assert bulkhead.stats().in_flight == 0
-    told = [(it.name, it.levelname, it.getMessage()) for it in caplog.records]
-    assert told == [("resilience", "WARNING", "the interpreter is shutting down: late cannot cut off what it limits")]
+    logged = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
+    assert logged == [("resilience", "WARNING", "the interpreter is shutting down: late cannot cut off what it limits")]
 
 
-def test_a_refusal_for_want_of_a_thread_inside_a_function_is_an_error_of_that_call(
+def test_workers_exhausted_inside_a_function_is_an_error_of_that_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The function was entered: it counts as an attempt, and is reported as refused once, by the Timeout inside."""
-    heard: list[Any] = []
+    """The function was entered, so it counts as an attempt; the inner Timeout reports the rejection, once."""
+    rejections: list[Any] = []
     inner = Timeout(LONG, name="inner")
 
     def nested() -> int:
@@ -171,18 +171,20 @@ def test_a_refusal_for_want_of_a_thread_inside_a_function_is_an_error_of_that_ca
 
     monkeypatch.setattr(workers, "pool", workers.Pool())
     ctx = Context()
-    unsubscribe = events.subscribe(heard.append, events.CallRejected)
+    unsubscribe = events.subscribe(rejections.append, events.CallRejected)
     try:
         with pytest.raises(WorkersExhausted):
             Timeout(LONG, name="outer").execute(lambda ctx: nested(), ctx)
     finally:
         unsubscribe()
     assert ctx.attempts == len(ctx.failures) == 1
-    assert [it.policy for it in heard] == ["inner"]
+    assert [event.policy for event in rejections] == ["inner"]
 
 
-def test_a_limit_still_ends_what_looks_at_it_while_the_interpreter_shuts_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No attempt begins after it, and no wait outlasts it, in whatever thread the function runs."""
+def test_during_interpreter_shutdown_a_timeout_still_limits_attempts_and_delays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No attempt begins after it."""
     calls: list[float] = []
 
     def down(ctx: Context) -> None:
@@ -199,16 +201,16 @@ def test_a_limit_still_ends_what_looks_at_it_while_the_interpreter_shuts_down(mo
     assert time.monotonic() - began < 5
 
 
-def test_where_no_thread_can_be_started_the_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what does without, no circuit counts it, what is held comes back, and the next call finds its worker."""
+def test_a_call_is_refused_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error suggests `cooperative=True`, no circuit counts it, permits are released, and the next call works."""
 
     def refused(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(workers, "pool", workers.Pool())
     bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
-    heard: list[Any] = []
-    pipeline = Policy.wrap(breaker, bulkhead, Timeout(LONG, name="slow"), listeners=[lambda it: heard.append(it)])
+    seen: list[Any] = []
+    pipeline = Policy.wrap(breaker, bulkhead, Timeout(LONG, name="slow"), listeners=[lambda event: seen.append(event)])
     ctx = Context()
     with monkeypatch.context() as patch:
         patch.setattr(workers.Worker, "start", refused)
@@ -217,7 +219,7 @@ def test_where_no_thread_can_be_started_the_call_is_refused(monkeypatch: pytest.
     assert caught.value.policy == "slow"
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert (ctx.attempts, ctx.failures) == (0, ())
-    rejected, ended = heard
+    rejected, ended = seen
     assert (rejected.reason, rejected.policy, ended.attempts) == ("WorkersExhausted", "slow", 0)
     assert breaker.state is CircuitState.CLOSED
     assert bulkhead.stats().in_flight == 0

@@ -1,4 +1,4 @@
-"""What editors, `help()` and generated references show: parameters by name, and the docstring."""
+"""What editors, `help()` and generated references show: the parameters and the docstring."""
 
 from __future__ import annotations
 
@@ -50,17 +50,16 @@ CONSTRUCTORS = (
 
 
 @pytest.mark.parametrize("wrap", [Policy.wrap, Retry().wrap], ids=["on the class", "on a policy"])
-def test_wrap_is_a_function_with_its_parameters_and_docstring(wrap: Any) -> None:
-    """`wrap` takes what the constructor of a pipeline takes, and says what it does."""
+def test_wrap_has_the_parameters_of_the_pipeline_constructor_and_a_docstring(wrap: Any) -> None:
     assert wrap.__name__ == "wrap"
     assert list(inspect.signature(wrap).parameters) == list(inspect.signature(Pipeline).parameters)
     assert str(inspect.signature(wrap)).startswith("(*policies: 'Policy[Any]', name: 'str | None' = None, listeners:")
     assert "Put policies around one another" in pydoc.plain(pydoc.render_doc(wrap))
 
 
-@pytest.mark.parametrize("constructor", CONSTRUCTORS, ids=lambda it: it.__name__)
+@pytest.mark.parametrize("constructor", CONSTRUCTORS, ids=lambda constructor: constructor.__name__)
 def test_a_constructor_names_and_documents_each_parameter(constructor: type) -> None:
-    """None is hidden in a `**kwargs`, none has an address for its default, each has its line in the docstring."""
+    """No `**kwargs`, no default with an address, and a line in the docstring for each parameter."""
     text = pydoc.plain(pydoc.render_doc(constructor))
     signature = inspect.signature(constructor)
     assert " object at 0x" not in str(signature)
@@ -79,7 +78,7 @@ def fetch(url: str, *, times: int = 1) -> int:
     """Fetch a page."""
     return times
 '''
-#: What is hovered over, and what has to be seen: every parameter, then the beginning of the docstring.
+#: Expressions, and what an editor must show for them: every parameter, then the beginning of the docstring.
 SHOWN = {
     "Policy.wrap": "self b c d e f more name listeners: Put policies around one another",
     "Retry().wrap": "b c d e f more name listeners: Put policies around one another",
@@ -94,7 +93,7 @@ SHOWN = {
 
 
 class Editor:
-    """The little of an editor that asks pyright's language server about one file."""
+    """A minimal editor: a client of pyright's language server with one file."""
 
     def __init__(self, server: subprocess.Popen[bytes], folder: Path) -> None:
         assert server.stdin is not None
@@ -109,7 +108,7 @@ class Editor:
         self._send("textDocument/didOpen", {"textDocument": document})
 
     def show(self, what: str, line: str, column: int) -> Any:
-        """What the editor shows at this place of a line below the source."""
+        """Return what the editor shows at this place of a line below the source."""
         text = {"text": f"{SOURCE}{line}\n"}
         document = {"uri": self._uri, "version": self._asked + 2}
         self._send("textDocument/didChange", {"textDocument": document, "contentChanges": [text]})
@@ -117,7 +116,7 @@ class Editor:
         return self._ask(f"textDocument/{what}", {"textDocument": {"uri": self._uri}, "position": place})
 
     def close(self) -> None:
-        """Let the server end by itself."""
+        """Let the server end."""
         self._ask("shutdown", None)
         self._send("exit", None)
 
@@ -145,13 +144,13 @@ class Editor:
 
 @pytest.fixture(scope="module")
 def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
-    """A server that starts in a second, and answers in milliseconds."""
+    """Start a language server, which takes a second and then answers in milliseconds."""
     folder = tmp_path_factory.mktemp("editor")
     (folder / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)]}), encoding="utf-8")
     command = [sys.executable, "-m", "pyright.langserver", "--stdio"]
     with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None
-        silence = Timer(120, server.stdin.close)  # which ends the server, and then the wait for its answer
+        silence = Timer(120, server.stdin.close)  # ends a silent server, and then the wait for its answer
         silence.start()
         try:
             editor = Editor(server, folder)
@@ -162,14 +161,14 @@ def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
 
 
 def names_in(signature: str) -> set[str]:
-    """The names of the parameters of one signature, or of several."""
+    """Return the names of the parameters of one or several signatures."""
     return set(re.findall(r"(?<![.\w])(\w+): ", signature))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("expression", "shown"), SHOWN.items(), ids=SHOWN)
 def test_hovering_shows_parameters_and_docstring(editor: Editor, expression: str, shown: str) -> None:
-    """As pyright, and so every editor that runs it, shows them."""
+    """In pyright, and so in every editor that uses it."""
     text = editor.show("hover", expression, len(expression) - 1)["contents"]["value"]
     names, _, documentation = shown.partition(": ")
     signature, found, _ = text.partition(documentation)
@@ -180,8 +179,8 @@ def test_hovering_shows_parameters_and_docstring(editor: Editor, expression: str
 @pytest.mark.slow
 @pytest.mark.parametrize(("expression", "shown"), SHOWN.items(), ids=SHOWN)
 def test_signature_help_shows_parameters_and_docstring(editor: Editor, expression: str, shown: str) -> None:
-    """Inside the parentheses of a call, the same."""
+    """Inside the parentheses of a call."""
     signatures = editor.show("signatureHelp", f"{expression}()", len(expression) + 1)["signatures"]
     names, _, documentation = shown.partition(": ")
-    assert names_in(" ".join(it["label"] for it in signatures)) == set(names.split())
-    assert all(documentation in it["documentation"]["value"] for it in signatures)
+    assert names_in(" ".join(found["label"] for found in signatures)) == set(names.split())
+    assert all(documentation in found["documentation"]["value"] for found in signatures)

@@ -73,7 +73,7 @@ def ask_from_everywhere(policy: Policy[Any], slow: Slow, arrived: Callable[[int]
     leader = threading.Thread(target=thread)
     leader.start()
     assert slow.entered.wait(5)
-    others = [threading.Thread(target=it) for it in (thread, thread)]
+    others = [threading.Thread(target=thread) for _ in range(2)]
     others += [
         threading.Thread(target=lambda: asyncio.run(tasks(one))),
         threading.Thread(target=lambda: trio.run(tasks, one)),
@@ -84,12 +84,12 @@ def ask_from_everywhere(policy: Policy[Any], slow: Slow, arrived: Callable[[int]
 
 
 def run_all(threads: Iterable[threading.Thread], *then: Callable[[], object]) -> None:
-    for it in threads:
-        it.start()
-    for do in then:
-        do()
-    for it in threads:
-        it.join(10)
+    for thread in threads:
+        thread.start()
+    for step in then:
+        step()
+    for thread in threads:
+        thread.join(10)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:

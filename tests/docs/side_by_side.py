@@ -43,7 +43,7 @@ class Run:
     @property
     def comparable(self) -> tuple[object, ...]:
         end = type(self.end).__name__ if isinstance(self.end, BaseException) else self.end
-        return [round(it, 6) for it in self.at], end
+        return [round(instant, 6) for instant in self.at], end
 
 
 class Clock:

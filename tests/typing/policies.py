@@ -126,7 +126,10 @@ def settings() -> None:
         timedelta(milliseconds=50), hedges=2, eager=True, budget=Savings(), on_hedge=lambda event: print(event.number)
     )
     Hedge(
-        Quantile(0.99, least=0.01, most=timedelta(seconds=1)), on=OSError, on_result=lambda it: it is None, budget=None
+        Quantile(0.99, least=0.01, most=timedelta(seconds=1)),
+        on=OSError,
+        on_result=lambda result: result is None,
+        budget=None,
     )
     assert_type(Hedge().delay(), float)
     assert_type(Hedge().execute(fetch), str)
@@ -156,7 +159,7 @@ def listening(event: events.CircuitChanged) -> None:
     assert_type(event.operation, "str | None")
 
 
-def told() -> None:
+def observed() -> None:
     CircuitBreaker(on_transition=listening)
     assert_type(events.subscribe(listening, events.CircuitChanged), Callable[[], None])
     assert_type(CircuitBreaker().state, CircuitState)
@@ -218,7 +221,8 @@ async def fallbacks() -> None:
     assert_type(Fallback(handler=number).execute(fetch), "str | int")
     assert_type(await Fallback(handler=anumber).aexecute(afetch), "str | int")
     assert_type(
-        Fallback(handler=number, on=OSError, on_result=lambda it: it == "").wrap(Retry()).execute(fetch), "str | int"
+        Fallback(handler=number, on=OSError, on_result=lambda result: result == "").wrap(Retry()).execute(fetch),
+        "str | int",
     )
     Fallback(handler=lambda failure, ctx: failure.value if isinstance(failure, Success) else str(failure.error))
     Fallback(handler=lambda failure, ctx: failure.unwrap())

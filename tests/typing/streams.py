@@ -86,8 +86,8 @@ async def decorated() -> None:
     with closing(iterator(1)) as items:
         assert_type(next(items), int)
     async with aclosing(async_iterator(1)) as aitems:
-        async for it in aitems:
-            assert_type(it, int)
+        async for item in aitems:
+            assert_type(item, int)
 
 
 async def called() -> None:

@@ -25,11 +25,11 @@ async def texts() -> AsyncIterator[str]:
 
 
 def gate() -> None:
-    it = Gate(name="work")
-    assert_type(it.wrap(Retry()).execute(fetch), str)
-    assert_type(it.drain(timedelta(seconds=5)), bool)
-    assert_type(it.stats(), GateStats)
-    it.drain("5")  # type: ignore[arg-type]
+    gate = Gate(name="work")
+    assert_type(gate.wrap(Retry()).execute(fetch), str)
+    assert_type(gate.drain(timedelta(seconds=5)), bool)
+    assert_type(gate.stats(), GateStats)
+    gate.drain("5")  # type: ignore[arg-type]
 
 
 async def drained() -> bool:

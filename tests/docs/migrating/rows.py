@@ -37,7 +37,7 @@ def cases(library: str) -> list[Any]:
     rows, found = ROWS[library], {}
     for (of, left), check in TESTED.items():
         if of == library:
-            cells = [it for it in rows if it.startswith(left)]
+            cells = [cell for cell in rows if cell.startswith(left)]
             cell = left if left in cells else cells[0]
             found[cell] = pytest.param(cell, rows[cell], check, id=cell)
     assert rows

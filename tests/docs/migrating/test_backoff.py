@@ -38,7 +38,7 @@ def _(left: str, right: str) -> None:
         their = theirs(on_exception(code_in(left), f"constant, OSError, interval={wait}, jitter=None"), *FAILS)
         our = ours(written(f"Retry(None, on=OSError, backoff=[{wait}], {code_in(right)})"), *FAILS)
         assert their.at == [*our.at, 60]  # the last wait is shortened
-        assert all(it < 60 for it in our.at)
+        assert all(instant < 60 for instant in our.at)
 
 
 GENERATORS = {
@@ -50,7 +50,7 @@ GENERATORS = {
 @row("backoff", *GENERATORS)
 def _(left: str, right: str) -> None:
     generator = GENERATORS[f"`{code_in(left)}`"]
-    assert all(it.strip(" `") in generator for it in left.split(",")[1:])
+    assert all(name.strip(" `") in generator for name in left.split(",")[1:])
     same(
         written(f"backoff.on_exception(backoff.{generator})", BACKOFF),
         written(f"Retry(9, on=OSError, backoff={code_in(right)})"),
@@ -110,7 +110,7 @@ def _(left: str, right: str) -> None:
             interval=2,
             jitter=None,
             max_tries=3,
-            on_backoff=lambda it: their.append(it["wait"]),
+            on_backoff=lambda details: their.append(details["wait"]),
         ),
         *FAILS,
     )
@@ -125,7 +125,7 @@ def _(left: str, right: str) -> None:
         "interval": 2,
         "jitter": None,
         "max_tries": 3,
-        "on_giveup": lambda it: their.append(it["tries"]),
+        "on_giveup": lambda details: their.append(details["tries"]),
     }
     theirs(backoff.on_exception(backoff.constant, OSError, **arguments), *FAILS)
     with recording(events.RetryGaveUp) as recorder:
@@ -174,6 +174,6 @@ def _(left: str, right: str) -> None:
 
 
 @pytest.mark.parametrize(("left", "right", "check"), cases("backoff"))
-def test_a_row_holds(left: str, right: str, check: Check) -> None:
-    """What stands on the left and on the right calls at the same instants and ends in the same way."""
+def test_both_sides_of_a_row_behave_the_same(left: str, right: str, check: Check) -> None:
+    """They call at the same instants and have the same outcome."""
     check(left, right)

@@ -31,7 +31,7 @@ class NotFound(Exception): ...
 def after_each(
     breaker: Any, function: Callable[..., Any], *steps: Any, clock: Any, waits: dict[int, float]
 ) -> list[str]:
-    """Make a call per step through a breaker, and return what came of each: a value or the name of an error."""
+    """Make a call per step through a breaker, and return the outcome of each: a value or the name of an error."""
     ends = []
     for number in range(len(steps)):
         clock(waits.get(number, 0.0))
@@ -45,7 +45,7 @@ def after_each(
 
 
 def same_breakers(their: Any, our: CircuitBreaker, *steps: Any, waits: dict[int, float]) -> list[str]:
-    """Assert that both let through and refuse the same calls; a step that is not taken stays for the next call."""
+    """Assert that both admit and refuse the same calls; a refused call leaves its step to the next one."""
     with their_time() as clock:
         first = after_each(their, script(*steps, ...), *steps, clock=clock.sleep, waits=waits)
     with virtual_time() as virtual:
@@ -152,7 +152,7 @@ def _(left: str, right: str) -> None:
                 breaker.call(int)
         clock.sleep(61)
         virtual.advance(61)
-        assert their.call(int) == 0  # which is over after the reset timeout; ours is not
+        assert their.call(int) == 0  # admitted after the reset timeout; our breaker stays isolated
         with pytest.raises(CircuitOpen):
             our.call(int)
         their.close()
@@ -207,10 +207,14 @@ def _(left: str, right: str) -> None:
     listener = Listener()
     their = pybreaker.CircuitBreaker(fail_max=1, reset_timeout=60, listeners=[listener])
     breaker = CircuitBreaker(
-        1, open_for=60, on_transition=lambda it: seen.append(f"{it.old.value} {it.new.value}".replace("_", "-"))
+        1,
+        open_for=60,
+        on_transition=lambda event: seen.append(f"{event.old.value} {event.new.value}".replace("_", "-")),
     )
     unsubscribe = events.subscribe(
-        lambda it: seen.append("success" if isinstance(it.outcome, Success) else f"failure {it.outcome.error!r}"),
+        lambda event: seen.append(
+            "success" if isinstance(event.outcome, Success) else f"failure {event.outcome.error!r}"
+        ),
         events.CallFinished,
     )
     steps = [1, OSError("down"), 3, 4]
@@ -220,7 +224,7 @@ def _(left: str, right: str) -> None:
         advance = lambda seconds: virtual.advance(seconds) if seconds else None  # noqa: E731
         after_each(CallWith(breaker.wrap(Before())), script(*steps), *steps, clock=advance, waits={2: 61.0})
     unsubscribe()
-    assert sorted(seen) == sorted(it.replace("half_open", "half-open") for it in listener.seen)
+    assert sorted(seen) == sorted(text.replace("half_open", "half-open") for text in listener.seen)
 
 
 class CallWith:
@@ -237,10 +241,10 @@ class CallWith:
 def _(left: str, right: str) -> None:
     assert right.startswith("nothing")
     assert "state_storage" in inspect.signature(pybreaker.CircuitBreaker).parameters
-    assert not any("storage" in it for it in inspect.signature(CircuitBreaker).parameters)
+    assert not any("storage" in name for name in inspect.signature(CircuitBreaker).parameters)
 
 
 @pytest.mark.parametrize(("left", "right", "check"), cases("pybreaker"))
-def test_a_row_holds(left: str, right: str, check: Check) -> None:
-    """What stands on the left and on the right calls at the same instants and ends in the same way."""
+def test_both_sides_of_a_row_behave_the_same(left: str, right: str, check: Check) -> None:
+    """They call at the same instants and have the same outcome."""
     check(left, right)

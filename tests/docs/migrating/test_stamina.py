@@ -22,7 +22,7 @@ def stamina_with(arguments: str) -> Callable[..., Any]:
     return decorator
 
 
-#: The jitter of both is left out where it is not what the row is about.
+#: Without the jitter of both libraries, for rows that are not about jitter.
 PLAIN = "on=OSError, wait_initial=1, wait_exp_base=1, wait_jitter=0"
 
 
@@ -160,6 +160,6 @@ def _(left: str, right: str) -> None:
 
 
 @pytest.mark.parametrize(("left", "right", "check"), cases("stamina"))
-def test_a_row_holds(left: str, right: str, check: Check) -> None:
-    """What stands on the left and on the right calls at the same instants and ends in the same way."""
+def test_both_sides_of_a_row_behave_the_same(left: str, right: str, check: Check) -> None:
+    """They call at the same instants and have the same outcome."""
     check(left, right)

@@ -62,7 +62,7 @@ def _(left: str, right: str) -> None:
     same(tenacity_with(f"stop={code_in(left)}"), written(f"{code_in(right)[:-1]}, on=OSError, backoff=[0])"), *steps)
 
 
-@row("tenacity", *(it for it in ROWS["tenacity"] if it.startswith("`wait_") and "exception" not in it))
+@row("tenacity", *(left for left in ROWS["tenacity"] if left.startswith("`wait_") and "exception" not in left))
 def _(left: str, right: str) -> None:
     their = tenacity_with(f"stop=stop_after_attempt(11), wait={code_in(left)}, reraise=True")
     runs = same(their, written(f"Retry(11, on=OSError, {code_in(right)})"), *FAILS)
@@ -78,24 +78,26 @@ def _(left: str, right: str) -> None:
 
 
 CONDITIONS = [
-    it for it in ROWS["tenacity"] if it.startswith(("`retry_if_", "`retry_any", "`retry_all")) and "result(" not in it
+    left
+    for left in ROWS["tenacity"]
+    if left.startswith(("`retry_if_", "`retry_any", "`retry_all")) and "result(" not in left
 ]
 
 
 @row("tenacity", *CONDITIONS, "`retry_any(")
-@row("tenacity", *(it for it in ROWS["tenacity"] if it.startswith(("`retry_if_result", "`retry_if_not_result"))))
+@row("tenacity", *(left for left in ROWS["tenacity"] if left.startswith(("`retry_if_result", "`retry_if_not_result"))))
 def _(left: str, right: str) -> None:
     condition = code_in(right)
     for steps in ANSWERS:
         their = tenacity_with(f"stop=stop_after_attempt(3), wait=wait_fixed(2), retry={code_in(left)}, reraise=True")
         our = written(f"Retry(3, {condition}, backoff=[2])")
         if "not_result" in left:
-            steps = ["fine" if it in ("bad", None) else None if it == "fine" else it for it in steps]
+            steps = ["fine" if step in ("bad", None) else None if step == "fine" else step for step in steps]
         same(their, our, *steps)
 
 
-def test_a_result_that_stays_bad() -> None:
-    """tenacity raises, with `reraise=True` as well; here it is returned, or `wrap=True` raises."""
+def test_a_result_that_stays_bad_is_raised_by_tenacity_and_returned_here() -> None:
+    """tenacity raises even with `reraise=True`; here only `wrap=True` raises."""
     for more in ("", ", reraise=True"):
         their = tenacity_with(f"stop=stop_after_attempt(3), retry=retry_if_result(predicate){more}")
         assert isinstance(theirs(their, "bad", ...).end, tenacity.RetryError)
@@ -106,7 +108,7 @@ def test_a_result_that_stays_bad() -> None:
 
 
 def test_interrupts_are_retried_by_tenacity_only() -> None:
-    """Under `retry_if_not_exception_type`, it repeats what a Ctrl-C ended."""
+    """Under `retry_if_not_exception_type`, it retries even after Ctrl-C."""
     their = script(KeyboardInterrupt(), "fine")
     tenacity.retry(retry=tenacity.retry_if_not_exception_type(ValueError))(their)()
     assert len(their.calls) == 2
@@ -168,7 +170,7 @@ def _(left: str, right: str) -> None:
 def _(left: str, right: str) -> None:
     after: list[int] = []
     their = tenacity.retry(
-        stop=tenacity.stop_after_attempt(3), after=lambda it: after.append(it.attempt_number), reraise=True
+        stop=tenacity.stop_after_attempt(3), after=lambda state: after.append(state.attempt_number), reraise=True
     )
     for steps in (FAILS, (OSError(), "fine")):
         after.clear()
@@ -235,7 +237,7 @@ def _(left: str, right: str) -> None:
 def _(left: str, right: str) -> None:
     their = theirs(tenacity_with("stop=stop_after_attempt(3)"), *FAILS).end
     our = ours(Retry(3, on=OSError, backoff=[0], wrap=True), *FAILS).end
-    assert isinstance(eval(code_in(left), {"error": their}), OSError)  # the page is our own writing
+    assert isinstance(eval(code_in(left), {"error": their}), OSError)  # the page is trusted
     assert isinstance(eval(code_in(right), {"error": our}), OSError)
     assert (their.last_attempt.attempt_number, our.attempts) == (3, 3)
 
@@ -246,7 +248,7 @@ def _(left: str, right: str) -> None:
         found = []
         for attempt in attempts:
             with attempt:
-                found.append(eval(number, {"attempt": attempt}))  # the page is our own writing
+                found.append(eval(number, {"attempt": attempt}))  # the page is trusted
                 if len(found) < 3:
                     raise OSError
         return found
@@ -341,6 +343,6 @@ def _(left: str, right: str) -> None:
 
 
 @pytest.mark.parametrize(("left", "right", "check"), cases("tenacity"))
-def test_a_row_holds(left: str, right: str, check: Check) -> None:
-    """What stands on the left and on the right calls at the same instants and ends in the same way."""
+def test_both_sides_of_a_row_behave_the_same(left: str, right: str, check: Check) -> None:
+    """They call at the same instants and have the same outcome."""
     check(left, right)

@@ -9,8 +9,9 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import pytest
 
-from resilience import CircuitBreaker, Fallback, Policy, Retry, events
+from resilience import CircuitBreaker, CircuitOpen, Fallback, Policy, Retry, events
 from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.dashboard.rates import MOST_PIPELINES, RATES, SPAN
 from resilience.integrations.dashboard.watch import LINGER
@@ -78,6 +79,17 @@ def test_each_pipeline_has_its_own_rates(make: Callable[..., Dashboard], clock: 
     }
     assert now["rates"]["executions"]["present"] == 6.0
     assert now["rates"]["executions"]["total"] == 24
+
+
+def test_a_refused_block_counts_for_the_process_only(make: Callable[..., Dashboard]) -> None:
+    """No pipeline is executed in it."""
+    breaker = CircuitBreaker()
+    app = make(breaker)
+    breaker.isolate()
+    with pytest.raises(CircuitOpen), breaker.guard():
+        raise AssertionError("it was entered")
+    now = run(lambda: state_of(app))["now"]
+    assert (now["rates"]["rejections"]["total"], now["pipelines"]) == (1, [])
 
 
 def test_a_bounded_number_of_pipelines_has_its_own_rates(make: Callable[..., Dashboard]) -> None:

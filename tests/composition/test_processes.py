@@ -521,12 +521,11 @@ def test_after_the_end_of_threads_the_function_runs_without_its_timeout_and_warn
 @pytest.mark.parametrize(
     "busy",
     [
-        "Timeout(0.01).capture(lambda ctx: time.sleep(60))",
         "threading.Thread(target=lambda: Timeout(60).call(time.sleep, 60), daemon=True).start()",
         "threading.Thread(target=lambda: full.call(int), daemon=True).start()",
         "[threading.Thread(target=hammer, daemon=True).start() for _ in range(4)]",
     ],
-    ids=["abandoned", "waiting for a worker", "in a queue", "calling all the time"],
+    ids=["waiting for a worker", "in a queue", "calling all the time"],
 )
 def test_the_process_ends_at_once_whatever_daemon_threads_do(busy: str) -> None:
     """It does not wait for them, and they print nothing."""

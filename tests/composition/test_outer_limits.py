@@ -179,6 +179,7 @@ async def test_the_clean_up_of_a_child_task_is_not_interrupted(in_asyncio: World
             await waits(child, clean_up)
     with pytest.raises(TimeoutExceeded):
         await Timeout(OUTER).acall(waits, child, clean_up)
+    await anyio.sleep(0.05)  # `gather` does not wait for the others if a child began too late, on a busy machine
     assert clean_up.ended == clean_up.began > 0
 
 

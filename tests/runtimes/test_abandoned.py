@@ -161,7 +161,7 @@ def test_ctrl_c_during_a_wait_is_raised_at_once(gate: threading.Event, monkeypat
     assert main == threading.get_ident()
     bulkhead = Bulkhead(1)
     interrupts: list[int] = []
-    waits = threading.Event()
+    waits, sending = threading.Event(), threading.Lock()
     wait_for = process_clock.wait
 
     def interrupt(number: int, frame: object) -> None:
@@ -175,8 +175,11 @@ def test_ctrl_c_during_a_wait_is_raised_at_once(gate: threading.Event, monkeypat
 
     def fn() -> None:
         waits.wait(10)  # until then, the caller is still starting this thread
-        while not interrupts:  # a signal just before the lock begins to wait is noticed only after it, in any Python
-            signal.pthread_kill(main, signal.SIGINT)
+        while True:  # a signal just before the lock begins to wait is noticed only after it, in any Python
+            with sending:
+                if interrupts:
+                    break
+                signal.pthread_kill(main, signal.SIGINT)
             gate.wait(0.02)
         gate.wait(10)
 
@@ -187,6 +190,8 @@ def test_ctrl_c_during_a_wait_is_raised_at_once(gate: threading.Event, monkeypat
         with pytest.raises(KeyboardInterrupt):
             Policy.wrap(Fallback("instead", on=BaseException), bulkhead, Timeout(LONG)).call(fn)
     finally:
+        with sending:
+            interrupts.append(0)  # no signal is sent from here on: it would end the run of the tests
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 5
     assert Timeout.abandoned() == 1

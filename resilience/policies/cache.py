@@ -198,11 +198,7 @@ class Cache(Policy[Never]):
                         raise
                 else:
                     self._misses.add()
-                    try:
-                        self._keep_value(key, result)
-                    except BaseException:  # no caller will see the result
-                        await ctx.runtime.close(result)
-                        raise
+                    await self._keep_value(key, result, ctx)
                     return flight.publish(result)
         finally:
             flight.__exit__(None, None, None)  # again: see `Flight`
@@ -252,8 +248,12 @@ class Cache(Policy[Never]):
             logger.exception("the store of %s raised; the call is made", self.name)
             return None
 
-    def _keep_value(self, key: Hashable, value: object) -> None:
-        ttl = _seconds(self._ttl(value)) if callable(self._ttl) else self._ttl
+    async def _keep_value(self, key: Hashable, value: object, ctx: Context) -> None:
+        try:
+            ttl = _seconds(self._ttl(value)) if callable(self._ttl) else self._ttl
+        except BaseException:  # no caller will see the result
+            await ctx.runtime.close(value)
+            raise
         if ttl > 0:
             fresh_until = clock.now() + ttl
             self._keep(key, Entry(fresh_until, fresh_until + self._stale, value=value))

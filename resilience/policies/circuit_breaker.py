@@ -124,7 +124,7 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        circuit, noted = self._circuit, None
+        circuit, noted, result = self._circuit, None, None
         since = circuit.failures
         began = clock.now() if self._is_timed else 0.0
         admission: Any = self._machine.period
@@ -158,14 +158,12 @@ class CircuitBreaker(Policy[Never]):
                     circuit.settle(admission, unwrap_stop_iteration(error), began, ctx)
                 raise
             if self._on_result is not None or not admission.quiet:
-                try:
-                    circuit.settle(admission, Success(result), began, ctx)
-                except BaseException:  # no caller will see the result
-                    await ctx.runtime.close(result)
-                    raise
+                circuit.settle(admission, Success(result), began, ctx)
         except BaseException:
             if type(admission) is not Closed:
                 circuit.release(admission)  # cancelled, or interrupted before the result was recorded
+            if result is not None:
+                await ctx.runtime.close(result)  # `settle` has raised: no caller will see it
             raise
         return result
 

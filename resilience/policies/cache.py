@@ -198,7 +198,11 @@ class Cache(Policy[Never]):
                         raise
                 else:
                     self._misses.add()
-                    await self._keep_value(key, result, ctx)
+                    try:
+                        self._keep_value(key, result)
+                    except BaseException:  # no caller will see the result
+                        await ctx.runtime.close(result)
+                        raise
                     return flight.publish(result)
         finally:
             flight.__exit__(None, None, None)  # again: see `Flight`
@@ -248,12 +252,8 @@ class Cache(Policy[Never]):
             logger.exception("the store of %s raised; the call is made", self.name)
             return None
 
-    async def _keep_value(self, key: Hashable, value: object, ctx: Context) -> None:
-        try:
-            ttl = _seconds(self._ttl(value)) if callable(self._ttl) else self._ttl
-        except BaseException:  # no caller will see the result
-            await ctx.runtime.close(value)
-            raise
+    def _keep_value(self, key: Hashable, value: object) -> None:
+        ttl = _seconds(self._ttl(value)) if callable(self._ttl) else self._ttl
         if ttl > 0:
             fresh_until = clock.now() + ttl
             self._keep(key, Entry(fresh_until, fresh_until + self._stale, value=value))

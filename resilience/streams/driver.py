@@ -6,6 +6,7 @@ import contextvars
 import functools
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from math import inf
 from typing import Any, Protocol, final
 
@@ -165,6 +166,9 @@ class Driver:
                 open_ones = (self._opened.source, self._opened.items)
                 source, items = (None if type(it) is types.AsyncGeneratorType else it for it in open_ones)
                 await close_all(self.runtime, source, items)
+            elif getattr(self._chain, "cr_frame", None) is not None:  # an interrupt has left it suspended
+                with suppress(GeneratorExit):
+                    await steps(self.run, self._chain, GeneratorExit())
             await self._close_answer()
 
     async def _begin(self) -> None:

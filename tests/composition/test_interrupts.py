@@ -158,6 +158,29 @@ def interrupted_in_flight(make: Callable[[], SingleFlight | Cache], at: int) -> 
     return interruptions.count
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.filterwarnings("ignore:.*was never awaited:pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_anywhere_in_a_stream_leaves_nothing_held_once_it_is_closed() -> None:
+    interrupted_in_stream(0)
+    number = interrupted_in_stream(0)
+    assert number > 30
+    assert [at for at in range(1, number + 1) if interrupted_in_stream(at) != at] == []
+    gc.collect()
+
+
+def interrupted_in_stream(at: int) -> int:
+    breaker, bulkhead = CircuitBreaker(1, open_for=[0.0]), Bulkhead(1)
+    breaker.capture(lambda ctx: 1 / 0)
+    stream = Policy.wrap(Fallback([], on=BaseException), bulkhead, breaker, Retry(1)).streaming().call(iter, "ab")
+    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+        for _ in stream:
+            pass
+    stream.close()
+    assert bulkhead.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
+    assert breaker.stats().probes == 0, f"a probe is out after an interrupt at place {at}"
+    return interruptions.count
+
+
 QUEUEING: dict[str, tuple[float | None, Callable[[Bulkhead], Any]]] = {
     "a call that waits in vain": (0.001, lambda bulkhead: bulkhead.call(int)),
     "a call that is granted a permit": (None, lambda bulkhead: bulkhead.call(int)),

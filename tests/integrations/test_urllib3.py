@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import sys
 import threading
@@ -29,14 +30,16 @@ def test_the_retries_of_urllib3_are_off(server: FlakyServer, retries: Any) -> No
 @pytest.mark.parametrize(
     ("retries", "followed"), [(None, 3), (urllib3.Retry(redirect=1, raise_on_redirect=False), 1), (False, 0)], ids=repr
 )
-def test_the_number_of_redirects_of_urllib3_holds(server: FlakyServer, retries: Any, followed: int) -> None:
+@pytest.mark.parametrize("of", ["manager", "request"])
+def test_the_number_of_redirects_of_urllib3_holds(server: FlakyServer, of: str, retries: Any, followed: int) -> None:
     url = server.script("/", Answer(302, {"Location": "/"}))
-    with ResiliencePoolManager(QUICK) as http:
+    for_manager, for_request = ({"retries": retries}, {}) if of == "manager" else ({}, {"retries": retries})
+    with ResiliencePoolManager(QUICK, **for_manager) as http:
         if retries is None:
             with pytest.raises(urllib3.exceptions.MaxRetryError):
-                http.request("GET", url)
+                http.request("GET", url, **for_request)
         else:
-            assert http.request("GET", url, retries=retries).status == 302
+            assert http.request("GET", url, **for_request).status == 302
     assert len(server.requests) == followed + 1
 
 
@@ -85,6 +88,21 @@ def test_each_method_of_reading_a_stream_has_the_deadline(server: FlakyServer) -
                 response.close()
         response = http.request("GET", server.script("/", Answer(body=b'{"a": 1}')), preload_content=False)
         assert (response.json(), response.data, response.read()) == ({"a": 1}, b'{"a": 1}', b"")
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize(
+    "read",
+    [lambda it: it.read(), lambda it: it.data, lambda it: it.read(3) + it.read(), lambda it: it.read1(3) + it.data],
+)
+def test_a_body_is_decoded_as_without_a_policy(server: FlakyServer, chunked: bool, read: Any) -> None:
+    """Compressed, in chunks or not, and after a part of it has been read."""
+    text = b"one chunk, and another"
+    packed = gzip.compress(text)
+    url = server.script("/", Answer(200, {"Content-Encoding": "gzip"}, [packed[:15], packed[15:]], chunked=chunked))
+    with ResiliencePoolManager(Timeout(PATIENCE, cooperative=True)) as http:
+        assert http.request("GET", url).data == text
+        assert read(http.request("GET", url, preload_content=False)) == text
 
 
 @pytest.mark.parametrize(

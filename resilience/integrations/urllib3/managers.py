@@ -111,7 +111,7 @@ class _Sending(Urllib3Exchange):
         url = target if "://" in target else f"{pool.scheme}://{pool.host}:{pool.port}{target}"
         super().__init__(settings, method, url, headers, body_of(body, options.get("body_pos")))
         self._send = (urlopen, pool, method, target, body)
-        self._retries = options.pop("retries", None)
+        self._retries = Retry.from_int(options.pop("retries", None), default=pool.retries)
         self._timeout = options.pop("timeout", pool.timeout)
         self._reads = options.pop("preload_content", True)
         if self._reads:
@@ -127,7 +127,7 @@ class _Sending(Urllib3Exchange):
             headers = HTTPHeaderDict(headers)
             headers.update(attempt.headers)
         response: BaseHTTPResponse = urlopen(*where, headers, timeout=timeout, **self._options)
-        response.retries = Retry.from_int(self._retries)  # the manager counts redirects with it
+        response.retries = self._retries  # the manager counts redirects with it
         if attempt.left is not None or not self._reads:
             limit_body(response, self._timeout, attempt.ctx.deadline, attempt_is_late)
         if self._reads:

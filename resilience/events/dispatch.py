@@ -16,23 +16,14 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.events.kinds import (
     AttemptFailed,
-    BudgetSpent,
     CacheUsed,
     CallFinished,
     CallRejected,
-    ChaosInjected,
-    CircuitChanged,
     Event,
     ExecutionFinished,
     FallbackUsed,
-    HedgeFinished,
-    HedgeStarted,
-    LimitChanged,
-    Parked,
     RetryGaveUp,
     RetryScheduled,
-    StreamOpened,
-    TimedOut,
 )
 from resilience.info import Listener
 
@@ -41,24 +32,9 @@ logger: logging.Logger = logging.getLogger("resilience")
 _Listeners: TypeAlias = tuple[Listener, ...]
 _set: Any = object.__setattr__
 
-_KINDS: tuple[type[Event], ...] = (
-    AttemptFailed,
-    RetryScheduled,
-    RetryGaveUp,
-    HedgeStarted,
-    HedgeFinished,
-    BudgetSpent,
-    TimedOut,
-    CallRejected,
-    CircuitChanged,
-    FallbackUsed,
-    LimitChanged,
-    ChaosInjected,
-    CacheUsed,
-    StreamOpened,
-    ExecutionFinished,
-    Parked,
-)
+#: All kinds of events, and those that a subscription without kinds is for.
+_KINDS: tuple[type[Event], ...] = tuple(Event.__subclasses__())
+_BY_DEFAULT = frozenset(_KINDS) - {CallFinished}
 
 
 @final
@@ -70,7 +46,7 @@ class Subscribers:
     """
 
     def __init__(self) -> None:
-        self._by_kind: dict[type[Event], _Listeners] = dict.fromkeys((*_KINDS, CallFinished), ())
+        self._by_kind: dict[type[Event], _Listeners] = dict.fromkeys(_KINDS, ())
         self._lock = forks.lock_of(self)
         #: Whether executions must keep a record: there are listeners to executions or calls, or the policies are off.
         self.executions: bool = False
@@ -136,9 +112,9 @@ def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
     """
     checks.plain_function("listener", listener, ("event",))
     for kind in kinds:
-        if kind not in (*_KINDS, CallFinished):
+        if kind not in _KINDS:
             raise TypeError(f"kinds must be event classes of resilience.events, not {kind!r}")
-    chosen = frozenset(kinds or _KINDS)
+    chosen = frozenset(kinds) or _BY_DEFAULT
     entry = partial(listener)  # a new object: a listener that is subscribed twice can end each subscription separately
     subscribers.change(chosen, lambda listeners: (*listeners, entry))
 

@@ -11,7 +11,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Never, TypeAlias, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Never, SupportsIndex, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
 
@@ -62,6 +62,7 @@ class Policy(Executable[D_co]):
     # Whether it may run the rest of the chain several times: then a limit inside it is a limit for each attempt.
     _resilience_repeats: ClassVar[bool] = False
     _resilience_streams: ClassVar[bool] = True  # whether it can be used around a stream
+    _resilience_shares: ClassVar[str] = ""  # the state that all users of one object share
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Make the name of the class the default name of its policies."""
@@ -103,6 +104,15 @@ class Policy(Executable[D_co]):
             if key not in parameters or repr(value) != repr(parameters[key].default)
         )
         return f"{type(self).__name__}({', '.join(changed)})"
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> str | tuple[Any, ...]:
+        """Refuse to be copied or pickled if its users share a state: two copies would let twice as many calls run."""
+        if self._resilience_shares:
+            raise TypeError(
+                f"{self.name} cannot be copied or pickled, because all its users share its {self._resilience_shares}: "
+                "build another one"
+            )
+        return super().__reduce_ex__(protocol)
 
     # --- composing ---
 

@@ -84,6 +84,8 @@ class AdaptiveLimit(Policy[Never]):
     1
     """
 
+    _resilience_shares = "permits"
+
     def __init__(
         self,
         slower_than: Duration | Algorithm,
@@ -184,10 +186,6 @@ class AdaptiveLimit(Policy[Never]):
             granted = self._forget_locked()
         self._permits.wake(granted)
         self._algorithm.reset()
-
-    def __reduce__(self) -> Any:
-        """Refuse to be copied: two would let twice as many calls run."""
-        return self._permits.refuse_copy()
 
     @override
     def settings(self) -> Mapping[str, object]:

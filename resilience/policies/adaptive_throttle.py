@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Never, TypeVar, final
+from typing import Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -82,6 +82,8 @@ class AdaptiveThrottle(Policy[Never]):
     >>> throttle.stats()
     ThrottleStats(rejection_rate=0.0, requests=1, accepts=1, rejected=0)
     """
+
+    _resilience_shares = "counts"
 
     def __init__(
         self,
@@ -162,10 +164,6 @@ class AdaptiveThrottle(Policy[Never]):
         """Discard all results: no call is rejected until there are new ones."""
         with self._lock:
             self._forget_locked()
-
-    def __reduce__(self) -> Any:
-        """Refuse to be copied: each copy would see only some of the calls."""
-        raise TypeError(f"{self.name} counts for all its users; it cannot be copied or pickled")
 
     @override
     def settings(self) -> Mapping[str, object]:

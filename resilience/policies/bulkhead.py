@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Never, TypeVar, final
+from typing import Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -58,6 +58,8 @@ class Bulkhead(Policy[Never]):
     1
     """
 
+    _resilience_shares = "permits"
+
     def __init__(
         self,
         limit: int,
@@ -110,10 +112,6 @@ class Bulkhead(Policy[Never]):
     def resize(self, limit: int) -> None:
         """Let `limit` calls (at least 1) run at once from now on. Calls that already run are not stopped."""
         self._permits.resize(checks.whole("limit", limit))
-
-    def __reduce__(self) -> Any:
-        """Refuse to be copied: two bulkheads would let twice as many calls run."""
-        return self._permits.refuse_copy()
 
     @override
     def settings(self) -> Mapping[str, object]:

@@ -116,6 +116,7 @@ class Cache(Policy[Never]):
     """
 
     _resilience_streams = False
+    _resilience_shares = "values"
 
     def __init__(
         self,
@@ -302,10 +303,6 @@ class Cache(Policy[Never]):
             misses=self._misses.value(),
             size=size,
         )
-
-    def __reduce__(self) -> Any:
-        """Refuse to be copied: one cache would not know the entries of the other."""
-        raise TypeError(f"{self.name} holds values that all its users share; it cannot be copied or pickled")
 
     @override
     def settings(self) -> Mapping[str, object]:

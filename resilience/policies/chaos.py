@@ -91,6 +91,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
     """
 
     _epoch: ClassVar[int] = 0  # incremented by `stop_all`, which ends all earlier switches
+    _resilience_shares = "switch"
 
     @overload
     def __init__(
@@ -226,10 +227,6 @@ class Chaos(Policy[A_co], Generic[A_co]):
     def injected(self) -> int:
         """How many faults it has injected so far."""
         return self._injected
-
-    def __reduce__(self) -> Any:
-        """Refuse to be copied: switching it off would not affect a copy."""
-        raise TypeError(f"{self.name} is switched on and off for all its users; it cannot be copied or pickled")
 
     @override
     def settings(self) -> Mapping[str, object]:

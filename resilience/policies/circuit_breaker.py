@@ -78,6 +78,7 @@ class CircuitBreaker(Policy[Never]):
     """
 
     _resilience_foresees = True
+    _resilience_shares = "circuit"
 
     def __init__(
         self,
@@ -221,10 +222,6 @@ class CircuitBreaker(Policy[Never]):
         call.
         """
         return Guard(self._circuit)
-
-    def __reduce__(self) -> Any:
-        """Refuse to be copied: each copy would see only some of the calls."""
-        raise TypeError(f"{self.name} holds a circuit that all its users share; it cannot be copied or pickled")
 
     @override
     def settings(self) -> Mapping[str, object]:

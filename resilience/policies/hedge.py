@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from math import inf
-from typing import Any, ClassVar, Never, TypeVar, final
+from typing import ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -127,6 +127,7 @@ class Hedge(Policy[Never]):
     """
 
     races: ClassVar[bool] = True
+    _resilience_shares = "budget and observations"
     _resilience_repeats: ClassVar[bool] = True
     _resilience_streams: ClassVar[bool] = False
 
@@ -221,12 +222,6 @@ class Hedge(Policy[Never]):
             return self._delay
         observed = latencies.value(quantile.warm_up, clock.now())
         return observed if observed == inf else min(max(observed, quantile.least), quantile.most)
-
-    def __reduce__(self) -> Any:
-        """Refuse to be copied: each copy would have its own budget, and see only some of the calls."""
-        raise TypeError(
-            f"{self.name} has a budget and observations that its users share; it cannot be copied or pickled"
-        )
 
     @override
     def settings(self) -> Mapping[str, object]:

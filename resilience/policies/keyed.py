@@ -78,6 +78,7 @@ class Keyed(Policy[Never]):
     """
 
     races: ClassVar[bool] = True  # the policy of a key may race
+    _resilience_shares = "policies"
 
     def __init__(
         self,
@@ -158,10 +159,6 @@ class Keyed(Policy[Never]):
         """Return how many policies there are."""
         with self._lock:
             return KeyedStats(keys=len(self._kept), made=self._made, dropped=self._made - len(self._kept))
-
-    def __reduce__(self) -> Any:
-        """Refuse to be copied: each copy would count separately."""
-        raise TypeError(f"{self.name} holds policies that all its users share; it cannot be copied or pickled")
 
     @override
     def settings(self) -> Mapping[str, object]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 from resilience import checks, forks
 from resilience.ambient import block_context
@@ -115,10 +115,6 @@ class LivePermits:
         if self.max_wait is not None:
             text += f", at most {format_number(self.max_wait)} s"
         return f"{text}; only observes" if self.observe_only else text
-
-    def refuse_copy(self) -> Any:
-        """Raise `TypeError`: two copies would let twice as many calls run."""
-        raise TypeError(f"{self._name} holds permits that all its users share; it cannot be copied or pickled")
 
     # --- private ---
 

@@ -82,6 +82,8 @@ class RateLimiter(Policy[Never]):
     True
     """
 
+    _resilience_shares = "turns"
+
     def __init__(
         self,
         rate: Rate | float,
@@ -197,10 +199,6 @@ class RateLimiter(Policy[Never]):
     def stats(self) -> RateLimiterStats:
         """Return a snapshot of the limiter."""
         return RateLimiterStats(*self._turns.counts(self._usual_costs, clock.now()))
-
-    def __reduce__(self) -> Any:
-        """Refuse to be copied: two limiters would let twice as many calls through."""
-        raise TypeError(f"{self.name} counts what all its users do; it cannot be copied or pickled")
 
     @override
     def settings(self) -> Mapping[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Never, TypeVar, final
+from typing import Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -52,6 +52,7 @@ class SingleFlight(Policy[Never]):
     """
 
     _resilience_streams = False
+    _resilience_shares = "running calls"
 
     def __init__(self, *, key: Key | None = None, name: str | None = None) -> None:
         self._key = optional_key(key)
@@ -79,10 +80,6 @@ class SingleFlight(Policy[Never]):
     def stats(self) -> SingleFlightStats:
         """Return a snapshot of the running calls."""
         return SingleFlightStats(in_flight=len(self._flights.leaders), shared=self._flights.shared.value())
-
-    def __reduce__(self) -> Any:
-        """Refuse to be copied: two copies would make two calls."""
-        raise TypeError(f"{self.name} has calls under way that all its users share; it cannot be copied or pickled")
 
     @override
     def settings(self) -> Mapping[str, object]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Never, TypeVar, final
+from typing import Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -72,6 +72,8 @@ class Gate(Policy[Never]):
     >>> gate.drain(timeout=1.0)
     True
     """
+
+    _resilience_shares = "count of calls"
 
     def __init__(self, *, name: str | None = None) -> None:
         self._given_name = checks.optional_name(name)
@@ -150,10 +152,6 @@ class Gate(Policy[Never]):
         self._rejected.add()
         report_refusal(self.name, ctx, "ShuttingDown")
         return ShuttingDown("the process is shutting down, and takes no new calls", policy=self.name)
-
-    def __reduce__(self) -> Any:
-        """Refuse to be copied: `shut` would not shut the copy."""
-        raise TypeError(f"{self.name} counts calls for all its users; it cannot be copied or pickled")
 
     def _reset(self) -> None:  # pragma: no cover (runs in the child of a fork, which tests observe from outside)
         """Forget the calls of other threads, which do not exist in the child."""

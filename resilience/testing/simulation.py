@@ -1,17 +1,41 @@
-"""Thousands of clients in simulated time: the effect of a policy on a whole system, in seconds and repeatably."""
+"""Thousands of clients in simulated time: the effect of a policy on a whole system, in seconds and repeatably.
+
+A simulation has no event loop and no threads: see `resilience.runtimes.engine`. It sets the clock to the instant of the
+earliest entry. All randomness comes from one seeded generator, so a seed repeats a simulation exactly.
+
+Entries that no longer count (see the engine) are dropped each time the heap has doubled. Otherwise, a wait in a queue
+that ends early would keep its entry until the end of its time limit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar, final
+import gc
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context as Variables
+from heapq import heapify, heappop
+from math import inf
+from typing import Any, Self, TypeVar, final
 
+from typing_extensions import override
+
+from resilience import backoff, checks
+from resilience.checks import Duration
+from resilience.clock import clock
 from resilience.context import Context
 from resilience.execution import aprotect
 from resilience.policy import Policy
-from resilience.testing.runtime import Engine
+from resilience.runtimes.engine import Alarm, Client, Engine, is_valid, until
+from resilience.runtimes.tasks import TASKS
 
 T = TypeVar("T")
 D = TypeVar("D")
+
+#: Up to this number of entries, none are dropped.
+_MIN_ENTRIES = 1000
+
+#: The lowest threshold of the garbage collector's youngest generation: a simulation may have thousands of clients.
+_GC_THRESHOLD = 50_000
 
 
 @final
@@ -23,6 +47,8 @@ class Simulation(Engine):
     `simulation.rng`, so the same seed gives the same events.
 
     While it runs, all policies of the process use its clock, so run nothing else at the same time.
+
+    :param seed: the seed of the randomness, 0 by default.
 
     >>> from resilience import CircuitBreaker, CircuitOpen
     >>> from resilience.testing import Simulation
@@ -49,8 +75,98 @@ class Simulation(Engine):
     101
     """
 
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(TASKS)
+        #: The source of randomness, for policies without their own and for the simulated functions.
+        self.rng: random.Random = random.Random(seed)
+        #: The current time, in seconds.
+        self.time: float = 0.0
+        self._max_entries = _MIN_ENTRIES  # with more entries, those that no longer count are dropped
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @override
+    def now(self) -> float:
+        """Return the current time, in seconds."""
+        return self.time
+
     def execute(
         self, policy: Policy[D], fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None
     ) -> Awaitable[T | D]:
         """Run `fn(ctx)` under a policy, in this simulation. A client must await the result at once."""
         return aprotect(policy, fn, ctx, takes_context=True, runtime=self.runtime)()
+
+    def start(self, coroutine: Coroutine[Any, None, object], after: Duration = 0.0) -> Client:
+        """Add a client, which begins after `after` seconds."""
+        delay = checks.seconds("after", after, zero=True)
+        # Each client has its own ambient context.
+        return self.add(coroutine, Variables().run, self.time + delay)
+
+    async def sleep(self, seconds: float) -> None:
+        """Suspend the client that awaits this for that many seconds."""
+        await until(self.time + seconds)
+
+    def run(self, until: float = inf) -> float:
+        """Run until all clients are done, no event is left, or the time is `until`; return the time.
+
+        If a client raises, this raises its error, and the simulation ends.
+        """
+        now, source, (threshold, *rest) = clock.now, backoff.SHARED_RANDOMNESS, gc.get_threshold()
+        clock.now, backoff.SHARED_RANDOMNESS = self.now, self.rng
+        # The garbage collector scans everything that the clients hold, and would take longer than they do.
+        gc.set_threshold(threshold and max(threshold, _GC_THRESHOLD, 20 * len(self._clients)), *rest)
+        try:
+            self._run(until)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            clock.now, backoff.SHARED_RANDOMNESS = now, source
+            gc.set_threshold(threshold, *rest)
+        if until != inf:
+            self.time = max(self.time, until)
+        return self.time
+
+    def close(self) -> None:
+        """End the simulation, and close the clients that are not done."""
+        clients, self._clients, self._queue = self._clients, {}, []
+        for client in clients:
+            client.run(client.coroutine.close)
+
+    def _drop_stale_entries(self) -> None:
+        queue = self._queue
+        queue[:] = filter(is_valid, queue)
+        heapify(queue)
+        self._max_entries = max(_MIN_ENTRIES, 2 * len(queue))
+
+    def _run(self, until: float) -> None:
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            if len(queue) > self._max_entries:
+                self._drop_stale_entries()
+                continue
+            entry = heappop(queue)
+            if not is_valid(entry):
+                continue
+            instant, _, client, due = entry
+            if instant > self.time:
+                self.time = instant
+            if type(due) is Alarm:
+                due.ring()
+                continue
+            self.current = client
+            try:
+                if due is None:
+                    suspended_until = client.run(client.coroutine.send, None)
+                else:
+                    suspended_until = client.run(client.coroutine.throw, due.expire())
+            except StopIteration:
+                client.is_done = True
+                client.valid_entry = -1
+                del self._clients[client]
+            else:
+                self.suspend(client, suspended_until)

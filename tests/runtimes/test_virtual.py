@@ -520,7 +520,7 @@ def test_a_call_that_is_woken_at_the_instant_of_its_timeout_is_cut_off() -> None
 
 def test_dropping_stale_entries_keeps_the_timeouts_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call is cut off when it is due."""
-    monkeypatch.setattr("resilience.testing.runtime._MIN_ENTRIES", 0)
+    monkeypatch.setattr("resilience.testing.simulation._MIN_ENTRIES", 0)
     with Simulation() as simulation:
         ends: list[float] = []
 

@@ -15,7 +15,7 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import BlockMisuse, DeadlineExceeded, ends_with_the_deadline
 from resilience.runtimes.base import TIMER_TOLERANCE, Timer
-from resilience.runtimes.tasks import shielded_timer, timer_until
+from resilience.runtimes.tasks import TASKS, shielded_timer
 
 
 class _Budget:
@@ -38,7 +38,7 @@ class _Budget:
         """Make the timer that cuts the block off, if it runs in a task."""
         if ends_at == inf:
             return None
-        return timer_until(ends_at, self._seconds if self._limit == self._seconds else None)
+        return TASKS.timer(ends_at, self._seconds if self._limit == self._seconds else None)
 
     def __enter__(self) -> Context:
         if self._ctx is not None:

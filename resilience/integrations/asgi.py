@@ -20,7 +20,7 @@ from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.answers import TOO_LATE, Answer, Answering, FrameworkErrors, answer_to
 from resilience.integrations.wire import HEADERS, Acceptance, Steps, budget, ran_out
-from resilience.runtimes.tasks import timer_until
+from resilience.runtimes.tasks import TASKS
 
 if TYPE_CHECKING:
     from resilience.checks import Duration
@@ -112,7 +112,7 @@ class DeadlineMiddleware:
             if not self._cut_off or ctx.deadline == inf:
                 return await self._app(scope, server.receive, server.send)
             timeout = ctx.remaining()
-            with timer_until(ctx.deadline, timeout) as timer:
+            with TASKS.timer(ctx.deadline, timeout) as timer:
                 await self._app(scope, server.receive, server.send)
             if timer.fired:
                 raise DeadlineExceeded("the request was cut off at its deadline", timeout=timeout)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-
-__all__ = ["current_task"]
+from typing import Any
 
 if sys.version_info >= (3, 12):  # pragma: no cover (measured on 3.11)
-    from asyncio import current_task
+
+    def current_task() -> asyncio.Task[Any] | None:
+        """Return the current asyncio task; None if no event loop runs."""
+        try:
+            return asyncio.current_task()
+        except RuntimeError:
+            return None
 
 else:
     # In Python 3.11, `asyncio.current_task` is written in Python, and takes 250 ns.
-    import asyncio
     from asyncio.events import _get_running_loop
     from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
-    from typing import Any
 
     def current_task() -> asyncio.Task[Any] | None:
         """Return the current asyncio task; None if no event loop runs."""

@@ -55,16 +55,13 @@ def _load_current_task() -> asyncio.Task[Any] | None:
     return current_task()
 
 
-#: Returns the current asyncio task. Without an event loop, returns None or raises `RuntimeError`.
+#: Returns the current asyncio task; None without one, and under trio, even if trio is a guest in an asyncio loop.
 current_task: Callable[[], asyncio.Task[Any] | None] = _load_current_task
 
 
 def asyncio_task() -> asyncio.Task[Any] | None:
-    """Return the current asyncio task; None under trio, even if trio is a guest in an asyncio loop."""
-    try:
-        return current_task()
-    except RuntimeError:  # pragma: no cover (raised since Python 3.12; measured on 3.11)
-        return None
+    """Return what `current_task` returns now; for other modules, as that variable changes."""
+    return current_task()
 
 
 def _in_trio() -> bool:
@@ -128,10 +125,7 @@ class AsyncioWaiter(Waiter):
         # A task of the same loop may set the future: the loop checks what is ready before it waits again. In a signal
         # handler or a finalizer outside a task, it may wait already: only the socket of `call_soon_threadsafe` (5 us)
         # wakes it then.
-        try:
-            task = current_task()  # `asyncio_task`, without its frame
-        except RuntimeError:  # pragma: no cover (raised since Python 3.12; measured on 3.11)
-            task = None
+        task = current_task()
         if task is None or task.get_loop() is not self._loop:
             self._loop.call_soon_threadsafe(self._end, True)
         elif not self._future.done():
@@ -210,7 +204,7 @@ class TaskRuntime(Runtime):
 
     @override
     async def sleep(self, seconds: float, timer: Timer | None) -> None:
-        if asyncio_task() is None:
+        if current_task() is None:
             await _library().sleep(clock.shorten(seconds))
             return
         # The code that runs this loop has imported asyncio. anyio would take 700 ns to detect that asyncio runs.
@@ -224,26 +218,20 @@ class TaskRuntime(Runtime):
         policy: str = "",
         max_abandoned: int = DEFAULT_MAX_ABANDONED,
     ) -> Timer:
-        try:
-            task = current_task()  # `asyncio_task`, without its frame
-        except RuntimeError:  # pragma: no cover (raised since Python 3.12; measured on 3.11)
-            task = None
+        task = current_task()
         if task is None:
             return ScopeTimer(deadline)
         return AsyncioTimer(deadline, task, find_alarm(task.get_loop(), limit, deadline))
 
     @override
     def waiter(self) -> Waiter:
-        try:
-            task = current_task()  # `asyncio_task`, without its frame
-        except RuntimeError:  # pragma: no cover (raised since Python 3.12; measured on 3.11)
-            task = None
+        task = current_task()
         return TrioWaiter() if task is None else AsyncioWaiter(task.get_loop())
 
     @override
     async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
         refuse_undeclared_race(ctx)
-        task = asyncio_task()
+        task = current_task()
         if task is None:
             await _trio_race()(self, call, plan).run()
         else:
@@ -282,11 +270,6 @@ def _trio_race() -> type[TrioRace]:
 TASKS: TaskRuntime = TaskRuntime()
 
 
-def timer_until(deadline: float, limit: float | None = None) -> Timer:
-    """Make a timer for a block of the current task. For `limit`, see `Runtime.timer`."""
-    return TASKS.timer(deadline, limit)
-
-
 def shielded_timer(deadline: float) -> Timer | None:
     """Make a timer for a block that is shielded from cancellation from outside; None if that is not needed.
 
@@ -299,7 +282,7 @@ def shielded_timer(deadline: float) -> Timer | None:
 
 def find_runtime() -> Runtime:
     """Return the runtime of the calling code."""
-    return TASKS if asyncio_task() is not None or _in_trio() else BLOCKING
+    return TASKS if current_task() is not None or _in_trio() else BLOCKING
 
 
 @final

@@ -11,7 +11,7 @@ from resilience.clock import clock
 from resilience.integrations.http.bodies import IN_MEMORY, Body, OneShot, body_of
 from resilience.integrations.httpx.libraries import AsyncStream, Stream, classes
 from resilience.integrations.httpx.pools import close_completely
-from resilience.runtimes.tasks import timer_until
+from resilience.runtimes.tasks import TASKS
 
 _TIMED_OUT = classes("TimeoutException")
 _BYTES = classes("ByteStream")
@@ -69,7 +69,7 @@ class AsyncLimitedStream(AsyncStream):
 
     async def __anext__(self) -> bytes:
         # Await even after the deadline: the cancellation lets all generators inside the body clean up.
-        with timer_until(self._deadline) as timer:
+        with TASKS.timer(self._deadline) as timer:
             chunk: bytes = await self._chunks.__anext__()
         if timer.fired:
             raise self._late()

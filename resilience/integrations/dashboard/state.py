@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from math import inf
+from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 from resilience.integrations.telemetry import Observed
@@ -23,37 +25,36 @@ MOST: Final = 200
 
 _Json: TypeAlias = dict[str, Any]
 
+#: The lists of the page, and whether an entry has trouble.
+_TROUBLED: dict[str, Callable[[_Json], object]] = {
+    "circuits": lambda it: it["state"] != "closed",
+    "bulkheads": itemgetter("in_flight"),
+    "throttles": itemgetter("rejection_rate"),
+    "limiters": itemgetter("queued"),
+    "caches": itemgetter("stale"),
+}
+_LISTS: dict[type, str] = {
+    CircuitBreaker: "circuits",
+    Bulkhead: "bulkheads",
+    AdaptiveLimit: "bulkheads",
+    AdaptiveThrottle: "throttles",
+    RateLimiter: "limiters",
+    Cache: "caches",
+}
+
 
 def state(observed: Observed, *, messages: bool) -> _Json:
     """Return the state of all observed policies.
 
     :param messages: whether the message of a circuit's last failure is shown, or its type only.
     """
-    circuits, bulkheads, throttles, limiters, caches = [], [], [], [], []
+    lists: dict[str, list[_Json]] = {name: [] for name in _TROUBLED}
     for where, policy in _each_once(observed):
-        if isinstance(policy, CircuitBreaker):
-            circuits.append({**where, **_circuit(policy, messages)})
-        elif isinstance(policy, AdaptiveThrottle):
-            throttles.append({**where, **_throttle(policy)})
-        elif isinstance(policy, RateLimiter):
-            limiters.append({**where, **_limiter(policy)})
-        elif isinstance(policy, Cache):
-            caches.append({**where, **_cache(policy)})
-        elif not isinstance(policy, Keyed):  # the policies inside it are shown instead
-            bulkheads.append({**where, **_bulkhead(policy)})
+        if not isinstance(policy, Keyed):  # the policies inside it are shown instead
+            lists[_LISTS[type(policy)]].append({**where, **_entry(policy, messages)})
     return {
-        "circuits": _first(circuits, lambda it: bool(it["state"] != "closed")),
-        "bulkheads": _first(bulkheads, lambda it: bool(it["in_flight"])),
-        "throttles": _first(throttles, lambda it: bool(it["rejection_rate"])),
-        "limiters": _first(limiters, lambda it: bool(it["queued"])),
-        "caches": _first(caches, lambda it: bool(it["stale"])),
-        "left_out": {
-            "circuits": max(0, len(circuits) - MOST),
-            "bulkheads": max(0, len(bulkheads) - MOST),
-            "throttles": max(0, len(throttles) - MOST),
-            "limiters": max(0, len(limiters) - MOST),
-            "caches": max(0, len(caches) - MOST),
-        },
+        **{name: _first(entries, _TROUBLED[name]) for name, entries in lists.items()},
+        "left_out": {name: max(0, len(entries) - MOST) for name, entries in lists.items()},
         "abandoned": Timeout.abandoned(),
     }
 
@@ -68,68 +69,22 @@ def _each_once(observed: Observed) -> Iterable[tuple[_Json, Watched]]:
     return found.values()
 
 
-def _circuit(policy: CircuitBreaker, messages: bool) -> _Json:
-    stats = policy.stats()
-    failure = stats.last_failure
-    open_for = policy.settings()["open_for"]
-    return {
-        "about": policy.describe().removeprefix(f"{policy.name}: "),
-        "state": stats.state.value,
-        "retry_after": stats.retry_after,
-        "open_for": open_for if isinstance(open_for, float) else None,
-        "last_failure": failure if failure is None or messages else failure.partition(": ")[0],
-        "probes": stats.probes,
-        "opened": stats.opened,
-        "rejected": stats.rejected,
-    }
+def _entry(policy: Watched, messages: bool) -> _Json:
+    """Return the statistics of a policy, and what the page needs besides."""
+    entry = {"about": policy.describe().removeprefix(f"{policy.name}: "), **asdict(policy.stats())}
+    if isinstance(policy, CircuitBreaker):
+        open_for, failure = policy.settings()["open_for"], entry["last_failure"]
+        entry["state"] = entry["state"].value
+        entry["open_for"] = open_for if isinstance(open_for, float) else None
+        entry["last_failure"] = failure if failure is None or messages else failure.partition(": ")[0]
+    elif isinstance(policy, (AdaptiveLimit, Bulkhead)):
+        entry["queue"] = policy.settings()["queue"]
+    elif isinstance(policy, RateLimiter) and entry["next_turn"] == inf:
+        entry["next_turn"] = None
+    return entry
 
 
-def _bulkhead(policy: AdaptiveLimit | Bulkhead) -> _Json:
-    stats = policy.stats()
-    return {
-        "about": policy.describe().removeprefix(f"{policy.name}: "),
-        "limit": stats.limit,
-        "in_flight": stats.in_flight,
-        "queue": policy.settings()["queue"],
-        "queued": stats.queued,
-        "rejected": stats.rejected,
-    }
-
-
-def _throttle(policy: AdaptiveThrottle) -> _Json:
-    stats = policy.stats()
-    return {
-        "about": policy.describe().removeprefix(f"{policy.name}: "),
-        "rejection_rate": stats.rejection_rate,
-        "requests": stats.requests,
-        "accepts": stats.accepts,
-        "rejected": stats.rejected,
-    }
-
-
-def _limiter(policy: RateLimiter) -> _Json:
-    stats = policy.stats()
-    return {
-        "about": policy.describe().removeprefix(f"{policy.name}: "),
-        "queued": stats.queued,
-        "next_turn": stats.next_turn if stats.next_turn < inf else None,
-        "rejected": stats.rejected,
-    }
-
-
-def _cache(policy: Cache) -> _Json:
-    stats = policy.stats()
-    return {
-        "about": policy.describe().removeprefix(f"{policy.name}: "),
-        "hits": stats.hits,
-        "stale": stats.stale,
-        "shared": stats.shared,
-        "misses": stats.misses,
-        "size": stats.size,
-    }
-
-
-def _first(entries: list[_Json], troubled: Callable[[_Json], bool]) -> list[_Json]:
+def _first(entries: list[_Json], is_troubled: Callable[[_Json], object]) -> list[_Json]:
     if len(entries) <= MOST:
         return entries
-    return sorted(entries, key=lambda it: not troubled(it))[:MOST]
+    return sorted(entries, key=lambda it: not is_troubled(it))[:MOST]

@@ -6,6 +6,7 @@ import errno
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -207,10 +208,19 @@ def _proxy_may_connect(error: Any) -> bool:
     return status >= 500 or status in {408, 425, 429}
 
 
+def grpc_status(error: Any) -> str | None:
+    """Return the status of an error from grpc, such as `"UNAVAILABLE"`; None for any other error.
+
+    The class of the error says little: a channel has one private class for all errors.
+    """
+    if any(str(kind.__module__).partition(".")[0] == "grpc" for kind in type(error).__mro__):
+        with suppress(Exception):  # a bare `RpcError` has none
+            return str(error.code().name)
+    return None
+
+
 def _is_unavailable(error: Any) -> bool:
-    """Whether the status of an error from grpc is UNAVAILABLE: only then, the server was not reached."""
-    code = getattr(error, "code", None)
-    return callable(code) and getattr(code(), "name", None) == "UNAVAILABLE"
+    return grpc_status(error) == "UNAVAILABLE"  # only then, the server was not reached
 
 
 def _lost_connection(error: Any) -> bool:

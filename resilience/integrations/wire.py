@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 from urllib.parse import urlsplit
 
 from resilience import checks
@@ -26,7 +26,7 @@ from resilience.ambient import block_context, get_ambient, set_ambient
 from resilience.clock import clock
 from resilience.context import Context, is_over
 from resilience.errors import DeadlineExceeded
-from resilience.network_errors import transient
+from resilience.network_errors import grpc_status, transient
 
 if TYPE_CHECKING:
     from resilience.checks import Duration
@@ -314,14 +314,7 @@ def ran_out(error: Exception, ctx: Context) -> bool:
         return all(ran_out(each, ctx) for each in error.exceptions)
     if isinstance(error, DeadlineExceeded):
         return True
-    return is_over(ctx) and (transient(error) or _is_grpc_deadline(error))
-
-
-def _is_grpc_deadline(error: Any) -> bool:
-    if not any(kind.__module__.partition(".")[0] == "grpc" for kind in type(error).__mro__):
-        return False
-    code = getattr(error, "code", None)
-    return callable(code) and getattr(code(), "name", None) == "DEADLINE_EXCEEDED"
+    return is_over(ctx) and (transient(error) or grpc_status(error) == "DEADLINE_EXCEEDED")
 
 
 @final

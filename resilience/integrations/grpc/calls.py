@@ -24,6 +24,7 @@ from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.grpc.answers import DeadlineStatus
 from resilience.integrations.http import NotRepeatable
+from resilience.network_errors import grpc_status
 from resilience.policy import Policy
 
 #: The metadata key by which a server limits retries (gRFC A6): milliseconds to wait, or -1 for no retry.
@@ -277,8 +278,7 @@ def _limited(details: Any, timeout: float | None) -> Any:
 
 def _ran_out(error: Any, ctx: Context) -> bool:
     """Whether a call failed because it exceeded the `timeout` that we gave it."""
-    code = getattr(error, "code", None)  # a bare `RpcError` of another library has none
-    return callable(code) and code() is grpc.StatusCode.DEADLINE_EXCEEDED and ctx.remaining() <= CLOCK_TOLERANCE
+    return grpc_status(error) == "DEADLINE_EXCEEDED" and ctx.remaining() <= CLOCK_TOLERANCE
 
 
 def _mark_pushback(error: Any) -> None:

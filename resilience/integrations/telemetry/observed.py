@@ -114,7 +114,7 @@ def _parts(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
 
 
 def _watched(policy: object) -> Iterator[Watched]:
-    if isinstance(policy, (AdaptiveLimit, AdaptiveThrottle, Bulkhead, Cache, CircuitBreaker, Keyed, RateLimiter)):
+    if isinstance(policy, Watched):
         yield policy
     for part in _inside(policy):
         yield from _watched(part)

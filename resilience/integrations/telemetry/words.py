@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import fields
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from resilience.circuit_state import CircuitState
 from resilience.events import CallFinished, Event, ExecutionFinished, Parked, TimedOut
+from resilience.network_errors import grpc_status
 from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, describe_error
 
 _LEFT_OUT = frozenset({"policy", "operation", "time", "properties", "pipeline", "outcome", "by_deadline", "shadow"})
@@ -118,12 +118,4 @@ def status_of(error: BaseException) -> str | None:
             continue
         if type(status) is int and 400 <= status <= 599:
             return str(status)
-    return _grpc_status(error)
-
-
-def _grpc_status(error: Any) -> str | None:
-    """Return the status of a gRPC error. Its class says little: a channel has one private class for all errors."""
-    if any(kind.__module__.partition(".")[0] == "grpc" for kind in type(error).__mro__):
-        with suppress(Exception):  # a bare `RpcError` has none
-            return str(error.code().name)
-    return None
+    return grpc_status(error)

@@ -22,7 +22,7 @@ from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.outcome import Success, unwrap_stop_iteration
 from resilience.policies.guard import Guard
-from resilience.policies.live_circuit import Admitted, CircuitStats, LiveCircuit, get_enclosing
+from resilience.policies.live_circuit import Admitted, CircuitRules, CircuitStats, LiveCircuit, get_enclosing
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
@@ -99,29 +99,23 @@ class CircuitBreaker(Policy[Never]):
         checks.not_bare("@CircuitBreaker()", trip)
         self._given_name = checks.optional_name(name)
         self.name: str = name or "CircuitBreaker"
-        self._trip = as_trip(trip)
-        self._opening = _as_open_period(open_for)
-        self._probes = checks.whole("probes", probes)
-        self._probe_successes = checks.whole("probe_successes", probe_successes)
-        self._probe_timeout = checks.optional_seconds("probe_timeout", probe_timeout)
-        self._failures = Matcher(on, ignore)
-        self._on_result = optional_predicate("on_result", on_result)
-        self._on_transition = optional_listener("on_transition", on_transition)
-        self._circuit = LiveCircuit(
-            self.name,
-            self._trip,
-            self._opening,
-            self._probes,
-            self._probe_successes,
-            self._probe_timeout,
-            self._failures,
-            self._on_result,
-            self._on_transition,
-            observe_only=checks.flag("observe_only", observe_only),
+        self._rules = CircuitRules(
+            policy=self.name,
+            trip=as_trip(trip),
+            open_for=_as_open_period(open_for),
+            probes=checks.whole("probes", probes),
+            probe_successes=checks.whole("probe_successes", probe_successes),
+            probe_timeout=checks.optional_seconds("probe_timeout", probe_timeout),
             probe=checks.optional_callable("probe", probe, ()),
+            failures=Matcher(on, ignore),
+            on_result=optional_predicate("on_result", on_result),
+            on_transition=optional_listener("on_transition", on_transition),
+            observe_only=checks.flag("observe_only", observe_only),
         )
+        self._circuit = LiveCircuit(self._rules)
         self._machine = self._circuit.machine
         self._is_timed = self._circuit.is_timed
+        self._judges_results = on_result is not None
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -132,12 +126,12 @@ class CircuitBreaker(Policy[Never]):
         if not admission.quiet or ctx._info is not BARE:
             if get_enclosing() and circuit.encloses_caller():  # a nested call: it belongs to the outer one
                 return await call(ctx)
-            if type(admission) is Open and (now := clock.now()) < admission.until and not circuit.observe_only:
+            if type(admission) is Open and (now := clock.now()) < admission.until and not self._rules.observe_only:
                 raise circuit.refusal(admission, now, ctx)
             noted = Admitted(circuit)
             if type(admission) is not Closed:
                 try:
-                    if circuit.probe is None:
+                    if self._rules.probe is None:
                         admission = circuit.admit(ctx)
                     else:
                         await circuit.admit_checked(ctx, noted, ctx.runtime)
@@ -158,7 +152,7 @@ class CircuitBreaker(Policy[Never]):
                 if noted is not None or circuit.failures == since or not circuit.has_counted(error, since):
                     circuit.settle(admission, unwrap_stop_iteration(error), began, ctx)
                 raise
-            if self._on_result is not None or not admission.quiet:
+            if self._judges_results or not admission.quiet:
                 circuit.settle(admission, Success(result), began, ctx)
         except BaseException:
             if type(admission) is not Closed:
@@ -170,7 +164,7 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     def _resilience_refuses_until(self) -> float:
-        if self._circuit.observe_only:
+        if self._rules.observe_only:
             return -inf
         period = self._machine.period
         return period.until if isinstance(period, Open) else inf if isinstance(period, Isolated) else -inf
@@ -207,7 +201,7 @@ class CircuitBreaker(Policy[Never]):
         return self.state
 
     async def _check(self, runtime: Runtime) -> None:
-        if self._circuit.probe is None or self._circuit.encloses_caller():
+        if self._rules.probe is None or self._circuit.encloses_caller():
             return
         noted = Admitted(self._circuit)
         try:
@@ -225,34 +219,35 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     def settings(self) -> Mapping[str, object]:
+        rules = self._rules
         return {
-            "trip": self._trip,
-            "open_for": self._opening.delay if isinstance(self._opening, Constant) else self._opening,
-            "probes": self._probes,
-            "probe_successes": self._probe_successes,
-            "probe_timeout": self._probe_timeout,
-            "probe": self._circuit.probe,
-            "on": self._failures.on,
-            "on_result": self._on_result,
-            "ignore": self._failures.ignore,
-            "on_transition": self._on_transition,
-            "observe_only": self._circuit.observe_only,
+            "trip": rules.trip,
+            "open_for": rules.open_for.delay if isinstance(rules.open_for, Constant) else rules.open_for,
+            "probes": rules.probes,
+            "probe_successes": rules.probe_successes,
+            "probe_timeout": rules.probe_timeout,
+            "probe": rules.probe,
+            "on": rules.failures.on,
+            "on_result": rules.on_result,
+            "ignore": rules.failures.ignore,
+            "on_transition": rules.on_transition,
+            "observe_only": rules.observe_only,
             "name": self._given_name,
         }
 
     @override
     def describe(self) -> str:
-        opening, probe = self._opening, self._circuit.probe
+        rules, opening = self._rules, self._rules.open_for
         lasts = f"{format_number(opening.delay)} s" if isinstance(opening, Constant) else repr(opening)
         text = (
-            f"{self.name}: opens on {self._trip!r} for {lasts}; {self._probes} at a time may probe, "
-            f"{self._probe_successes} must succeed to close it"
+            f"{self.name}: opens on {rules.trip!r} for {lasts}; {rules.probes} at a time may probe, "
+            f"{rules.probe_successes} must succeed to close it"
         )
-        if self._probe_timeout is not None:
-            text += f"; a probe may take {format_number(self._probe_timeout)} s"
-        if probe is not None:
-            text += f"; {name_of(probe)} probes first"
-        return f"{text}; only observes" if self._circuit.observe_only else text
+        if rules.probe_timeout is not None:
+            text += f"; a probe may take {format_number(rules.probe_timeout)} s"
+        if rules.probe is not None:
+            text += f"; {name_of(rules.probe)} probes first"
+        return f"{text}; only observes" if rules.observe_only else text
 
 
 def _as_open_period(value: object) -> Backoff:

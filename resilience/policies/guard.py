@@ -46,7 +46,7 @@ class Guard:
         period = circuit.machine.period
         if type(period) is Closed:
             noted.admission = period
-        elif circuit.probe is not None:
+        elif circuit.rules.probe is not None:
             return True
         else:
             noted.admission = circuit.admit(block_context())

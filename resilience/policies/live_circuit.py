@@ -103,48 +103,40 @@ class Admitted:
 
 
 @final
+@dataclass(slots=True)  # as `RetryLimits`
+class CircuitRules:
+    """The settings of a circuit. The fields are the parameters of `CircuitBreaker`."""
+
+    policy: str
+    trip: Trip
+    open_for: Backoff
+    probes: int
+    probe_successes: int
+    probe_timeout: float | None
+    probe: Callable[[], Any] | None
+    failures: Matcher
+    on_result: OnResult | None
+    on_transition: Listener | None
+    observe_only: bool
+
+
+@final
 class LiveCircuit:
-    """Admits calls and records their results, for any number of threads and event loops.
+    """Admits calls and records their results, for any number of threads and event loops."""
 
-    :param name: the name of the policy in errors and events.
-    :param opening: the lengths of the open periods.
-    :param failures: which exceptions are failures.
-    :param on_result: which results are failures; None if no result is.
-    :param on_transition: the callback of the policy.
-    :param observe_only: whether calls that it would refuse are made anyway.
-    :param probe: a function that is the first probe of each half-open period, before any call.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        trip: Trip,
-        opening: Backoff,
-        probes: int,
-        probe_successes: int,
-        probe_timeout: float | None,
-        failures: Matcher,
-        on_result: OnResult | None,
-        on_transition: Listener | None,
-        *,
-        observe_only: bool = False,
-        probe: Callable[[], Any] | None = None,
-    ) -> None:
-        self._name = name
-        #: The function that is the first probe of each half-open period, if there is one.
-        self.probe: Callable[[], Any] | None = probe
-        self._opening = opening
-        self._openings = opening.delays()
+    def __init__(self, rules: CircuitRules) -> None:
+        self.rules: CircuitRules = rules
+        self._openings = rules.open_for.delays()
         self.machine: Circuit = Circuit(
-            trip, next(self._openings), probes, probe_successes, probe_timeout, checks_first=probe is not None
+            rules.trip,
+            next(self._openings),
+            rules.probes,
+            rules.probe_successes,
+            rules.probe_timeout,
+            checks_first=rules.probe is not None,
         )
-        self._failures = failures
-        self._on_result = on_result
-        self._on_transition = on_transition
-        #: Whether a call that would be refused is made anyway.
-        self.observe_only: bool = observe_only
         #: Whether slow calls count: only then is the clock read for each call.
-        self.is_timed: bool = trip.slower_than < inf
+        self.is_timed: bool = rules.trip.slower_than < inf
         self._lock = threading.RLock()
         #: How many failures have been counted so far.
         self.failures: int = 0
@@ -236,7 +228,7 @@ class LiveCircuit:
         """Run `probe` if a probe may be made now. No call follows."""
         admission: Admission | None = None
         try:
-            if self.probe is not None and not isinstance(self.machine.period, Closed):
+            if self.rules.probe is not None and not isinstance(self.machine.period, Closed):
                 admission, *_ = self._ask(ctx)
                 if isinstance(admission, Probe):
                     admission, *_ = await self._check(admission, ctx, noted, runtime)
@@ -249,7 +241,7 @@ class LiveCircuit:
 
     async def _check(self, probe: Probe, ctx: Context, noted: Admitted, runtime: Runtime) -> _Answer:
         """Run the user's function in the slot of a probe, record its outcome, and decide on the call."""
-        assert self.probe is not None
+        assert self.rules.probe is not None
         began, failure = clock.now(), None
         timeout = probe.period.probe_timeout
         with self._lock:  # the slot outlasts the function, so that a timeout of the function counts as a failure
@@ -257,7 +249,7 @@ class LiveCircuit:
         noted.admission = probe  # its own calls under this breaker are nested calls
         try:
             try:
-                if await runtime.run_within(timeout, self.probe, self._name, ctx._timer) is False:
+                if await runtime.run_within(timeout, self.rules.probe, self.rules.policy, ctx._timer) is False:
                     failure = _text_of(Success(False))
             except Misuse:
                 raise
@@ -292,7 +284,7 @@ class LiveCircuit:
     def _refuse(self, period: Period, now: float, ctx: Context) -> Admission:
         """Raise the refusal of a call. With `observe_only`, let the call pass."""
         error = self.refusal(period, now, ctx)
-        if not self.observe_only:
+        if not self.rules.observe_only:
             raise error
         return PASSED
 
@@ -304,9 +296,10 @@ class LiveCircuit:
         if admission is PASSED:
             return
         if isinstance(ended, Exception):
-            has_failed = self._failures.judge(ended)
+            has_failed = self.rules.failures.judge(ended)
         else:
-            has_failed = ended is not DONE and self._on_result is not None and bool(self._on_result(ended.value))
+            on_result = self.rules.on_result
+            has_failed = ended is not DONE and on_result is not None and bool(on_result(ended.value))
         if has_failed and admission.quiet and self._is_among_callers():
             return  # the enclosing call counts instead
         if has_failed or (has_failed is not None and not admission.quiet):  # otherwise nothing would change
@@ -332,14 +325,15 @@ class LiveCircuit:
 
     def refusal(self, period: Period, now: float, ctx: Context) -> CircuitOpen:
         """Count and report a refused call, and return its error."""
+        rules = self.rules
         self._rejected.add()
         error: CircuitOpen = bare(CircuitIsolated if type(period) is Isolated else CircuitOpen, period.why)
-        error.policy = self._name
+        error.policy = rules.policy
         error.retry_after = period.until - now if type(period) is Open else None
         error.state = period.state
         error.last_failure = period.last_failure
         if subscribers.refusals or ctx._info.listeners:
-            report_refusal(self._name, ctx, type(error).__name__, error.retry_after, 0.0, self.observe_only)
+            report_refusal(rules.policy, ctx, type(error).__name__, error.retry_after, 0.0, rules.observe_only)
         return error
 
     def _note_locked(self, transitions: list[Transition], ctx: Context | None) -> None:
@@ -359,7 +353,7 @@ class LiveCircuit:
                 self._draw(transition.new)
             finally:
                 try:
-                    emit(CircuitChanged, self._name, ctx, self._on_transition, **transition._asdict())
+                    emit(CircuitChanged, self.rules.policy, ctx, self.rules.on_transition, **transition._asdict())
                 finally:
                     self._reporting = False
 
@@ -369,7 +363,7 @@ class LiveCircuit:
         if new is CircuitState.OPEN:
             circuit.opens_for = next(self._openings, circuit.opens_for)
         elif new is CircuitState.CLOSED:
-            self._openings = self._opening.delays()
+            self._openings = self.rules.open_for.delays()
             circuit.opens_for = circuit.opens_first_for = next(self._openings, circuit.opens_first_for)
 
     def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests check from outside)

@@ -101,7 +101,7 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "policies/live_circuit.py": [
-        ("assert self.probe is not None", "pass", _FOR_CHECKERS),
+        ("assert self.rules.probe is not None", "pass", _FOR_CHECKERS),
         (
             'if frame.f_code.co_name == "around" and frame.f_locals.get("circuit") is self:',
             'if ((frame.f_locals.get("circuit") is self)):',
@@ -115,8 +115,8 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("return False", "pass", _FALSE_ANYWAY),
         ("self.failures: int = 0", "self.failures: int = 1", _NOTED_ONLY),
         (
-            "self.is_timed: bool = trip.slower_than < inf",
-            "self.is_timed: bool = trip.slower_than <= inf",
+            "self.is_timed: bool = rules.trip.slower_than < inf",
+            "self.is_timed: bool = rules.trip.slower_than <= inf",
             f"{_QUICK_WAY}: no duration is longer than infinity",
         ),
     ],

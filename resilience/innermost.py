@@ -214,8 +214,11 @@ def refuse_mismatch(ctx: Context, error: TypeError) -> None:
     """Raise a misuse if the call did not enter the function, because it cannot take these arguments."""
     function, arguments = ctx._function, ctx._arguments
     misuse = mismatch(function, (ctx,) if arguments is None else arguments, ctx._keywords, error, arguments is None)
-    if misuse is not None:
-        raise misuse from None
+    try:
+        if misuse is not None:
+            raise misuse from None
+    finally:
+        del misuse, error  # no cycle: error -> traceback -> this frame -> error
 
 
 def raise_if_expired(timer: Timer | None, error: BaseException) -> None:

@@ -132,9 +132,9 @@ class AdaptiveThrottle(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         if self._rate and (rate := self._draw()):
-            refusal = self._refusal(rate, ctx)
             if not self._observe_only:
-                raise refusal
+                raise self._refusal(rate, ctx)  # in no variable: a frame that held it would be a cycle
+            self._refusal(rate, ctx)
             return await call(ctx)
         try:
             result = await call(ctx)

@@ -283,9 +283,9 @@ class LiveCircuit:
 
     def _refuse(self, period: Period, now: float, ctx: Context) -> Admission:
         """Raise the refusal of a call. With `observe_only`, let the call pass."""
-        error = self.refusal(period, now, ctx)
         if not self.rules.observe_only:
-            raise error
+            raise self.refusal(period, now, ctx)  # in no variable: a frame that held it would be a cycle
+        self.refusal(period, now, ctx)
         return PASSED
 
     def settle(self, admission: Admission, ended: Exception | Success[Any], began: float, ctx: Context | None) -> None:

@@ -63,9 +63,9 @@ class LivePermits:
         """Take a permit if one is free after all; otherwise raise, or return false if the call is made without one."""
         if self.machine.take_or_refuse():
             return True
-        refusal = self._refused(ctx, "and there is no queue")
         if not self.observe_only:
-            raise refusal
+            raise self._refused(ctx, "and there is no queue")  # in no variable: a frame that held it would be a cycle
+        self._refused(ctx, "and there is no queue")
         return False
 
     async def wait(self, ctx: Context, runtime: Runtime) -> None:

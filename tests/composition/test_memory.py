@@ -13,6 +13,7 @@ import gc
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from random import Random
 from typing import Any
 
 import anyio
@@ -190,6 +191,44 @@ async def is_rejected(world: World, watched: Watched) -> None:
         del heavy
 
     await world.execute(bulkhead, outer)
+
+
+def refused_by(make: Callable[[], Policy[Any]]) -> Scenario:
+    """Return a scenario in which the policy refuses the call of a frame that holds an object."""
+
+    async def scenario(world: World, watched: Watched) -> None:
+        policy = make()
+        heavy = watched.watch(Heavy())
+        await world.execute(policy, watched.fn)
+        del heavy
+
+    return scenario
+
+
+def isolated() -> Policy[Any]:
+    breaker = CircuitBreaker()
+    breaker.isolate()
+    return breaker
+
+
+def twice(policy: Policy[Any]) -> Policy[Any]:
+    """Return a pipeline in which a policy with one permit refuses what it has admitted."""
+    return policy.wrap(policy)
+
+
+def throttling() -> Policy[Any]:
+    throttle = AdaptiveThrottle(min_calls=1, most=1.0, on=Boom, rng=Random(1))
+    for _ in range(10_000):  # until it refuses nearly all calls
+        throttle.capture(lambda ctx: Watched().fail())
+    return throttle
+
+
+async def cannot_take_the_context(world: World, watched: Watched) -> None:
+    async def fn() -> None: ...
+
+    heavy = watched.watch(Heavy())
+    await world.execute(Fallback("x"), fn)
+    del heavy
 
 
 async def fails_again_and_again_in_half_open(world: World, watched: Watched) -> None:
@@ -423,6 +462,10 @@ SCENARIOS: dict[str, Scenario] = {
     "Hedge, attempts beside one another": executes(lambda: Hedge(0, on=Boom, budget=None)),
     "a stream": streams,
     "rejected": is_rejected,
+    "CircuitBreaker, isolated": refused_by(isolated),
+    "Bulkhead, full": refused_by(lambda: twice(Bulkhead(1))),
+    "AdaptiveLimit, full": refused_by(lambda: twice(AdaptiveLimit(60, initial=1))),
+    "AdaptiveThrottle, refusing": refused_by(throttling),
     "Fallback, not handled": executes(lambda: Fallback("x", on=ValueError)),
     "Fallback, answered": executes(lambda: Fallback("x")),
     "Fallback, handled": executes(lambda: Fallback(handler=lambda failure, ctx: "x")),
@@ -457,6 +500,7 @@ SCENARIOS: dict[str, Scenario] = {
     "proxy, inside": failing_inside_an_entered_proxy,
     "StopIteration": stops_iterating,
     "misuse": is_misused,
+    "misuse, without a parameter": cannot_take_the_context,
     "attempts()": tries_in_a_block,
     "blocks": fails_in_blocks,
     "KeyboardInterrupt": interrupted_by(KeyboardInterrupt),

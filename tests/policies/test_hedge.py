@@ -74,6 +74,19 @@ async def test_with_a_delay_of_zero_all_attempts_begin_at_once(anywhere: Virtual
         assert sorted(service.begun) == [(0, 0), (1, 0), (2, 0)]
 
 
+async def test_with_a_delay_of_zero_a_first_attempt_that_fails_without_a_wait_is_hedged(anywhere: Virtual) -> None:
+    begun: list[int] = []
+
+    async def fn(ctx: Context) -> int:
+        begun.append(ctx.hedge)
+        if ctx.hedge < 2:
+            raise ConnectionError
+        return ctx.hedge
+
+    assert await anywhere.execute(Hedge(0, hedges=2), fn) == 2
+    assert sorted(begun) == [0, 1, 2]
+
+
 async def test_no_attempt_begins_after_the_deadline_of_the_context(anywhere: Virtual) -> None:
     """That deadline cuts off no attempt."""
     service = Service(anywhere, (1, "late"))

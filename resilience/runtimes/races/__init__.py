@@ -48,8 +48,9 @@ class Race(ABC):
         try:
             first = self._begin()
             if first is not None:
-                self._schedule_next()
-                await self._run_cuttable(0, first)
+                self._schedule_first()
+                if not self._is_decided:
+                    await self._run_cuttable(0, first)
             while not self._is_decided and (self._beside or self._plan.due != inf):
                 await self._wait_for_change()
         except GeneratorExit:  # a coroutine that is being closed cannot await
@@ -116,6 +117,14 @@ class Race(ABC):
             self._running.popitem()[1]()
 
     # --- the next attempt ---
+
+    def _schedule_first(self) -> None:
+        """Schedule the attempt after the first, or start it if it is due: the first one may end without a wait."""
+        if self._plan.due > clock.now():
+            self._schedule_next()
+        else:
+            self._scheduled_at = self._plan.due
+            self._start_due()
 
     def _schedule_next(self) -> None:
         """Schedule the next attempt."""

@@ -33,6 +33,11 @@ def format_number(value: float) -> str:
     return text.removesuffix(".0")
 
 
+def format_percent(share: float) -> str:
+    """Return a share as a percentage; 0.07 is 7 %, not 7.000000000000001 %."""
+    return f"{format_number(round(100 * share, 10))} %"
+
+
 def number(name: str, value: object) -> float:
     """Return `value` as a float; refuse NaN and anything that is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -11,14 +11,18 @@ from typing import Any
 import pytest
 
 from resilience import (
+    AdaptiveThrottle,
     Bulkhead,
+    Chaos,
     CircuitBreaker,
     ConsecutiveFailures,
     Context,
     FailureRatio,
     Fallback,
+    Hedge,
     Pipeline,
     Policy,
+    Quantile,
     Retry,
     SlowRatio,
     Timeout,
@@ -194,8 +198,8 @@ def test_the_repr_of_a_pipeline_is_the_expression_that_builds_it() -> None:
 #: Policies with distinct numbers, and all of those numbers.
 NUMBERS: list[tuple[Policy[Any], list[str]]] = [
     (
-        Retry(attempts=41, max_elapsed=61.5, backoff=Exponential(0.31, factor=1.7, cap=19)),
-        ["41", "61.5", "0.31", "1.7", "19"],
+        Retry(attempts=41, max_elapsed=61.5, max_retry_after=83, backoff=Exponential(0.31, factor=1.7, cap=19)),
+        ["41", "61.5", "83", "0.31", "1.7", "19"],
     ),
     (Retry(attempts=41, backoff=Decorrelated(0.31, cap=19)), ["41", "0.31", "19"]),
     (Retry(attempts=41, backoff=Linear(0.31, cap=19, jitter=0.23)), ["41", "0.31", "19", "0.23"]),
@@ -209,6 +213,13 @@ NUMBERS: list[tuple[Policy[Any], list[str]]] = [
     (CircuitBreaker(ConsecutiveFailures(17) | FailureRatio(0.47)), ["17", "0.47"]),
     (CircuitBreaker(open_for=Exponential(0.31, cap=19)), ["0.31", "19"]),
     (Bulkhead(13, queue=29, max_wait=3.75), ["13", "29", "3.75"]),
+    (
+        Hedge(Quantile(0.29, least=0.7, most=1.1, window=13, warm_up=17), hedges=19),
+        ["29 %", "0.7", "1.1", "13", "17", "19"],
+    ),
+    (Hedge(0.31, budget=0.47), ["0.31", "0.47"]),
+    (Chaos(0.07, delay=11), ["7 %", "11"]),
+    (AdaptiveThrottle(1.7, window=11, most=0.29), ["1.7", "11", "29 %"]),
 ]
 
 

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from resilience import backoff, checks, forks
 from resilience.backoff import Randomness
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration, format_number, format_percent
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.counter import Counter
@@ -173,7 +173,7 @@ class AdaptiveThrottle(Policy[Never]):
     def describe(self) -> str:
         text = (
             f"{self.name}: lets {format_number(self._k)} calls through for each that was accepted in the last "
-            f"{format_number(self._seconds)} s, and holds back at most {format_number(100 * self._most)} %"
+            f"{format_number(self._seconds)} s, and holds back at most {format_percent(self._most)}"
         )
         return f"{text}; only observes" if self._observe_only else text
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 from resilience import backoff, checks, forks
 from resilience.backoff import Randomness
 from resilience.callables import name_of
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration, format_number, format_percent
 from resilience.clock import clock
 from resilience.context import Context, waits_until
 from resilience.errors import DeadlineExceeded
@@ -238,9 +238,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
         switch = self._find_switch()
         rate = self._rate if switch is None else switch.rate
         state = "off" if switch is None else f"on for {max(0.0, switch.until - clock.now()):.0f} s more"
-        return (
-            f"{self.name}: {_in_words(self._effect, self._value)} {format_number(100 * rate)} % of the calls; {state}"
-        )
+        return f"{self.name}: {_in_words(self._effect, self._value)} {format_percent(rate)} of the calls; {state}"
 
     # --- private ---
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from math import inf
 from typing import ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
 
 from resilience import checks, forks
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration, format_number, format_percent
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.events.dispatch import optional_listener
@@ -82,7 +83,17 @@ class Quantile:
         raise AttributeError(f"{name} does not change once a Quantile is built")
 
     def __repr__(self) -> str:
-        return f"Quantile({format_number(self.share)})"
+        parts = [format_number(self.share)]
+        parts += [f"least={format_number(self.least)}"] if self.least != 0.001 else []
+        parts += [f"most={format_number(self.most)}"] if self._most is not None else []
+        parts += [f"window={format_number(self.window)}"] if self.window != 60 else []
+        parts += [f"warm_up={self.warm_up}"] if self.warm_up != 20 else []
+        return f"Quantile({', '.join(parts)})"
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle a quantile as a new one with the same values."""
+        make = partial(Quantile, least=self.least, most=self._most, window=self.window, warm_up=self.warm_up)
+        return make, (self.share,)
 
 
 _DEFAULT_DELAY = Quantile()
@@ -233,7 +244,7 @@ class Hedge(Policy[Never]):
         what = "another attempt" if rules.hedges == 1 else f"up to {rules.hedges} more attempts, one after another,"
         after = f"{format_number(self._delay)} s"
         if self._quantile is not None:
-            after = f"{format_number(100 * self._quantile.share)} % of the calls take"
+            after = f"{format_percent(self._quantile.share)} of the calls take, by {self._quantile!r}"
         paid = "" if rules.budget is None else f"; paid for by {rules.budget!r}"
         return f"{self.name}: {what} beside one that takes longer than {after}{paid}"
 

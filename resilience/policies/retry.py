@@ -226,6 +226,8 @@ class Retry(Policy[Never]):
         ]
         if self._limits.max_elapsed is not None:
             parts.append(f"none begins after {format_number(self._limits.max_elapsed)} s")
+        if self._limits.retry_after and 300 != self._limits.max_retry_after < inf:
+            parts.append(f"gives up if asked to wait more than {format_number(self._limits.max_retry_after)} s")
         if self._limits.budget is not None:
             parts.append(f"paid for by {self._limits.budget!r}")
         return "; ".join(parts)

@@ -395,6 +395,6 @@ def test_repr_and_description_of_a_hedge() -> None:
     assert repr(Hedge(0.5, hedges=2, budget=None)) == "Hedge(delay=0.5, hedges=2, budget=None)"
     assert Hedge(0.5, budget=None).describe() == "Hedge: another attempt beside one that takes longer than 0.5 s"
     assert Hedge(hedges=2, name="h").describe() == (
-        "h: up to 2 more attempts, one after another, beside one that takes longer than 95 % of the calls take; "
-        "paid for by RetryBudget(0.1, saved=10)"
+        "h: up to 2 more attempts, one after another, beside one that takes longer than 95 % of the calls take, "
+        "by Quantile(0.95); paid for by RetryBudget(0.1, saved=10)"
     )

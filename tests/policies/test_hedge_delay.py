@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -70,8 +71,15 @@ def test_a_quantile_is_immutable_and_checks_its_share() -> None:
     with pytest.raises(AttributeError, match="share does not change"):
         quantile.share = 0.5
     assert (repr(quantile), quantile.most) == ("Quantile(0.9)", inf)
+    assert repr(Hedge(Quantile(0.95, most=0.5))) == "Hedge(delay=Quantile(0.95, most=0.5))"
     with pytest.raises(ValueError, match=r"did you mean 0.95\?"):
         Quantile(95)
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda quantile: pickle.loads(pickle.dumps(quantile))])
+def test_a_quantile_can_be_copied_and_pickled(way: Any) -> None:
+    quantile = Quantile(0.9, least=0.2, most=0.5, window=5, warm_up=3)
+    assert repr(way(quantile)) == repr(quantile) == "Quantile(0.9, least=0.2, most=0.5, window=5, warm_up=3)"
 
 
 def test_a_hedge_with_an_observed_delay_cannot_be_copied_or_pickled() -> None:

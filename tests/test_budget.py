@@ -306,10 +306,11 @@ async def test_a_deadline_error_raised_inside_at_the_deadline_becomes_that_of_th
             raise DeadlineExceeded("raised inside")
 
 
-async def test_an_async_block_of_zero_seconds_ends_at_its_first_wait(tasks_world: World) -> None:
+@pytest.mark.parametrize("seconds", [0, 5])
+async def test_an_async_block_of_zero_seconds_ends_at_its_first_wait(tasks_world: World, seconds: float) -> None:
     with quickly(), pytest.raises(DeadlineExceeded):
         async with deadline(0):
-            await anyio.sleep(5)
+            await anyio.sleep(seconds)
 
 
 @pytest.mark.parametrize("how", ["with", "async with"])

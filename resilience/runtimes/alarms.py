@@ -142,12 +142,16 @@ class Alarm:
         self.is_firm: bool = is_firm  # whether its timers fire without giving way
         self.pending: dict[Entry, None] = {}
         self.rings_at: float = inf  # an instant on the process clock; infinity if the alarm is not set
-        self._handle: Callable[[], asyncio.TimerHandle | None] = _no_handle  # weak: see `_LoopCloseGuard`
+        self._handle: Callable[[], asyncio.Handle | None] = _no_handle  # weak: see `_LoopCloseGuard`
 
     def set(self, rings_at: float, now: float) -> None:
         """Ring at this instant. The context is empty, because an alarm outlives the call that happens to set it."""
         guard = _LoopCloseGuard(self, rings_at)
-        handle = self.loop.call_later(max(0.0, rings_at - now), self._ring, guard, context=contextvars.Context())
+        handle: asyncio.Handle
+        if rings_at > now:
+            handle = self.loop.call_later(rings_at - now, self._ring, guard, context=contextvars.Context())
+        else:  # at the first `await` of the block: a timer would let it run one step further
+            handle = self.loop.call_soon(self._ring, guard, context=contextvars.Context())
         previous = self._handle()
         self._handle, self.rings_at = weakref.ref(handle), rings_at
         if previous is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from math import inf
-from typing import ClassVar, Never, TypeVar, final
+from typing import Any, ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
 

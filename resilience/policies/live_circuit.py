@@ -52,6 +52,9 @@ PASSED: Final = Closed(ConsecutiveFailures(1).tally())
 #: The admission of a call (None if it is refused), and the period and the instant of the decision.
 _Answer: TypeAlias = "tuple[Admission | None, Period, float]"
 
+#: Seconds added to the duration of each call, because (now + 0.3) - now may be less than 0.3 in floats.
+_ROUNDING: Final = 1e-9
+
 #: The success of a block, which has no value for `on_result`.
 DONE = Success(None)
 
@@ -269,8 +272,7 @@ class LiveCircuit:
             with self._lock:
                 now = clock.now()  # read under the lock, so that it is not before the transitions of other threads
                 if probe is not None:
-                    duration = now - began if self.is_timed else 0.0
-                    self._note_locked(self.machine.record(probe, failure, duration, now), ctx)
+                    self._note_locked(self._record_locked(probe, failure, began, now), ctx)
                 admission, transitions = self.machine.admit(now)
                 period = self.machine.period
                 self._note_locked(transitions, ctx)
@@ -306,8 +308,7 @@ class LiveCircuit:
             failure = _text_of(ended) if has_failed else None
             now = clock.now()
             with self._lock:
-                transitions = self.machine.record(admission, failure, now - began if self.is_timed else 0.0, now)
-                self._note_locked(transitions, ctx)
+                self._note_locked(self._record_locked(admission, failure, began, now), ctx)
                 if failure is not None:
                     self.failures += 1
                     if isinstance(ended, Exception):
@@ -335,6 +336,9 @@ class LiveCircuit:
         if subscribers.refusals or ctx._info.listeners:
             report_refusal(rules.policy, ctx, type(error).__name__, error.retry_after, 0.0, rules.observe_only)
         return error
+
+    def _record_locked(self, admission: Admission, failure: str | None, began: float, now: float) -> list[Transition]:
+        return self.machine.record(admission, failure, now - began + _ROUNDING if self.is_timed else 0.0, now)
 
     def _note_locked(self, transitions: list[Transition], ctx: Context | None) -> None:
         for transition in transitions:

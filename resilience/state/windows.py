@@ -73,7 +73,7 @@ class TimeWindow:
     def add(self, bad: bool, now: float) -> None:
         """Count one more result, and discard the steps that began `seconds` ago or earlier."""
         steps = self._steps
-        while steps and now - steps[0][0] >= self._seconds:
+        while steps and now >= steps[0][0] + self._seconds:  # a difference could be rounded to less
             _, old_total, old_bad = steps.pop(0)
             self.total -= int(old_total)
             self.bad -= int(old_bad)

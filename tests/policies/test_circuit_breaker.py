@@ -13,6 +13,7 @@ from resilience import (
     Context,
     DeadlineExceeded,
     Rejected,
+    SlowRatio,
     Timeout,
     TimeoutExceeded,
     WorkersExhausted,
@@ -35,6 +36,18 @@ async def test_five_consecutive_failures_open_a_circuit_by_default(world: World)
     assert breaker.state is OPEN
     assert isinstance(await world.attempt(breaker, script.function()), CircuitOpen)
     assert script.calls == 5
+
+
+async def test_a_call_that_takes_exactly_the_limit_is_slow_despite_rounding(world: World, clock: FakeClock) -> None:
+    """In floats, (now + 0.3) - now is less than 0.3 at many instants."""
+    breaker = CircuitBreaker(SlowRatio(1.0, slower_than=0.3, min_calls=50, last=50))
+
+    async def fn(ctx: Context) -> None:
+        clock.advance(0.3)
+
+    for _ in range(50):
+        await world.execute(breaker, fn)
+    assert breaker.state is OPEN
 
 
 # --- which outcomes count ----------------------------------------------------------------------

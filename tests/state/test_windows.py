@@ -36,7 +36,7 @@ def test_a_time_window_forgets_results_at_nine_tenths_of_its_length_or_later(
         kept.append((now, bad))
         window.add(bad, now)
         at_least = [was_bad for at, was_bad in kept if now - at < 0.9 * seconds]
-        at_most = [was_bad for at, was_bad in kept if now - at < seconds]
+        at_most = [was_bad for at, was_bad in kept if now < at + seconds]
         assert len(at_least) <= window.total <= len(at_most)
         assert sum(at_least) <= window.bad <= sum(at_most)
 
@@ -53,6 +53,15 @@ def test_a_time_window_is_exact_if_results_are_at_least_a_step_apart(stream: lis
         window.add(bad, now)
         latest = [was_bad for at, was_bad in kept if now - at < 10.0]
         assert (window.total, window.bad) == (len(latest), sum(latest))
+
+
+def test_a_result_expires_at_the_end_of_the_window_despite_rounding() -> None:
+    """In floats, (now + 0.3) - now is less than 0.3 at many instants."""
+    for number in range(50):
+        window, now = TimeWindow(0.3), number * 0.1
+        window.add(True, now)
+        window.add(False, now + 0.3)
+        assert (window.total, window.bad) == (1, 0)
 
 
 def test_a_time_window_counts_results_that_arrive_out_of_order() -> None:

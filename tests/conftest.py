@@ -20,6 +20,7 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -47,6 +48,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 class Boom(Exception):
     """The failure of the tests' dependency."""
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception that refuses attributes, even its cause and its traceback."""
+
+    code: int
 
 
 class Incomparable:

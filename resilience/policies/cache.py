@@ -27,7 +27,7 @@ from resilience.counter import Counter
 from resilience.events.dispatch import report_use, subscribers
 from resilience.matching import Matcher, On
 from resilience.outcome import StoppedIteration
-from resilience.policies.flights import Flights, copy_of
+from resilience.policies.flights import Flights, complete_copy, copy_of, set_attributes
 from resilience.policies.keys import Key, key_in_words, key_of, optional_key, refuse_unhashable
 from resilience.policy import Call, Policy
 
@@ -331,5 +331,6 @@ def _without_frames(error: Exception) -> Exception:
         built_in = next(it for it in type(error).__mro__ if it.__module__ == "builtins")
         own = built_in.__new__(type(error), *args)  # bypasses the constructor of its class
         vars(own).update(vars(error))
-    own.__cause__ = own.__context__ = None
+        complete_copy(own, error)
+    set_attributes(own, {"__cause__": None, "__context__": None})
     return own

@@ -161,7 +161,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         except Exception as error:
             if error is original:
                 # The handler raised the original again, and its frame holds it: without the frame there is no cycle.
-                error.__traceback__ = traceback
+                error.with_traceback(traceback)
             raise
         finally:
             restore_ambient(token)

@@ -15,7 +15,7 @@ whether the leader has ended; the leader first marks itself as ended, and then w
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -166,7 +166,7 @@ class Flight:
         try:
             is_awake = leader._is_over or await self._waiter.wait(waits_until(ctx), ctx._timer)
         finally:
-            with suppress(ValueError):  # the leader has removed it to wake it
+            with suppress(ValueError):  # the leader has woken all
                 leader._followers.remove(self)
         if not is_awake and self._outcome is None:
             policy = self._flights.policy
@@ -178,7 +178,7 @@ class Flight:
         report_use(self._flights.policy, self._ctx, "shared")
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, Failure):
-            outcome.error.__traceback__ = self._traceback  # an error that has no copy collects frames
+            outcome.error.with_traceback(self._traceback)  # an error that has no copy collects frames
         try:
             return outcome.unwrap() if outcome is not None else None
         finally:
@@ -213,15 +213,15 @@ class Flight:
         return Success(self._result) if self._has_result else None
 
     def _wake_followers(self, outcome: Outcome[Any] | None) -> None:
-        while self._followers:
-            with suppress(IndexError, RuntimeError):  # all have left; the event loop of one has ended
-                follower = self._followers.pop(0)
+        for follower in self._followers.copy():  # not removed one by one: an interrupt could lose one
+            with suppress(RuntimeError):  # its event loop has ended
                 if isinstance(outcome, Failure):
                     follower._traceback = outcome.error.__traceback__
                     follower._outcome = Failure(copy_of(outcome.error))
                 else:
                     follower._outcome = outcome
                 follower._waiter.wake()
+        self._followers.clear()
 
 
 #: The running calls that enclose this code.
@@ -240,12 +240,26 @@ def copy_of(error: Exception) -> Exception:
     """
     try:
         own = copy.copy(error)
+        if type(own) is not type(error) or own.args != error.args:
+            return error
+        complete_copy(own, error)
     except Exception:
         return error
-    if type(own) is not type(error) or own.args != error.args:
-        return error
-    own.__cause__, own.__context__ = error.__cause__, error.__context__
-    own.__suppress_context__ = error.__suppress_context__
-    if hasattr(error, "__notes__"):
-        own.__notes__ = list(error.__notes__)
     return own
+
+
+def complete_copy(own: Exception, error: Exception) -> None:
+    """Give a copy what `copy.copy` leaves out: cause, context, a list of notes of its own, attributes in slots."""
+    state = object.__getstate__(error)
+    attributes = dict(state[1]) if isinstance(state, tuple) else {}
+    if isinstance(notes := getattr(error, "__notes__", None), list):
+        attributes["__notes__"] = notes.copy()
+    for name in ("__cause__", "__context__", "__suppress_context__"):
+        attributes[name] = getattr(error, name)
+    set_attributes(own, attributes)
+
+
+def set_attributes(error: Exception, attributes: Mapping[str, object]) -> None:
+    """Set attributes of an exception, even if its class refuses that, as a frozen dataclass does."""
+    for name, value in attributes.items():
+        object.__setattr__(error, name, value)

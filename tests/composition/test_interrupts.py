@@ -38,6 +38,7 @@ from resilience import (
 )
 from resilience.policies.flights import _enclosing
 from resilience.runtimes import workers
+from tests.callers import outcome_of, wait_until
 from tests.conftest import Boom
 
 OURS = str(Path(resilience.__file__).parent)
@@ -178,6 +179,40 @@ def interrupted_in_stream(at: int) -> int:
     stream.close()
     assert bulkhead.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
     assert breaker.stats().probes == 0, f"a probe is out after an interrupt at place {at}"
+    return interruptions.count
+
+
+@pytest.mark.parametrize("end", [int, failing], ids=["returns", "fails"])
+@pytest.mark.parametrize("make", [SingleFlight, lambda: Cache(60)], ids=["single flight", "cache"])
+def test_an_interrupt_anywhere_in_a_leader_leaves_no_follower_waiting(
+    make: Callable[[], SingleFlight | Cache], end: Callable[[], Any]
+) -> None:
+    number = interrupted_leader(make, end, 0)
+    assert number > 10
+    assert [at for at in range(1, number + 1) if interrupted_leader(make, end, at) != at] == []
+
+
+def interrupted_leader(make: Callable[[], SingleFlight | Cache], end: Callable[[], Any], at: int) -> int:
+    """Lead a call, which another thread follows, and interrupt it at a place after the call."""
+    policy, interruptions = make(), Interruptions(at)
+    followers = [threading.Thread(target=lambda: outcome_of(lambda: policy.call(leads))) for _ in range(2)]
+
+    def leads() -> Any:
+        if threading.current_thread() in followers:
+            return None
+        flight = policy._flights.leaders[leads, ()]
+        for follower in followers:
+            follower.start()
+        wait_until(lambda: len(flight._followers) == 2)
+        interruptions.__enter__()
+        return end()
+
+    with suppress(KeyboardInterrupt, Boom):
+        policy.call(leads)
+    interruptions.__exit__()
+    for follower in followers:
+        follower.join(5)
+        assert not follower.is_alive(), f"a follower waits for ever after an interrupt at place {at}"
     return interruptions.count
 
 

@@ -20,7 +20,7 @@ import pytest
 from resilience import Cache, CacheStats, CircuitBreaker, Context, DeadlineExceeded, Fallback, Pipeline, Rejected, Retry
 from resilience.outcome import Failure, Success
 from tests.callers import Slow, ask_from_everywhere, run_all
-from tests.conftest import Boom, FakeClock, Incomparable, Script, Watched, World, no_collector
+from tests.conftest import Boom, FakeClock, Frozen, Incomparable, Script, Watched, World, no_collector
 from tests.contention.storm import fine_grained_switching
 
 
@@ -50,6 +50,16 @@ class MadeOfKeywords(Exception):
 
     def __new__(cls, *, code: int) -> MadeOfKeywords:
         return super().__new__(cls, "odd")
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__("odd")
+        self.code = code
+
+
+class Slotted(Exception):
+    """An exception that `copy` cannot copy, with an attribute that it leaves out."""
+
+    __slots__ = ("code",)
 
     def __init__(self, *, code: int) -> None:
         super().__init__("odd")
@@ -303,16 +313,35 @@ async def test_a_refresh_that_exceeds_its_deadline_returns_the_stale_value(world
 # --- kept errors ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [KeyError("name"), KeywordsOnly(code=7), MadeOfKeywords(code=7)], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("name"), KeywordsOnly(code=7), MadeOfKeywords(code=7), Frozen(code=7), Slotted(code=7)],
+    ids=repr,
+)
 async def test_a_kept_error_is_raised_again_as_a_copy(world: World, clock: FakeClock, error: Exception) -> None:
     cache, script = make_cache(keep_errors=type(error), errors_ttl=5), Script(error, "found")
     seen = [await world.attempt(cache, script.function()) for _ in range(3)]
     assert script.calls == 1
     assert len({id(it) for it in seen}) == 3
     assert [(type(it), it.args, vars(it)) for it in seen] == [(type(error), error.args, vars(error))] * 3
+    assert [getattr(it, "code", None) for it in seen] == [getattr(error, "code", None)] * 3
     assert counts(cache) == (2, 0, 0, 1)
     clock.advance(5)
     assert await world.execute(cache, script.function()) == "found"
+
+
+def test_a_note_on_a_kept_error_is_not_added_to_its_copies() -> None:
+    cache, error = Cache(60, keep_errors=KeywordsOnly, errors_ttl=60), KeywordsOnly(code=7)
+    error.add_note("of the call")
+
+    def fetch() -> None:
+        raise error
+
+    for _ in range(3):
+        with pytest.raises(KeywordsOnly) as caught:
+            cache.call(fetch)
+        assert caught.value.__notes__ == ["of the call"]
+        caught.value.add_note("of one")
 
 
 def test_a_kept_error_keeps_no_frames_alive() -> None:

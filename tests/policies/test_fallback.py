@@ -19,7 +19,7 @@ from resilience import (
     current_context,
     events,
 )
-from tests.conftest import Boom, Script, World, shown
+from tests.conftest import Boom, Frozen, Script, World, shown
 from tests.policies.retries import Response, bad
 
 
@@ -146,13 +146,13 @@ async def test_an_error_of_the_handler_has_the_original_as_its_context(world: Wo
     assert later.__context__ is original
 
 
-async def test_the_handler_can_raise_the_original_again(world: World) -> None:
+@pytest.mark.parametrize("error", [Boom(), Frozen(3)], ids=repr)
+async def test_the_handler_can_raise_the_original_again(world: World, error: Exception) -> None:
     """It has neither itself nor another error as context or cause."""
 
     def handler(failure: Any, ctx: Context) -> Any:
         raise failure.error
 
-    error = Boom()
     assert await run(world, Fallback(handler=handler), error) is error
     assert error.__context__ is None
     assert error.__cause__ is None

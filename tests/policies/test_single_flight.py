@@ -28,7 +28,7 @@ from resilience.outcome import Failure, Success
 from resilience.policies.flights import _enclosing
 from resilience.testing import virtual_time
 from tests.callers import Slow, aoutcome_of, ask_from_everywhere, outcome_of, run_all, wait_until
-from tests.conftest import Boom, Heavy, Incomparable, Watched, World, no_collector
+from tests.conftest import Boom, Frozen, Heavy, Incomparable, Watched, World, no_collector, shown
 from tests.contention.beside import until
 
 
@@ -45,6 +45,23 @@ class Swapped(Exception):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*reversed(args))
+
+
+class Fickle(Exception):
+    """An exception whose copy has an argument that cannot be compared with that of the original."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(Incomparable())
+
+
+class Slotted(Exception):
+    """An exception with an attribute that `copy` leaves out."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def followers(flight: SingleFlight) -> int:
@@ -92,7 +109,15 @@ def test_each_follower_raises_a_copy_with_the_traceback_of_the_call() -> None:
     assert [it.__notes__ for it in errors[1:]] == [["of the call"]] * 8
 
 
-@pytest.mark.parametrize("error", [KeywordsOnly(code=3), Swapped(1, 2)], ids=["copy raises", "copy differs"])
+def test_a_copy_of_an_error_has_its_attributes_in_slots() -> None:
+    flight = SingleFlight(key=same_key)
+    slow = Slow(raising(Slotted("odd", code=3)))
+    got = ask_from_everywhere(flight, slow, lambda count: followers(flight) == count)
+    assert [it.error.code for it in got] == [3] * 9
+    assert len({id(it.error) for it in got}) == 9
+
+
+@pytest.mark.parametrize("error", [KeywordsOnly(code=3), Swapped(1, 2), Fickle(), Frozen(3)], ids=shown)
 def test_an_error_that_cannot_be_copied_is_shared(error: Exception) -> None:
     flight = SingleFlight(key=same_key)
     slow = Slow(raising(error))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from functools import partial
+from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar, Never, TypeVar, final
+from typing import ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -27,12 +27,13 @@ T = TypeVar("T")
 
 
 @final
+@dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Quantile:
     """An observed delay: this quantile of the latency of the calls.
 
     :param share: more than 0, less than 1; 0.95 by default: in the long run, one call in twenty is hedged.
     :param least: the shortest delay in seconds, 1 ms by default.
-    :param most: the longest delay in seconds; no limit by default.
+    :param most: the longest delay in seconds; no limit (infinity) by default.
     :param window: for how many seconds a call is remembered, 60 by default.
     :param warm_up: how many calls must be remembered before one is hedged, 20 by default.
 
@@ -41,7 +42,11 @@ class Quantile:
     inf
     """
 
-    __slots__ = ("_most", "least", "share", "warm_up", "window")
+    share: float
+    least: float
+    most: float
+    window: float
+    warm_up: int
 
     def __init__(
         self,
@@ -52,48 +57,25 @@ class Quantile:
         window: Duration = 60.0,
         warm_up: int = 20,
     ) -> None:
-        values = {
-            "share": checks.number("share", share),
-            "least": checks.seconds("least", least),
-            "_most": checks.optional_seconds("most", most),
-            "window": checks.seconds("window", window),
-            "warm_up": checks.whole("warm_up", warm_up),
-        }
+        settle = object.__setattr__
+        settle(self, "share", checks.number("share", share))
+        settle(self, "least", checks.seconds("least", least))
+        settle(self, "most", inf if most is None else checks.seconds("most", most))
+        settle(self, "window", checks.seconds("window", window))
+        settle(self, "warm_up", checks.whole("warm_up", warm_up))
         if not 0 < share < 1:
             hint = f"; did you mean {share / 100:g}?" if 1 < share < 100 else ""
             raise ValueError(f"share must be more than 0 and less than 1, not {share!r}{hint}")
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
         if self.most < self.least:
             raise ValueError(f"most must be at least as long as least, {format_number(self.least)} s, not {most!r}")
-
-    share: float
-    least: float
-    window: float
-    warm_up: int
-    _most: float | None
-
-    @property
-    def most(self) -> float:
-        """The longest delay in seconds; infinity if there is no limit."""
-        return inf if self._most is None else self._most
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Refuse to be changed: a Hedge reads the values only once."""
-        raise AttributeError(f"{name} does not change once a Quantile is built")
 
     def __repr__(self) -> str:
         parts = [format_number(self.share)]
         parts += [f"least={format_number(self.least)}"] if self.least != 0.001 else []
-        parts += [f"most={format_number(self.most)}"] if self._most is not None else []
+        parts += [f"most={format_number(self.most)}"] if self.most < inf else []
         parts += [f"window={format_number(self.window)}"] if self.window != 60 else []
         parts += [f"warm_up={self.warm_up}"] if self.warm_up != 20 else []
         return f"Quantile({', '.join(parts)})"
-
-    def __reduce__(self) -> Any:
-        """Copy and pickle a quantile as a new one with the same values."""
-        make = partial(Quantile, least=self.least, most=self._most, window=self.window, warm_up=self.warm_up)
-        return make, (self.share,)
 
 
 _DEFAULT_DELAY = Quantile()

@@ -76,7 +76,9 @@ class ConsecutiveFailures(Trip):
 class _Share(Trip):
     """The common base of `FailureRatio` and `SlowRatio`: a share of bad results in a window."""
 
-    def __init__(self, ratio: float, min_calls: int, window: Duration | None, last: int | None) -> None:
+    def __init__(
+        self, ratio: float, *, min_calls: int = 10, window: Duration | None = None, last: int | None = None
+    ) -> None:
         self.ratio: float = checks.ratio("ratio", ratio)
         self.min_calls: int = checks.whole("min_calls", min_calls)
         self.last: int | None = None if last is None else checks.whole("last", last)
@@ -108,11 +110,6 @@ class FailureRatio(_Share):
     :param last: a window of that many calls instead; `min_calls` is then at most `last`.
     """
 
-    def __init__(
-        self, ratio: float, *, min_calls: int = 10, window: Duration | None = None, last: int | None = None
-    ) -> None:
-        super().__init__(ratio, min_calls, window, last)
-
     def __repr__(self) -> str:
         return f"FailureRatio({format_number(self.ratio)}, {self._window()})"
 
@@ -137,7 +134,7 @@ class SlowRatio(_Share):
         window: Duration | None = None,
         last: int | None = None,
     ) -> None:
-        super().__init__(ratio, min_calls, window, last)
+        super().__init__(ratio, min_calls=min_calls, window=window, last=last)
         self.slower_than: float = checks.seconds("slower_than", slower_than)
 
     def __repr__(self) -> str:

@@ -124,9 +124,9 @@ def plain_function(name: str, value: F, takes: tuple[str, ...] | None = None) ->
 
 def optional_callable(name: str, value: C, takes: tuple[str, ...]) -> C:
     """Return a callable that can be called with these positional arguments, or None."""
-    if value is not None and not callable(value):
-        raise TypeError(f"{name} must be callable, not {value!r}")
     if value is not None:
+        if not callable(value):
+            raise TypeError(f"{name} must be callable, not {value!r}")
         _check_parameters(name, value, takes)
     return value
 

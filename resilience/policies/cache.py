@@ -142,8 +142,7 @@ class Cache(Policy[Never]):
         if store is not None and not isinstance(store, MutableMapping):
             raise TypeError(f"store must be a mutable mapping, not {store!r}")
         self._store = store
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "Cache"
+        self.name: str = checks.optional_name(name) or "Cache"
         self._flights = Flights(self.name)
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
         self._find: Callable[[Hashable], Entry | None] = self._entries.get if store is None else self._ask_store

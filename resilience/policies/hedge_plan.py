@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from math import inf
 from typing import Any, NamedTuple, final
 
@@ -179,15 +180,9 @@ class HedgePlan:
             record.mark_noted(self.answer.error)
         if self._others.count:
             times = "1 attempt" if self._others.count == 1 else f"{self._others.count} attempts"
-            _annotate(self.answer.error, f"resilience: {times} beside it failed with {self._others}")
+            with suppress(Exception):  # an exception that refuses attributes gets no note
+                self.answer.error.add_note(f"resilience: {times} beside it failed with {self._others}")
 
 
 def _is_inconclusive(error: Exception) -> bool:
     return isinstance(unwrap_stop_iteration(error), (Rejected, DeadlineExceeded))
-
-
-def _annotate(error: Exception, note: str) -> None:
-    try:
-        error.add_note(note)
-    except Exception:  # an exception that refuses attributes gets no note
-        return

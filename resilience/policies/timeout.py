@@ -22,13 +22,6 @@ from resilience.runtimes.workers import pool
 T = TypeVar("T")
 
 
-def _most_abandoned() -> int:
-    return Timeout.max_abandoned
-
-
-pool.max_abandoned = _most_abandoned
-
-
 @final
 class Timeout(Policy[Never]):
     """Limit how long a call may take; when the time is up, its caller gets `TimeoutExceeded`.
@@ -172,3 +165,6 @@ class Timeout(Policy[Never]):
     def describe(self) -> str:
         how = "carried as a deadline, nothing is cut off" if self._cooperative else "then it is cut off"
         return f"{self.name}: {format_number(self._seconds)} s for everything inside, {how}"
+
+
+pool.max_abandoned = lambda: Timeout.max_abandoned

@@ -160,7 +160,7 @@ class Pool:
 
     def __init__(self) -> None:
         #: Returns the maximum number of abandoned jobs, for calls without their own limit. `Timeout` sets it.
-        self.max_abandoned: Callable[[], int] = _default_max_abandoned
+        self.max_abandoned: Callable[[], int] = lambda: DEFAULT_MAX_ABANDONED
         self.reset()
 
     def reset(self) -> None:
@@ -235,10 +235,6 @@ def _start_worker(job: Job, policy: str | None) -> bool:
         remedy = "`Timeout(..., cooperative=True)` needs none"
         raise WorkersExhausted(f"no thread for the call: {error}; {remedy}", policy=policy) from error
     return True
-
-
-def _default_max_abandoned() -> int:
-    return DEFAULT_MAX_ABANDONED
 
 
 _numbers = count(1)

@@ -81,14 +81,8 @@ class Permits(Generic[W]):
     # --- the fast path ---
 
     def take(self) -> bool:
-        """Take a permit if one is free and there is no waiter."""
-        if self.busy:
-            return False
-        try:
-            self.free.pop()
-        except IndexError:
-            return False
-        return True
+        """Take a permit if one is free and there is no waiter. Policies do the same inline."""
+        return not self.busy and self._take_free()
 
     def take_or_refuse(self) -> bool:
         """Take a permit if one is free after all; otherwise count a refusal. For permits without a queue."""

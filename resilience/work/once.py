@@ -109,8 +109,7 @@ class Once(Policy[Never]):
         if not (callable(getattr(serializer, "dumps", None)) and callable(getattr(serializer, "loads", None))):
             raise TypeError(f"serializer must have dumps and loads, as json has, not {serializer!r}")
         self._serializer = serializer
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "Once"
+        self.name: str = checks.optional_name(name) or "Once"
         self._settings = {
             "store": store,
             "key": key,

@@ -29,7 +29,7 @@ from resilience.events.dispatch import subscribers
 from resilience.info import BARE, NO_INFO, ExecutionInfo, Listener
 from resilience.innermost import NOT_ENTERED, enter, enter_awaitable, enter_driven, enter_task
 from resilience.outcome import StoppedIteration
-from resilience.record import Record
+from resilience.record import Named, Record
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import Suspended, drive
@@ -40,16 +40,11 @@ from resilience.runtimes.tasks import TASKS
 Stage: TypeAlias = Callable[[Context], Any]
 
 
-class Executed(Protocol):
+class Executed(Named, Protocol):
     """An object that can be executed: a policy, or a pipeline of policies."""
 
     _resilience_listeners: tuple[Listener, ...]
     _resilience_keeps_record: bool  # whether a policy in it needs a record of each execution
-
-    @property
-    def name(self) -> str:
-        """The name in errors and events."""
-        ...
 
     def _resilience_chain(self) -> Sequence[object]: ...
 

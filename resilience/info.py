@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, final
 
-from resilience.record import Executed, Record
+from resilience.record import Named, Record
 from resilience.repeats import Cap
 
 #: A plain function that takes one event.
@@ -42,7 +42,7 @@ class ExecutionInfo:
         record: Record | None = None,
         cap: Cap | None = None,
         hedge: int = 0,
-        chosen: tuple[Executed, ...] = (),
+        chosen: tuple[Named, ...] = (),
     ) -> None:
         self.operation: str | None = operation
         self.properties: Mapping[str, Any] = properties
@@ -50,7 +50,7 @@ class ExecutionInfo:
         self.record: Record | None = record
         self.cap: Cap | None = cap
         self.hedge: int = hedge
-        self.chosen: tuple[Executed, ...] = chosen
+        self.chosen: tuple[Named, ...] = chosen
 
     def with_listeners(self, *listeners: Listener) -> ExecutionInfo:
         """Return a copy with these listeners added."""
@@ -69,12 +69,12 @@ class ExecutionInfo:
         """Return a copy for the hedged attempt of this number."""
         return self._copy(self.listeners, self.cap, hedge, self.chosen)
 
-    def with_chosen(self, policy: Executed) -> ExecutionInfo:
+    def with_chosen(self, policy: Named) -> ExecutionInfo:
         """Return a copy with a policy added that a `Keyed` has chosen for the call."""
         return self._copy(self.listeners, self.cap, self.hedge, (*self.chosen, policy))
 
     def _copy(
-        self, listeners: tuple[Listener, ...], cap: Cap | None, hedge: int, chosen: tuple[Executed, ...]
+        self, listeners: tuple[Listener, ...], cap: Cap | None, hedge: int, chosen: tuple[Named, ...]
     ) -> ExecutionInfo:
         return ExecutionInfo(self.operation, self.properties, listeners, self.record, cap, hedge, chosen)
 

@@ -66,8 +66,8 @@ class History:
         return ", ".join(texts)
 
 
-class Executed(Protocol):
-    """An object that can be executed: a policy, or a pipeline of policies."""
+class Named(Protocol):
+    """An object with a name: a policy, or a pipeline of policies."""
 
     @property
     def name(self) -> str:
@@ -81,8 +81,8 @@ class Record:
 
     __slots__ = ("_history", "_noted", "attempts", "began", "ended", "executed", "idempotency_key")
 
-    def __init__(self, executed: Executed) -> None:
-        self.executed: Executed = executed
+    def __init__(self, executed: Named) -> None:
+        self.executed: Named = executed
         self.attempts: int = 0
         self.began: float = clock.now()
         self.ended: float | None = None

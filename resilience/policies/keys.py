@@ -14,6 +14,7 @@ from resilience import checks
 from resilience.callables import mismatch, name_of
 from resilience.context import Context
 from resilience.errors import ArgumentMisuse, KeyMisuse
+from resilience.record import Named
 
 #: Returns the key of a call; it gets the arguments of the function.
 Key: TypeAlias = Callable[..., Hashable]
@@ -24,13 +25,8 @@ def optional_key(value: Key | None) -> Key | None:
     return None if value is None else checks.plain_function("key", value)
 
 
-class HasKey(Protocol):
+class HasKey(Named, Protocol):
     """A policy that tells calls apart by a key."""
-
-    @property
-    def name(self) -> str:
-        """The name of the policy in errors."""
-        ...
 
     @property
     def _key(self) -> Key | None:

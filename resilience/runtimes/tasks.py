@@ -285,48 +285,22 @@ def find_runtime() -> Runtime:
     return TASKS if current_task() is not None or _in_trio() else BLOCKING
 
 
+def _detected(method: str) -> Any:
+    """Return an attribute whose value is this method of the runtime of the calling code."""
+    return property(lambda self: getattr(find_runtime(), method))
+
+
 @final
 class DetectedRuntime(Runtime):
-    """The runtime of a context outside an execution. Each method uses the runtime of the calling code."""
+    """The runtime of a context outside an execution. Each use of a method detects the runtime of the calling code."""
 
-    @override
-    async def sleep(self, seconds: float, timer: Timer | None) -> None:
-        await find_runtime().sleep(seconds, timer)
-
-    @override
-    def timer(
-        self,
-        deadline: float,
-        limit: float | None = None,
-        policy: str = "",
-        max_abandoned: int = DEFAULT_MAX_ABANDONED,
-    ) -> Timer:
-        return find_runtime().timer(deadline, limit, policy, max_abandoned)
-
-    @override
-    def waiter(self) -> Waiter:
-        return find_runtime().waiter()
-
-    @override
-    async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
-        await find_runtime().race(call, ctx, plan)
-
-    @override
-    async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
-        try:
-            return await find_runtime().run(function, *args)
-        finally:
-            del args  # no cycle if the handler raises the failure that is among them
-
-    @override
-    async def run_within(
-        self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
-    ) -> Any:
-        return await find_runtime().run_within(seconds, function, policy, outer)
-
-    @override
-    async def close(self, resource: object) -> None:
-        await find_runtime().close(resource)
+    sleep = _detected("sleep")
+    timer = _detected("timer")
+    waiter = _detected("waiter")
+    race = _detected("race")
+    run = _detected("run")
+    run_within = _detected("run_within")
+    close = _detected("close")
 
 
 DETECTED: DetectedRuntime = DetectedRuntime()

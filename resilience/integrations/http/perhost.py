@@ -61,13 +61,6 @@ class PerHost:
         return cast("Mapping[str, Policy[Any]]", self._keyed.policies)
 
 
-def as_policies(policy: Policies) -> Policies:
-    """Return the argument `policy` of an integration; raise TypeError if it is neither a policy nor a `PerHost`."""
-    if not isinstance(policy, (Policy, PerHost)):
-        raise TypeError(f"policy must be a policy, or have one for each host (PerHost), not {policy!r}")
-    return policy
-
-
 def policy_for(policy: Policies, url: object) -> Policy[Any]:
     """Return the policy for a request to this URL, a string or the URL object of a client, which refuses bad URLs."""
     return policy._keyed.policy_for(_origin(str(url))) if isinstance(policy, PerHost) else policy

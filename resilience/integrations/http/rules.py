@@ -132,13 +132,6 @@ class Rules:
         )
 
 
-def as_rules(rules: object) -> Rules:
-    """Return the argument `rules` of an integration; raise TypeError if it is not a `Rules`."""
-    if not isinstance(rules, Rules):
-        raise TypeError(f"rules must be Rules, not {rules!r}")
-    return rules
-
-
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return how many seconds a response asks to wait, from `retry-after-ms` or `Retry-After`; None if it does not.
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import final
 
 from resilience import checks
-from resilience.integrations.http.perhost import Policies, as_policies
-from resilience.integrations.http.rules import DEFAULT_RULES, Rules, as_rules
+from resilience.integrations.http.perhost import PerHost, Policies
+from resilience.integrations.http.rules import DEFAULT_RULES, Rules
 from resilience.integrations.wire import Propagation
+from resilience.policy import Policy
 
 
 @final
@@ -23,8 +24,12 @@ class Settings:
         propagate_to: Propagation | Iterable[str] | None = (),
         read_body: bool = False,
     ) -> None:
-        self.policies: Policies = as_policies(policy)
-        self.rules: Rules = as_rules(rules)
+        if not isinstance(policy, (Policy, PerHost)):
+            raise TypeError(f"policy must be a policy, or have one for each host (PerHost), not {policy!r}")
+        if not isinstance(rules, Rules):
+            raise TypeError(f"rules must be Rules, not {rules!r}")
+        self.policies: Policies = policy
+        self.rules: Rules = rules
         self.propagation: Propagation = Propagation.to(propagate_to)
         self.read_body: bool = checks.flag("read_body", read_body)
         self.client_is_closed: bool = False

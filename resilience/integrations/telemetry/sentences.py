@@ -102,11 +102,9 @@ def _parked(event: events.Parked) -> str:
 def _finished(event: events.ExecutionFinished) -> str:
     if event.outcome is None:
         return f"cancelled {_CANCELLED[event.cancelled_by or 'caller']}, {_spent(event)}"
-    return (
-        f"failed {_spent(event)} with {_what(event)}"
-        if isinstance(event.outcome, Failure)
-        else (f"done {_spent(event)}")
-    )
+    if isinstance(event.outcome, Failure):
+        return f"failed {_spent(event)} with {_what(event)}"
+    return f"done {_spent(event)}"
 
 
 _SENTENCES: dict[type[Event], Callable[[Any], str]] = {

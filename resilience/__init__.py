@@ -63,54 +63,44 @@ if TYPE_CHECKING:
         Trip as Trip,
     )
 
-#: The module of each public name: module -> names. A module is imported on the first access to one of its names, so a
+#: The module of each public name: module -> names, with spaces between. A module is imported on the first access to one of its names, so a
 #: program imports only the policies that it uses. Add a new name here and to the imports above. Type checkers and
 #: editors, which do not run `__getattr__`, read those imports, and treat a name imported `as` itself as public.
 _HOMES = {
-    "ambient": ("current_context",),
-    "budget": ("deadline", "detached"),
-    "circuit_state": ("CircuitState",),
-    "context": ("Context",),
+    "ambient": "current_context",
+    "budget": "deadline detached",
+    "circuit_state": "CircuitState",
+    "context": "Context",
     "errors": (
-        "BulkheadFull",
-        "CircuitIsolated",
-        "CircuitOpen",
-        "DeadlineExceeded",
-        "LimitExceeded",
-        "RateLimited",
-        "Rejected",
-        "ResilienceError",
-        "RetriesExhausted",
-        "Throttled",
-        "TimeoutExceeded",
-        "WorkersExhausted",
+        "BulkheadFull CircuitIsolated CircuitOpen DeadlineExceeded LimitExceeded RateLimited Rejected "
+        "ResilienceError RetriesExhausted Throttled TimeoutExceeded WorkersExhausted"
     ),
-    "network_errors": ("transient",),
-    "outcome": ("Failure", "Outcome", "Success"),
-    "policies.adaptive_limit": ("AdaptiveLimit", "LimitStats"),
-    "policies.adaptive_throttle": ("AdaptiveThrottle", "ThrottleStats"),
-    "policies.bulkhead": ("Bulkhead", "BulkheadStats"),
-    "policies.cache": ("Cache", "CacheStats"),
-    "policies.chaos": ("Chaos",),
-    "policies.circuit_breaker": ("CircuitBreaker",),
-    "policies.fallback": ("Fallback",),
-    "policies.hedge": ("Hedge", "Quantile"),
-    "policies.keyed": ("Keyed", "KeyedStats"),
-    "policies.live_circuit": ("CircuitStats",),
-    "policies.rate": ("Rate",),
-    "policies.rate_limiter": ("RateLimiter", "RateLimiterStats"),
-    "policies.repeat_cap": ("RepeatCap",),
-    "policies.retry": ("Retry",),
-    "policies.single_flight": ("SingleFlight", "SingleFlightStats"),
-    "policies.timeout": ("Timeout",),
-    "policy": ("Call", "Pipeline", "Policy"),
-    "record": ("FailedAttempt",),
-    "repeats": ("RetryBudget",),
-    "state.concurrency": ("Sample", "Seeking"),
-    "state.trips": ("ConsecutiveFailures", "FailureRatio", "SlowRatio", "Trip"),
+    "network_errors": "transient",
+    "outcome": "Failure Outcome Success",
+    "policies.adaptive_limit": "AdaptiveLimit LimitStats",
+    "policies.adaptive_throttle": "AdaptiveThrottle ThrottleStats",
+    "policies.bulkhead": "Bulkhead BulkheadStats",
+    "policies.cache": "Cache CacheStats",
+    "policies.chaos": "Chaos",
+    "policies.circuit_breaker": "CircuitBreaker",
+    "policies.fallback": "Fallback",
+    "policies.hedge": "Hedge Quantile",
+    "policies.keyed": "Keyed KeyedStats",
+    "policies.live_circuit": "CircuitStats",
+    "policies.rate": "Rate",
+    "policies.rate_limiter": "RateLimiter RateLimiterStats",
+    "policies.repeat_cap": "RepeatCap",
+    "policies.retry": "Retry",
+    "policies.single_flight": "SingleFlight SingleFlightStats",
+    "policies.timeout": "Timeout",
+    "policy": "Call Pipeline Policy",
+    "record": "FailedAttempt",
+    "repeats": "RetryBudget",
+    "state.concurrency": "Sample Seeking",
+    "state.trips": "ConsecutiveFailures FailureRatio SlowRatio Trip",
 }
 _MODULES = ("backoff", "errors", "events")
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names} | {name: name for name in _MODULES}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()} | {name: name for name in _MODULES}
 
 if not TYPE_CHECKING:  # pragma: no branch (only type checkers skip it)
     __all__ = sorted(_HOME_OF)

@@ -63,9 +63,10 @@ if TYPE_CHECKING:
         Trip as Trip,
     )
 
-#: The module of each public name: module -> names, with spaces between. A module is imported on the first access to one of its names, so a
-#: program imports only the policies that it uses. Add a new name here and to the imports above. Type checkers and
-#: editors, which do not run `__getattr__`, read those imports, and treat a name imported `as` itself as public.
+#: The module of each public name: module -> names, with spaces between. A module is imported on the first access to one
+#: of its names, so a program imports only the policies that it uses. Add a new name here and to the imports above. Type
+#: checkers and editors, which do not run `__getattr__`, read those imports, and treat a name imported `as` itself as
+#: public.
 _HOMES = {
     "ambient": "current_context",
     "budget": "deadline detached",

@@ -173,11 +173,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def timer(
-        self,
-        deadline: float,
-        limit: float | None = None,
-        policy: str = "",
-        max_abandoned: int = DEFAULT_MAX_ABANDONED,
+        self, deadline: float, limit: float | None = None, policy: str = "", max_abandoned: int = DEFAULT_MAX_ABANDONED
     ) -> Timer:
         """Make a timer that fires at `deadline`, an instant on the process clock, once its block is entered.
 

@@ -130,11 +130,7 @@ class BlockingRuntime(Runtime):
 
     @override
     def timer(
-        self,
-        deadline: float,
-        limit: float | None = None,
-        policy: str = "",
-        max_abandoned: int = DEFAULT_MAX_ABANDONED,
+        self, deadline: float, limit: float | None = None, policy: str = "", max_abandoned: int = DEFAULT_MAX_ABANDONED
     ) -> BlockingTimer:
         return BlockingTimer(deadline, policy, max_abandoned)
 

@@ -160,11 +160,7 @@ class EngineRuntime(Runtime):
 
     @override
     def timer(
-        self,
-        deadline: float,
-        limit: float | None = None,
-        policy: str = "",
-        max_abandoned: int = DEFAULT_MAX_ABANDONED,
+        self, deadline: float, limit: float | None = None, policy: str = "", max_abandoned: int = DEFAULT_MAX_ABANDONED
     ) -> EngineTimer:
         return EngineTimer(self._engine, deadline)
 

@@ -212,11 +212,7 @@ class TaskRuntime(Runtime):
 
     @override
     def timer(
-        self,
-        deadline: float,
-        limit: float | None = None,
-        policy: str = "",
-        max_abandoned: int = DEFAULT_MAX_ABANDONED,
+        self, deadline: float, limit: float | None = None, policy: str = "", max_abandoned: int = DEFAULT_MAX_ABANDONED
     ) -> Timer:
         task = current_task()
         if task is None:

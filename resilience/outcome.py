@@ -88,6 +88,21 @@ def describe(failed: Failed) -> tuple[str, str]:
     return "result", type(failed.value).__name__
 
 
+#: What all notes that the library adds to exceptions begin with.
+_NOTE: Final = "resilience: "
+
+
+def annotate(error: Exception, note: str, replaces: str = "") -> None:
+    """Add a note to an exception, and remove the earlier notes of ours that contain `replaces`."""
+    try:
+        notes = getattr(error, "__notes__", None)
+        if isinstance(notes, list):
+            notes[:] = [it for it in notes if not (isinstance(it, str) and it.startswith(_NOTE) and replaces in it)]
+        error.add_note(_NOTE + note)
+    except Exception:  # an exception that refuses attributes, such as a frozen dataclass, gets no note
+        return
+
+
 def closable(failed: Failed) -> Any:
     """Return the object to close if a failed attempt is discarded: the result, or the response of the error."""
     if not isinstance(failed, Exception):

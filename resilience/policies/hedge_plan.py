@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from math import inf
-from typing import Any, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 from resilience.clock import clock
 from resilience.context import Context
@@ -14,10 +13,12 @@ from resilience.events.dispatch import emit
 from resilience.events.kinds import BudgetSpent, HedgeFinished, HedgeStarted
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult, is_repeatable
-from resilience.outcome import Failure, Outcome, Success, closable, unwrap_stop_iteration
+from resilience.outcome import Failure, Outcome, Success, annotate, closable, unwrap_stop_iteration
 from resilience.record import History
 from resilience.repeats import Budget, give_back_repeat, take_repeat
 from resilience.state.quantiles import Histogram
+
+_BESIDE: Final = " beside it failed with "
 
 
 class HedgeRules(NamedTuple):
@@ -180,8 +181,7 @@ class HedgePlan:
             record.mark_noted(self.answer.error)
         if self._others.count:
             times = "1 attempt" if self._others.count == 1 else f"{self._others.count} attempts"
-            with suppress(Exception):  # an exception that refuses attributes gets no note
-                self.answer.error.add_note(f"resilience: {times} beside it failed with {self._others}")
+            annotate(self.answer.error, times + _BESIDE + str(self._others), replaces=_BESIDE)
 
 
 def _is_inconclusive(error: Exception) -> bool:

@@ -18,13 +18,12 @@ from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
 from resilience.info import Listener
 from resilience.matching import asked_delay, is_repeatable
-from resilience.outcome import Failed, Success, as_outcome, closable
+from resilience.outcome import Failed, Success, annotate, as_outcome, closable
 from resilience.record import History
 from resilience.repeats import Budget, Refuser, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
 
-_NOTE = "resilience: "
 _Reason: TypeAlias = (
     Literal["attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open"] | Refuser
 )
@@ -182,12 +181,12 @@ class RetryState:
         """Add the note to the last exception; with `wrap`, raise `RetriesExhausted` instead."""
         if self._limits.wrap:
             raise self._exhausted(error) from error
-        _annotate(error, _NOTE + self._summary(self.attempt))
+        annotate(error, self._summary(self.attempt))
 
     def explain(self, refusal: Exception, failed: Exception | None) -> None:
         """Add the history of the attempts to the refusal that ended them, and set the last failure as its context."""
         self.give_back_if_refused(refusal)
-        _annotate(refusal, _NOTE + self._summary(self.attempt - 1))  # the refused attempt made no call
+        annotate(refusal, self._summary(self.attempt - 1))  # the refused attempt made no call
         if failed is not None and refusal.__context__ is None:
             refusal.__context__ = failed
 
@@ -208,14 +207,3 @@ class RetryState:
 def too_late(policy: str) -> DeadlineExceeded:
     """Return the error for an execution whose deadline had passed before it began."""
     return DeadlineExceeded("the deadline of the execution had passed before the first attempt", policy=policy)
-
-
-def _annotate(error: Exception, note: str) -> None:
-    """Add our note to an exception, and remove an earlier note of ours."""
-    try:
-        notes = getattr(error, "__notes__", None)
-        if isinstance(notes, list):
-            notes[:] = [it for it in notes if not (isinstance(it, str) and it.startswith(_NOTE))]
-        error.add_note(note)
-    except Exception:  # an exception that refuses attributes, such as a frozen dataclass, gets no note
-        return

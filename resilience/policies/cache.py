@@ -42,7 +42,9 @@ logger: logging.Logger = logging.getLogger("resilience")
 @final
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """A snapshot of a cache: its size, and how calls have been answered so far. Each call counts once.
+    """A snapshot of a cache: its size, and how calls have been answered so far.
+
+    Each call counts once, except that of a caller that gives up while it waits for another caller's call.
 
     :param hits: with a fresh value, or with a cached error.
     :param stale: with a stale value, including those after a failed refresh.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
 from typing import Any, Never, TypeVar, final
 
 from typing_extensions import override
@@ -120,7 +121,8 @@ class AsyncStream(AsyncGenerator[T, None]):
     def __del__(self) -> None:
         """Let the event loop close a stream that is garbage-collected, as asynchronous generators do (PEP 525)."""
         if self._finalizer is not None and not self._driver.is_over:
-            self._finalizer(self)
+            with suppress(RuntimeError):  # the run of trio is over
+                self._finalizer(self)
 
 
 def _refuse_value(method: str, value: object) -> None:

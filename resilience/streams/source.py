@@ -121,15 +121,14 @@ def _open(run: Callable[..., Any], ctx: Context) -> Any:
     """Call the function; return its result and the iterator of its items, in tasks an awaitable of both."""
     runtime: Any = ctx.runtime
     function, arguments = ctx._function, (ctx,) if ctx._arguments is None else ctx._arguments
+    keywords = {**ctx._keywords, **runtime.keywords}  # the caller may have given the keyword of `resume`, to begin with
+    is_blocking = runtime.host is BLOCKING
     try:
-        if runtime.host is BLOCKING:
-            source = run(function, *arguments, **ctx._keywords, **runtime.keywords)
-        else:
-            source = function(*arguments, **ctx._keywords, **runtime.keywords)
+        source = run(function, *arguments, **keywords) if is_blocking else function(*arguments, **keywords)
     except TypeError as error:
         refuse_mismatch(ctx, error)
         raise
-    return _iterated(function, source) if runtime.host is BLOCKING else _awaited(function, source)
+    return _iterated(function, source) if is_blocking else _awaited(function, source)
 
 
 def _iterated(function: object, source: Any) -> tuple[Any, Any]:

@@ -72,6 +72,14 @@ async def test_with_resume_the_next_call_continues_after_the_last_item(world: Wo
     assert source.calls == [{}, {"after": 2, "double": 4}, {"after": 2, "double": 4}, {"after": 3, "double": 6}]
 
 
+async def test_resume_replaces_a_keyword_that_the_caller_gave(world: World) -> None:
+    source = Source(world, [6, 7, Boom()], [8])
+    streaming = retry().streaming(resume={"after": lambda item: item})
+    stream = Consumed(world, streaming.call(source.function, after=5, size=9))
+    assert await stream.all() == [6, 7, 8]
+    assert source.calls == [{"after": 5, "size": 9}, {"after": 7, "size": 9}]
+
+
 async def test_an_error_of_resume_is_raised(world: World) -> None:
     source = Source(world, [1, 2])
     got, error = await outcome(streamed(world, retry(1), source, resume={"after": lambda item: item.id}))

@@ -135,6 +135,16 @@ async def test_the_event_loop_closes_a_dropped_stream_completely(tasks_world: Wo
                 await tasks_world.sleep(0)
 
 
+def test_a_stream_may_be_dropped_after_its_event_loop_has_ended(tasks_world: World) -> None:
+    """It releases its permit then, and reports no error."""
+    bulkhead = Bulkhead(1)
+    with no_collector():
+        streams = [bulkhead.streaming().call(Source(tasks_world, [1, 2]).function)]
+        assert tasks_world.run(lambda: anext_of(streams[0])) == 1
+        streams.clear()
+        assert bulkhead.stats().in_flight == 0
+
+
 def test_a_source_with_a_method_close_is_closed(threads: World) -> None:
     class Response:
         closed = False

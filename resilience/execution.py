@@ -32,7 +32,7 @@ from resilience.outcome import StoppedIteration
 from resilience.record import Named, Record
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
-from resilience.runtimes.driving import Suspended, drive
+from resilience.runtimes.driving import Suspended, drive, misuse_of, needs_event_loop
 from resilience.runtimes.lowering import lower
 from resilience.runtimes.tasks import TASKS
 
@@ -68,13 +68,25 @@ class Composable(Protocol):
 # --- composing ---
 
 
-def compose(policies: Sequence[Composable], innermost: Stage) -> Stage:
+def compose(policies: Sequence[Composable], innermost: Stage, *, in_threads: bool = False) -> Stage:
     """Compose the policies, outermost first, around one another and around `innermost`."""
     stage = innermost
     for policy in reversed(policies):
         around = policy.around
         stage = partial(around, stage) if is_coroutine_function(around) else partial(_plain, policy, around, stage)
+        if in_threads and not _is_ours(policy):
+            stage = partial(_without_event_loop, policy, stage)
     return stage
+
+
+async def _without_event_loop(policy: Composable, stage: Stage, ctx: Context) -> Any:
+    """Run a user's policy in a driven chain. `drive` does the same for a lowered one."""
+    try:
+        return await stage(ctx)
+    except RuntimeError as error:
+        if needs_event_loop(error, 2):
+            raise Suspended(misuse_of(type(policy).__qualname__, error)) from None
+        raise
 
 
 async def _plain(policy: Composable, around: Callable[..., Any], stage: Stage, ctx: Context) -> Any:
@@ -89,7 +101,8 @@ async def _plain(policy: Composable, around: Callable[..., Any], stage: Stage, c
 def _refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> None:
     """Raise if the result of a chain is the coroutine of an inner stage, which a policy has called but not awaited."""
     code = result.cr_code
-    has_not_begun = code in NOT_ENTERED or code in (_plain.__code__, getattr(function, "__code__", None))
+    ours = (_plain.__code__, _without_event_loop.__code__)
+    has_not_begun = code in NOT_ENTERED or code in ours or code is getattr(function, "__code__", None)
     if has_not_begun or code.co_name == "around":
         close_coroutine(result)
         theirs = [f"{type(it).__qualname__}.around" for it in executed._resilience_chain() if not _is_ours(it)]
@@ -108,7 +121,7 @@ def compose_for_threads(policies: Sequence[Composable]) -> Stage:
     for policy in reversed(policies):
         factory = None if policy.races else lower(policy)
         if factory is None:
-            return partial(_driven, compose(policies, enter_driven))
+            return partial(_driven, compose(policies, enter_driven, in_threads=True))
         stage = factory(drive, policy, stage)
     return stage
 

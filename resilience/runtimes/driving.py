@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable
+from inspect import CO_COROUTINE
 from types import CoroutineType
-from typing import Any, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 from resilience.errors import SuspensionMisuse
 
 T = TypeVar("T")
+
+#: The packages whose awaitables raise a `RuntimeError` where no event loop runs, if they would have to wait.
+_EVENT_LOOPS: Final = frozenset({"asyncio", "trio", "anyio", "sniffio"})
 
 
 @final
@@ -36,6 +41,10 @@ def drive(awaitable: Awaitable[T], lowered: object = None) -> T:
         coroutine.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
+    except RuntimeError as failure:
+        if lowered is not None and needs_event_loop(failure, 1):
+            raise Suspended(misuse_of(type(lowered).__qualname__, failure)) from None
+        raise
     error = suspension(coroutine, coroutine.__qualname__ if lowered is None else type(lowered).__qualname__)
     coroutine.close()
     raise error if lowered is None else Suspended(error)
@@ -52,6 +61,26 @@ def suspension(coroutine: Any, culprit: str) -> SuspensionMisuse:
         if code.co_name == "around" and frame is not None:
             culprit = type(frame.f_locals[code.co_varnames[0]]).__qualname__
         coroutine = coroutine.cr_await
-    return SuspensionMisuse(
+    return misuse_of(culprit)
+
+
+def needs_event_loop(error: RuntimeError, depth: int) -> bool:
+    """Whether a coroutine that a policy awaited, such as `asyncio.sleep(1)`, has raised `error` for lack of a loop.
+
+    An error of the user's function, or of a callback, has passed a frame of this library.
+
+    :param depth: how many frames of the traceback are outside that coroutine.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][depth:]
+    packages = [str(it.f_globals.get("__name__")).partition(".")[0] for it in frames]
+    is_awaited = bool(frames) and bool(frames[0].f_code.co_flags & CO_COROUTINE)
+    return is_awaited and packages[-1] in _EVENT_LOOPS and "resilience" not in packages
+
+
+def misuse_of(culprit: str, cause: Exception | None = None) -> SuspensionMisuse:
+    """Return the error for a policy that suspended, or that would have suspended if `cause` had not been raised."""
+    error = SuspensionMisuse(
         f"{culprit} suspended in blocking code: a policy may await only its call and what ctx and ctx.runtime offer"
     )
+    error.__cause__ = cause
+    return error

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
+import trio
 
 from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Failure, Fallback, Policy, Retry, Timeout
 from resilience.errors import SuspensionMisuse
@@ -70,16 +71,33 @@ class HandingOn(Policy):
         return await self.helper(call, ctx)
 
 
+class Sleeping(Policy):
+    """Awaits what raises at once where no event loop runs."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        await asyncio.sleep(1)
+        return await call(ctx)
+
+
+class SleepingAndHandingOn(HandingOn):
+    """Does so, and is driven in any case."""
+
+    async def helper(self, call: Any, ctx: Context) -> Any:
+        await trio.sleep(1)
+        return await call(ctx)
+
+
 class Unnamed(Forgetful):
     """Inherits the bug."""
 
 
-@pytest.mark.parametrize("kind", [Forgetful, Helped, AfterTheCall, HandingOn])
+@pytest.mark.parametrize("kind", [Forgetful, Helped, AfterTheCall, HandingOn, Sleeping, SleepingAndHandingOn])
 def test_a_suspension_is_an_error_that_names_the_policy(kind: Callable[[], Policy[Any]]) -> None:
     """Alone and between others; the error says what a policy may await."""
     policy = kind()
     for pipeline in (
         policy,
+        Fallback("x").wrap(policy),
         Retry().wrap(policy, Timeout(5.0, cooperative=True)),
         Timeout(5.0).wrap(Bulkhead(1), policy),
     ):
@@ -149,6 +167,28 @@ def test_a_suspension_is_reported_although_a_policy_catches_every_error(
         make().execute(lambda ctx: "fine")
 
 
+class Awaiting(Policy):
+    """Awaits its call in a helper coroutine."""
+
+    async def helper(self, call: Any, ctx: Context) -> Any:
+        return await call(ctx)
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return await self.helper(call, ctx)
+
+
+@pytest.mark.parametrize("policy", [Retry(), Awaiting(), Awaiting().wrap(Retry(), Awaiting())])
+def test_a_function_that_needs_an_event_loop_is_no_suspension_of_a_policy(policy: Policy[Any]) -> None:
+    """Its error is an outcome like any other."""
+
+    def function() -> None:
+        asyncio.sleep(1).send(None)
+
+    with pytest.raises(RuntimeError, match=r"^no running event loop$"):
+        policy.call(function)
+    assert Fallback("x").wrap(policy).call(function) == "x"
+
+
 def test_a_suspension_is_the_outcome_in_the_event_of_the_execution() -> None:
     ended: list[ExecutionFinished] = []
     ctx = Context()
@@ -216,15 +256,3 @@ def test_a_policy_may_await_any_awaitable_that_is_done() -> None:
             return await Done(), await call(ctx)
 
     assert Waits().execute(lambda ctx: "fine") == ("done", "fine")
-
-
-def test_an_error_of_asyncio_without_a_loop_comes_out() -> None:
-    """`asyncio.sleep(1)` asks for the running loop first, and its error is clear enough."""
-
-    class Sleeps(Policy):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            await asyncio.sleep(1)
-
-    outcome = Sleeps().capture(lambda ctx: "fine")
-    assert isinstance(outcome, Failure)
-    assert "running event loop" in str(outcome.error)

@@ -135,10 +135,9 @@ class Race(ABC):
 
     def _start_due(self) -> None:
         """Start the attempts that are due."""
-        now = max(clock.now(), self._scheduled_at)  # the timer of an event loop may fire a little early
-        self._scheduled_at = inf
+        reached, self._scheduled_at = self._scheduled_at, inf  # the timer of an event loop may fire a little early
         try:
-            while not self._is_decided and self._plan.due <= now:
+            while not self._is_decided and self._plan.due <= max(clock.now(), reached):
                 ctx = self._begin()
                 if ctx is None:
                     break

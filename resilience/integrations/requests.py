@@ -20,6 +20,7 @@ with needed_by("requests"):
     from requests import ConnectTimeout, PreparedRequest, Response
     from requests import Timeout as RequestsTimeout
     from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, BaseAdapter, HTTPAdapter
+    from requests.exceptions import ContentDecodingError
 
 from typing_extensions import override
 
@@ -178,7 +179,12 @@ class _Sending(Urllib3Exchange):
         if not self._options["stream"]:
             if attempt.ctx.deadline < inf:
                 limit_body(response.raw, self._timeout, attempt.ctx.deadline, attempt_is_late)
-            response.content  # noqa: B018  # reads the body, and returns the connection to the pool
+            try:
+                response.content  # noqa: B018  # reads the body, and returns the connection to the pool
+            except ContentDecodingError:
+                if not response.is_redirect:
+                    raise
+                response.close()  # as requests does, which follows a redirect with such a body
         return response
 
     @override

@@ -69,6 +69,16 @@ def test_the_second_request_of_digest_authentication_is_retried(
     assert ["Authorization" in it.headers for it in server.requests] == [False, False, True, True]
 
 
+def test_a_redirect_is_followed_even_if_its_body_cannot_be_decoded(server: FlakyServer, session: Make) -> None:
+    """As requests itself does. The body of any other response must be decoded."""
+    wrong = {"Content-Encoding": "gzip", "Location": "/elsewhere"}
+    http = session(QUICK)
+    assert http.get(server.script("/", Answer(302, wrong))).text == "ok"
+    with pytest.raises(requests.exceptions.ContentDecodingError):
+        http.get(server.script("/", Answer(200, wrong)))
+    assert len(server.requests) == 3
+
+
 def test_hooks_get_only_the_response_that_is_returned(server: FlakyServer, session: Make) -> None:
     seen: list[int] = []
     session().get(server.script("/", 503, 200), hooks={"response": lambda it, **_: seen.append(it.status_code)})

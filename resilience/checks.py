@@ -118,7 +118,7 @@ def plain_function(name: str, value: F, takes: tuple[str, ...] | None = None) ->
             f"{name} must be a plain function: the coroutine function {name_of(value)} would never be awaited"
         )
     if takes is not None:
-        _check_parameters(name, value, takes)
+        parameters(name, value, takes)
     return value
 
 
@@ -127,7 +127,7 @@ def optional_callable(name: str, value: C, takes: tuple[str, ...]) -> C:
     if value is not None:
         if not callable(value):
             raise TypeError(f"{name} must be callable, not {value!r}")
-        _check_parameters(name, value, takes)
+        parameters(name, value, takes)
     return value
 
 
@@ -140,7 +140,7 @@ def optional_randomness(name: str, value: R) -> R:
     return value
 
 
-def _check_parameters(name: str, function: Callable[..., object], takes: tuple[str, ...]) -> None:
+def parameters(name: str, function: Callable[..., object], takes: tuple[str, ...]) -> None:
     """Raise if a callable cannot take the positional arguments that it will be called with."""
     if type(function) is FunctionType and not function.__dict__:  # saves the 20 us that `inspect` takes
         code, defaults = function.__code__, function.__defaults__ or ()

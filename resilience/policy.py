@@ -11,6 +11,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from math import inf
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Never, SupportsIndex, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
@@ -65,8 +66,11 @@ class Policy(Executable[D_co]):
     _resilience_shares: ClassVar[str] = ""  # the state that all users of one object share
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Make the name of the class the default name of its policies."""
+        """Make the name of the class the default name of its policies, and refuse an `around` with other parameters."""
         super().__init_subclass__(**kwargs)
+        around = vars(cls).get("around")
+        if isinstance(around, FunctionType):
+            checks.parameters(f"{cls.__name__}.around", around, ("self", "call", "ctx"))
         owner = next(it for it in cls.__mro__ if "name" in vars(it))  # pragma: no branch (`Policy` has one)
         if owner is not cls and vars(owner)["name"] == owner.__name__:  # the name is not one set explicitly
             cls.name = cls.__name__

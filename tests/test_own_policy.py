@@ -182,6 +182,15 @@ def test_a_policy_without_around_cannot_be_created() -> None:
         Empty()  # type: ignore[abstract]
 
 
+def test_an_around_with_other_parameters_is_refused_when_its_class_is_made() -> None:
+    """A Fallback around such a policy would answer every call."""
+    with pytest.raises(TypeError, match=r"^Few\.around is called as Few\.around\(self, call, ctx\), which "):
+
+        class Few(Policy):
+            async def around(self, call: Any) -> Any:  # type: ignore[override]
+                return await call(None)
+
+
 def test_a_custom_policy_has_a_name_and_a_repr() -> None:
     """The name of its class, if it has no other; and the settings that differ from the defaults."""
     assert Twice().name == "Twice"

@@ -100,11 +100,10 @@ class RetryState:
         if info.record is not None:
             info.record.note(failed)
         is_observed = subscribers.retries or info.listeners
-        elapsed = clock.now() - self._began if is_observed or limits.max_elapsed is not None else 0.0
         if is_observed:
-            outcome = as_outcome(failed)
+            outcome, elapsed = as_outcome(failed), clock.now() - self._began
             emit(AttemptFailed, limits.policy, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
-        delay = self._next_delay(failed, elapsed, refused_until)
+        delay = self._next_delay(failed, refused_until)
         if isinstance(delay, str):
             self._give_up(delay, failed)
             return None
@@ -113,11 +112,8 @@ class RetryState:
             emit(RetryScheduled, limits.policy, ctx, limits.on_retry, **numbers)
         return delay
 
-    def _next_delay(self, failed: Failed, elapsed: float, refused_until: float) -> float | _Reason:
-        """Return the seconds to wait, or the reason why no attempt follows.
-
-        :param elapsed: seconds since the first attempt began; only used if `max_elapsed` is set.
-        """
+    def _next_delay(self, failed: Failed, refused_until: float) -> float | _Reason:
+        """Return the seconds to wait, or the reason why no attempt follows."""
         limits, ctx = self._limits, self._ctx
         if self.attempt == limits.attempts:
             return "attempts"
@@ -131,9 +127,10 @@ class RetryState:
             delay = asked
         if refused_until > -inf and clock.now() + delay < refused_until:
             return "circuit_open"
-        if ctx.deadline != inf and delay >= ctx.remaining():
+        # Sums in the same order as in `_may_start`, so that rounding does not let it wait until it is too late.
+        if ctx.deadline != inf and clock.now() + delay >= ctx.deadline:
             return "deadline"
-        if limits.max_elapsed is not None and elapsed + delay >= limits.max_elapsed:
+        if limits.max_elapsed is not None and clock.now() + delay - self._began >= limits.max_elapsed:
             return "max_elapsed"
         if limits.budget is None and ctx._info.cap is None:
             return delay

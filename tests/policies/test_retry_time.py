@@ -23,7 +23,7 @@ from resilience import (
     events,
 )
 from resilience.clock import clock as process_clock
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.retries import Other, Response, RetryAfter, bad, notes_of, run
 
 # --- time --------------------------------------------------------------------------------------
@@ -135,6 +135,25 @@ async def test_a_bad_result_is_returned_at_once_if_the_wait_does_not_fit(world: 
     assert await run(world, Retry(on_result=bad, backoff=[9]), script, Context(timeout=5)) is response
     assert response.closed == 0
     assert clock.sleeps == []
+
+
+@pytest.mark.parametrize(
+    ("call", "wait", "timeout", "max_elapsed", "took"), [(0.2, 0.3, 1, None, 0.7), (0.1, 0.2, None, 0.6, 0.4)]
+)
+async def test_rounding_starts_no_wait_that_ends_at_the_limit(
+    anywhere: Virtual, call: float, wait: float, timeout: float | None, max_elapsed: float | None, took: float
+) -> None:
+    """1 - 0.7 is more than 0.3, but 0.7 + 0.3 is 1."""
+    response = Response()
+
+    async def fn(ctx: Context) -> Response:
+        await anywhere.sleep(call)
+        return response
+
+    began = anywhere.now()
+    retry = Retry(None, on_result=bad, backoff=[wait], max_elapsed=max_elapsed)
+    assert await anywhere.execute(retry, fn, Context(timeout=timeout)) is response
+    assert anywhere.now() - began == pytest.approx(took)
 
 
 async def test_no_attempt_starts_if_the_deadline_passed_during_the_last_one(world: World, clock: FakeClock) -> None:

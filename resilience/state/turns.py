@@ -5,6 +5,9 @@ allow it and all waiters before it. So waiters normally do not wake one another,
 stalled delays no other: after its instant, later waiters go first. A waiter that gives up leaves the queue, and every
 waiter behind it may start earlier; the first of the queue is woken if its timer is now too late.
 
+Timers of the same instant fire in any order. So a waiter that may begin lets the first of the queue begin before it, if
+that may begin, too, and is then woken in its turn; but it waits only milliseconds for one that does not come.
+
 The instants come from a plan: the rates as they will be after all waiters have begun at their instants. A newcomer is
 added at its end. Any change of the order or the rates discards the plan; it is rebuilt when it is next needed.
 
@@ -34,6 +37,12 @@ Rates: TypeAlias = tuple[Meter, ...]
 #: A waiter whose timer is too late by at most this many seconds is not woken.
 WAKE_TOLERANCE: Final = 1e-3
 
+#: For how many seconds, at first, a turn that may begin waits for the first one to begin; doubled while others do.
+ORDER_PATIENCE: Final = 0.005
+
+#: A first turn that is later than this number of seconds is not waited for.
+ORDER_LIMIT: Final = 0.5
+
 #: The share of a newcomer's wait by which the plan may be too early, because windows are charged when a call begins.
 PLAN_TOLERANCE: Final = 0.01
 
@@ -47,7 +56,10 @@ class Turn(Generic[W]):
     :param waiter: wakes the caller.
     """
 
-    __slots__ = ("costs", "due", "has_begun", "instant", "joined", "latest", "waiter", "waits")
+    __slots__ = (
+        *("costs", "due", "first_since", "has_begun", "instant", "joined", "latest", "looks", "patience"),
+        *("waiter", "waits"),
+    )
 
     def __init__(self, costs: Units, latest: float, waiter: W) -> None:
         self.costs: Units = costs
@@ -58,6 +70,9 @@ class Turn(Generic[W]):
         self.due: float  # until when the caller sleeps; minus infinity once it has been woken
         self.waits: bool = False
         self.has_begun: bool = False
+        self.patience: float = ORDER_PATIENCE
+        self.looks: int = 0  # how often it has found the same turn first, although both may begin
+        self.first_since: float = inf  # since when that turn is the first
 
 
 #: The turn whose caller must be woken, and its waiter at that time; None if there is none.
@@ -69,8 +84,8 @@ class Turns(Generic[W]):
     """The state machine. Methods that can make a turn begin earlier return the turn to wake."""
 
     __slots__ = (
-        *("_has_fast_path", "_lock", "_only_rate", "_plan", "_plan_ends", "_queue", "_rates", "_plan_error"),
-        *("bucket", "fast_path", "quota", "rates", "rejected"),
+        *("_first_since", "_has_fast_path", "_lock", "_only_rate", "_plan", "_plan_ends", "_plan_error", "_queue"),
+        *("_rates", "bucket", "fast_path", "quota", "rates", "rejected"),
     )
 
     def __init__(self, rates: tuple[Spread | Window, ...], quota: Quota) -> None:
@@ -85,6 +100,7 @@ class Turns(Generic[W]):
         self._queue: deque[Turn[W]] = deque()
         self._plan: Rates | None = None
         self._plan_ends = -inf
+        self._first_since = -inf  # when the turn before the first one began
         self._plan_error = 0.0  # by how many seconds the plan may be too early
 
     def take(self, costs: Units, now: float) -> bool:
@@ -139,6 +155,8 @@ class Turns(Generic[W]):
             if not turn.waits:
                 return None
             is_first = self._queue[0] is turn
+            if not is_first and self._waits_for_first_locked(turn, now):
+                return None
             self._update_instant_locked(turn, is_first, now)
             if turn.instant > turn.latest:
                 self.rejected += 1
@@ -150,7 +168,9 @@ class Turns(Generic[W]):
             at = _instant(self._rates, turn.costs, turn.joined)
             late = [rate.take(cost, at, now) for rate, cost in zip(self._rates, turn.costs, strict=True)]
             turn.has_begun = True
-            plan = self._plan if is_first else None
+            plan = None
+            if is_first:
+                self._first_since, plan = now, self._plan
             woken = self._leave_locked(turn)
             self._plan_error += max(late)
             if self._queue and self._plan_error <= WAKE_TOLERANCE + PLAN_TOLERANCE * (self._plan_ends - now):
@@ -233,6 +253,25 @@ class Turns(Generic[W]):
                 at = turn.instant
                 _charge(rates, turn.costs, at)
         return rates, at
+
+    def _waits_for_first_locked(self, turn: Turn[W], now: float) -> bool:
+        """Whether the first turn is about to begin; if so, set until when this one waits for that.
+
+        It looks three times: the second pause only lets what is ready in its event loop run.
+        """
+        first = self._queue[0]
+        at = _instant(self._rates, first.costs, first.joined)
+        ends = min(max(at, self._first_since) + ORDER_LIMIT, turn.latest)
+        if turn.first_since != self._first_since:
+            turn.first_since, turn.looks = self._first_since, 0
+        if not at - EPSILON <= now < ends or turn.looks == 2:
+            return False
+        turn.looks += 1
+        turn.due = now
+        if turn.looks == 1:
+            turn.due = min(now + turn.patience, turn.latest)
+            turn.patience *= 2
+        return True
 
     def _update_instant_locked(self, turn: Turn[W], is_first: bool, now: float) -> None:
         """Set the instant at which this turn may begin."""

@@ -158,6 +158,25 @@ def test_an_expensive_call_is_not_overtaken_by_cheap_ones() -> None:
     assert arrivals.began == {"a": 0, "b": 1, "c": 2}
 
 
+async def test_tasks_whose_turns_come_at_the_same_instant_begin_in_the_order_of_arrival(tasks_world: World) -> None:
+    """Timers of the same instant fire in any order: here four at a time."""
+    limiter = RateLimiter(Rate(4, per=0.02))
+    arrived: list[int] = []
+    began: list[int] = []
+
+    async def caller(number: int) -> None:
+        async def fn() -> None:
+            began.append(number)
+
+        arrived.append(number)
+        await limiter.acall(fn)
+
+    async with anyio.create_task_group() as group:
+        for number in range(24):
+            group.start_soon(caller, number)
+    assert began == arrived
+
+
 async def run_a_thousand_tasks(now: Callable[[], float]) -> float:
     """Return the seconds that a thousand tasks take at a rate of a thousand a second."""
     limiter = RateLimiter(Rate(1000, burst=1))

@@ -67,7 +67,7 @@ def test_a_turn_that_is_not_the_first_comes_earlier_if_the_rate_rises() -> None:
     turns = turns_of(Spread(1, 1.0, 1))
     _, second = joined(turns, "a"), joined(turns, "b")
     turns.change(lambda: turns.rates[0].resize(4, 1.0, 0.0))
-    turns.go(second, 0.25)
+    turns.go(second, 0.2)
     assert second.due == 0.5
 
 
@@ -83,6 +83,34 @@ def test_a_late_caller_delays_no_other_and_takes_a_turn_that_is_left() -> None:
     turns.go(stalled, 2.25)
     assert stalled.has_begun
     assert turns.counts(COST, 2.25) == (0, 0.75, 0)
+
+
+def test_a_turn_lets_the_first_one_begin_before_it_and_is_then_woken() -> None:
+    """Timers of the same instant fire in any order. It does not wait beyond its own limit."""
+    turns = turns_of(Window(1, 1.0))
+    turns.change(lambda: turns.rates[0].resize(3, 1.0, 0.0))
+    assert turns.take((2.0, 1.0), 0.0)
+    first, second, third = joined(turns, "a"), joined(turns, "b"), joined(turns, "c", latest=1.0)
+    turns.go(second, 1.0)
+    assert (second.has_begun, second.due) == (False, 1.005)
+    turns.go(third, 1.0)
+    assert third.has_begun
+    assert woken(turns.go(first, 1.0)) == "b"
+    turns.go(second, 1.0)
+    assert second.has_begun
+
+
+def test_a_turn_waits_only_milliseconds_for_a_first_one_that_does_not_begin() -> None:
+    """It looks at once again, as the first one may be ready in the same event loop; then it begins."""
+    turns = turns_of(Window(2, 1.0))
+    assert turns.take(COST, 0.0)
+    joined(turns, "stalled")
+    behind = joined(turns, "behind")
+    for now, due in [(1.0, 1.005), (1.005, 1.005)]:
+        turns.go(behind, now)
+        assert (behind.has_begun, behind.due) == (False, due)
+    turns.go(behind, 1.005)
+    assert behind.has_begun
 
 
 def test_leaving_wakes_the_first_caller_once_if_its_turn_is_earlier_now() -> None:

@@ -292,6 +292,7 @@ CASES: list[Case] = [
         burst=NO_AMOUNT,
         cost={**required(NO_AMOUNT), "value_errors": [0, -1, NAN, INF, 2]},
     ),
+    *of(Rate, {"burst": 1}, limit=wrong([], [5e-324])),
     *of(Rate, {"limit": 1}, cost=wrong([later, plain_without], []), actual=NO_PREDICATE),
     *of(RateLimiter, rate=required(NO_AMOUNT)),
     *table("RateLimiter", lambda value: RateLimiter(1, value), "more", wrong([5, "1", None, [Rate(1)]], [])),

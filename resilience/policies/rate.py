@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
+from math import inf, isinf
 from typing import Any, TypeAlias, final
 
 from resilience import checks
@@ -58,6 +58,8 @@ class Rate:
         settle = object.__setattr__
         settle(self, "limit", positive("limit", limit))
         settle(self, "per", checks.seconds("per", per))
+        if isinf(self.per / self.limit):
+            raise ValueError(f"limit={limit!r} is too small: one unit would take for ever")
         settle(self, "burst", None if burst is None else positive("burst", burst))
         settle(self, "cost", _as_cost(cost, most=self.limit if burst is None else inf))
         settle(self, "actual", None if actual is None else checks.plain_function("actual", actual, ("result",)))

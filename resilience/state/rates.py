@@ -21,6 +21,9 @@ from typing import Final, NamedTuple, Protocol, final
 #: Instants that are closer than this, in seconds, are equal: sums of floats are rounded, and no clock is finer.
 EPSILON: Final = 1e-9
 
+#: By how many units sums of fractional costs may be off; less than one unit for any limit.
+_MOST_ROUNDING: Final = 0.001
+
 
 class Meter(Protocol):
     """What a queue needs of a rate."""
@@ -66,6 +69,8 @@ class Spread:
         begins = at if at > earliest else earliest
         if begins >= self.full_at:
             self.full_at = self._busy_since = begins
+        elif begins < self._busy_since:  # another thread read the clock later, but came earlier
+            self._busy_since = begins
         self.full_at += cost * self.interval
         return begins - at
 
@@ -129,7 +134,7 @@ class Window:
         """
         if cost > self.limit:
             return inf
-        rounding = EPSILON * self.limit
+        rounding = min(EPSILON * self.limit, _MOST_ROUNDING)
         excess = self._used + cost - self.limit
         if excess > rounding:
             for _, last, units in self._log:  # pragma: no branch (the log holds more than the excess)
@@ -162,8 +167,8 @@ class Window:
             self._used = 0.0  # discards rounding errors
         self._used += cost
         if log and now - log[-1][0] < self._step:
-            first, last, units = log[-1]
-            log[-1] = (first, now if now > last else last, units + cost)
+            first, last, units = log[-1]  # later than `now` if another thread read the clock later, but came earlier
+            log[-1] = (min(first, now), max(last, now), units + cost)
         else:
             log.append((now, now, cost))
         return now - at
@@ -173,12 +178,14 @@ class Window:
         if units > 0:
             self.take(units, now, now)
             return
+        reach = began
         for place, (first, last, used) in enumerate(self._log):
-            if first <= began <= last:
+            if first <= reach and began <= last:
                 less = min(used, -units)
                 self._log[place] = (first, last, used - less)
                 self._used -= less
-                return
+                units += less  # the rest is in a later entry, if they overlap
+                reach = max(reach, last)
 
     def resize(self, limit: float, per: float, now: float) -> None:
         """Change the limit. Past uses still count."""

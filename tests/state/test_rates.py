@@ -115,12 +115,34 @@ def test_rounding_errors_of_fractional_costs_refuse_no_use() -> None:
     assert [window.take_now(0.1, 0.5) for _ in range(11)] == [True] * 10 + [False]
 
 
+@pytest.mark.parametrize("limit", [10**9, 2**52])
+def test_a_large_window_is_exact_to_the_unit(limit: int) -> None:
+    window = Window(limit, 60.0)
+    assert [window.take_now(cost, 0.5) for cost in (limit - 1, 1, 1)] == [True, True, False]
+
+
 def test_uses_recorded_out_of_order_keep_the_later_instant() -> None:
     """Two threads may read the clock, and take the lock in the other order."""
     window = Window(2, 1.0)
     window.take(1, 5.0001, 5.0001)
     window.take(1, 5.0, 5.0)
     assert window.ready(1, 6.0) == 6.0001
+
+
+def test_a_use_recorded_out_of_order_is_credited() -> None:
+    """Also if its entry now overlaps with the one before it, which may be the one that it is in."""
+    window = Window(10, 1.0)
+    for at in (5.0, 5.0008, 5.0011, 5.0007):
+        window.take(2, at, at)
+    assert len(window._log) == 2
+    for at in (5.0007, 5.0008, 5.0011, 5.0):
+        window.correct(-2, at, 5.5)
+    assert window.ready(10, 5.5) == -inf
+    bucket = Spread(1, 1.0, 10)
+    bucket.take(5, 5.0001, 5.0001)
+    bucket.take(5, 5.0, 5.0)
+    bucket.correct(-5, 5.0, 5.5)
+    assert bucket.full_at == 10.0001
 
 
 # --- lateness ----------------------------------------------------------------------------------

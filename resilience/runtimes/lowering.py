@@ -62,7 +62,7 @@ def _lowered(function: FunctionType) -> Callable[..., Any] | None:
             return None
         module.body[0].body = [_without_awaits(module.body[0].body[0])]
         factory = _compiled(module, code.co_filename, annotations.compiler_flag, "_resilience_factory")
-        plain = next(it for it in factory.co_consts if isinstance(it, CodeType))
+        plain = [it for it in factory.co_consts if isinstance(it, CodeType)][-1]  # the last, as in `_compiled`
         rebound = {*plain.co_varnames, *plain.co_cellvars} & {*code.co_varnames[:2]}  # `except Error as call`
         return None if rebound else FunctionType(factory, function.__globals__)
     except Exception:  # refused below; no source, no stack left to parse it, the interpreter is shutting down
@@ -98,7 +98,7 @@ def _compiled(module: ast.Module, file: str, flags: int, name: str) -> CodeType:
     """Compile the module, and return the code object with this name."""
     made: CodeType = compile(module, file, "exec", flags & annotations.compiler_flag, dont_inherit=True)
     while made.co_name != name:
-        made = next(it for it in made.co_consts if isinstance(it, CodeType))
+        made = [it for it in made.co_consts if isinstance(it, CodeType)][-1]  # 3.14 has one for annotations before it
     return made
 
 

@@ -195,6 +195,11 @@ LOWERED = {
         async def around(self, call, ctx):
             return await call(ctx)
     """,
+    "a decorator with a function": """
+        @(lambda text: same)(lambda: "other code before that of the method")
+        async def around(self, call, ctx):
+            return await call(ctx)
+    """,
     "annotations that only the class can see": """
         Answer = int
         async def around(self, call, ctx: Answer) -> Answer:

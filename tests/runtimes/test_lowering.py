@@ -26,6 +26,9 @@ from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retr
 from tests.runtimes.observer import WAYS, Interrupted, Lost, Observer, Oops, Stopped, is_lowered, run_as
 from tests.runtimes.shapes import DRIVEN, LOWERED, load
 
+#: Python 3.14 warns of such statements; a policy may contain them.
+pytestmark = pytest.mark.filterwarnings("ignore:.* in a 'finally' block:SyntaxWarning")
+
 
 @pytest.fixture(scope="module")
 def observer() -> Iterator[Observer]:

@@ -30,13 +30,14 @@ from resilience.runtimes.base import (
     Waiter,
     refuse_undeclared_race,
 )
-from resilience.runtimes.races import Race
+from resilience.runtimes.driving import suspension
+from resilience.runtimes.races import Race, ScheduledCall
 
 
 @types.coroutine
 def until(instant: float) -> Generator[float, None, None]:
     """Suspend the client until an instant, or, if that is infinity, until it is woken."""
-    yield instant
+    yield float(instant)
 
 
 @final
@@ -91,24 +92,13 @@ class EngineTimer(Timer):
         return self.fired
 
 
-@final
-class Alarm:
-    """An entry that calls a function."""
-
-    __slots__ = ("is_armed", "ring")
-
-    def __init__(self, ring: Callable[[], object]) -> None:
-        self.ring: Callable[[], object] = ring
-        self.is_armed: bool = True
-
-
-Entry: TypeAlias = tuple[float, int, Client, EngineTimer | Alarm | None]
+Entry: TypeAlias = tuple[float, int, Client, EngineTimer | ScheduledCall | None]
 
 
 def is_valid(entry: Entry) -> bool:
     """Whether an entry is still valid."""
     _, number, client, due = entry
-    return due.is_armed if type(due) is Alarm else client.valid_entry == number
+    return due.function is not None if type(due) is ScheduledCall else client.valid_entry == number
 
 
 @final
@@ -219,10 +209,45 @@ class Engine:
         if instant != inf:
             heappush(self._queue, (instant, number, client, due))
 
-    def ring_at(self, instant: float, alarm: Alarm) -> None:
-        """Push the entry of an alarm."""
+    def schedule(self, call: ScheduledCall) -> None:
+        """Push the entry of a call."""
         self._entries += 1
-        heappush(self._queue, (instant, self._entries, self.current, alarm))
+        heappush(self._queue, (call.due, self._entries, self.current, call))
+
+    def _run_entry(self, entry: Entry) -> None:
+        """Make a scheduled call, or resume a client, unless the entry is no longer valid."""
+        _, number, client, due = entry
+        if type(due) is ScheduledCall:
+            if due.function is not None:
+                due.function()
+        elif client.valid_entry == number:
+            self._resume(client, None if due is None else due.expire())
+
+    def _resume(self, client: Client, error: BaseException | None = None) -> None:
+        """Resume a client, or throw `error` into it."""
+        self.current = client
+        client.valid_entry = -1
+        try:
+            if error is None:
+                until = client.run(client.coroutine.send, None)
+            else:
+                until = client.run(client.coroutine.throw, error)
+        except StopIteration:
+            self._drop(client)
+            return
+        except BaseException:
+            self._drop(client)
+            raise
+        finally:
+            error = None  # no cycle: error -> traceback -> this frame -> error
+        if type(until) is not float:
+            self._resume(client, suspension(client.coroutine, "what a policy awaits"))
+        else:
+            self.suspend(client, until)
+
+    def _drop(self, client: Client) -> None:
+        client.is_done = True
+        del self._clients[client]
 
     def wake(self, waiter: EngineWaiter) -> None:
         """Resume the client of a waiter, if it waits."""
@@ -237,7 +262,7 @@ class EngineRace(Race):
         super().__init__(engine.runtime, call, plan)
         self._engine = engine
         self._variables = copy_context()
-        self._alarm: Alarm | None = None
+        self._scheduled: ScheduledCall | None = None
 
     @override
     def _begin(self) -> Any:
@@ -272,9 +297,9 @@ class EngineRace(Race):
 
     @override
     def _schedule(self, due: float) -> None:
-        if self._alarm is not None:
-            self._alarm.is_armed = False
-            self._alarm = None
+        if self._scheduled is not None:
+            self._scheduled.function = None
+            self._scheduled = None
         if due != inf:
-            self._alarm = Alarm(self._start_due)
-            self._engine.ring_at(due, self._alarm)
+            self._scheduled = ScheduledCall(due, self._start_due)
+            self._engine.schedule(self._scheduled)

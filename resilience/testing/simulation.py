@@ -25,7 +25,7 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.execution import aprotect
 from resilience.policy import Policy
-from resilience.runtimes.engine import Alarm, Client, Engine, is_valid, until
+from resilience.runtimes.engine import Client, Engine, is_valid, until
 from resilience.runtimes.tasks import TASKS
 
 T = TypeVar("T")
@@ -150,23 +150,6 @@ class Simulation(Engine):
                 self._drop_stale_entries()
                 continue
             entry = heappop(queue)
-            if not is_valid(entry):
-                continue
-            instant, _, client, due = entry
-            if instant > self.time:
-                self.time = instant
-            if type(due) is Alarm:
-                due.ring()
-                continue
-            self.current = client
-            try:
-                if due is None:
-                    suspended_until = client.run(client.coroutine.send, None)
-                else:
-                    suspended_until = client.run(client.coroutine.throw, due.expire())
-            except StopIteration:
-                client.is_done = True
-                client.valid_entry = -1
-                del self._clients[client]
-            else:
-                self.suspend(client, suspended_until)
+            if is_valid(entry):
+                self.time = max(self.time, entry[0])
+                self._run_entry(entry)

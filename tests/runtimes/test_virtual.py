@@ -6,6 +6,7 @@ as published. Retries without a backoff, which hardly vary, take a third of the 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 from collections.abc import Callable, Sequence
@@ -447,6 +448,15 @@ def test_a_negative_sleep_takes_no_time() -> None:
         simulation.start(client())
         simulation.run()
     assert seen == [10]
+
+
+def test_a_client_that_awaits_something_else_is_a_misuse() -> None:
+    async def client() -> None:
+        await asyncio.sleep(0)
+
+    with Simulation() as simulation, pytest.raises(RuntimeError, match="may await only"):
+        simulation.start(client())
+        simulation.run()
 
 
 def test_a_client_cannot_start_in_the_past() -> None:

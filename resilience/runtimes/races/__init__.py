@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Any
+from typing import Any, final
 
 from resilience.clock import clock
 from resilience.outcome import Failure, Outcome, Success, closable, unwrap_stop_iteration
@@ -211,3 +211,17 @@ class Race(ABC):
     @abstractmethod
     def _schedule(self, due: float) -> None:
         """Call `self._start_due` at this instant, not at the one scheduled before; never, if it is infinity."""
+
+
+@final
+class ScheduledCall:
+    """A call at an instant, which can be cancelled: then `function` is None."""
+
+    __slots__ = ("due", "function")
+
+    def __init__(self, due: float, function: Callable[[], object]) -> None:
+        self.due: float = due
+        self.function: Callable[[], object] | None = function
+
+    def __lt__(self, other: ScheduledCall) -> bool:
+        return self.due < other.due

@@ -19,8 +19,8 @@ from resilience.clock import clock
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
 from resilience.runtimes.base import Expired, Plan, Runtime, Timer, refuse_undeclared_race
-from resilience.runtimes.driving import drive, suspension
-from resilience.runtimes.engine import Alarm, Client, Engine, EngineRace, EngineRuntime, EngineWaiter, Entry, is_valid
+from resilience.runtimes.driving import drive
+from resilience.runtimes.engine import Client, Engine, EngineRace, EngineRuntime, EngineWaiter
 
 
 def run_race(host: Runtime, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
@@ -88,7 +88,7 @@ class ThreadEngine(Engine):
             del interrupt
 
     def _step(self, deadline: float) -> bool:
-        """Resume a client, call an alarm, or wait until one is due; true if the deadline has passed first."""
+        """Resume a client, make a scheduled call, or wait until one is due; true if the deadline has passed first."""
         ends_at = self._queue[0][0] if self._queue else inf
         if self._woken and ends_at != -inf:
             waiter = self._woken.popleft()
@@ -104,40 +104,6 @@ class ThreadEngine(Engine):
             seconds = min(ends_at, deadline) - now
             clock.wait(self._wakeup, None if seconds == inf else seconds)
         return False
-
-    def _run_entry(self, entry: Entry) -> None:
-        if is_valid(entry):
-            _, _, client, due = entry
-            if type(due) is Alarm:
-                due.ring()
-            else:
-                self._resume(client, None if due is None else due.expire())
-
-    def _resume(self, client: Client, error: BaseException | None = None) -> None:
-        """Resume a client, or throw `error` into it."""
-        self.current = client
-        client.valid_entry = -1
-        try:
-            if error is None:
-                until = client.run(client.coroutine.send, None)
-            else:
-                until = client.run(client.coroutine.throw, error)
-        except StopIteration:
-            self._drop(client)
-            return
-        except BaseException:
-            self._drop(client)
-            raise
-        finally:
-            error = None  # no cycle: error -> traceback -> this frame -> error
-        if type(until) is not float:
-            self._resume(client, suspension(client.coroutine, "what a policy awaits"))
-        else:
-            self.suspend(client, until)
-
-    def _drop(self, client: Client) -> None:
-        client.is_done = True
-        del self._clients[client]
 
     def forget(self) -> None:
         """Drop all entries and clients, at the end."""

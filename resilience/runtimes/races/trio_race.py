@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.runtimes.base import Plan, Runtime
-from resilience.runtimes.races import Race
+from resilience.runtimes.races import Race, ScheduledCall
 
 
 @final
@@ -61,20 +61,6 @@ class TrioRace(Race):
         if due != inf:
             self._scheduled = ScheduledCall(due, self._start_due)
             scheduler_of(self._trio).add(self._scheduled)
-
-
-@final
-class ScheduledCall:
-    """A call at an instant, which can be cancelled: then `function` is None."""
-
-    __slots__ = ("due", "function")
-
-    def __init__(self, due: float, function: Callable[[], object]) -> None:
-        self.due: float = due
-        self.function: Callable[[], object] | None = function
-
-    def __lt__(self, other: ScheduledCall) -> bool:
-        return self.due < other.due
 
 
 @final

@@ -11,11 +11,8 @@ _MAX_DEPTH: Final = 20
 
 def mark(error: Exception, circuit: int, number: int) -> None:
     """Mark an error as failure `number` of a circuit."""
-    try:
-        marks: dict[int, int] = vars(error).get(_MARKS, {})
-        setattr(error, _MARKS, {**marks, circuit: number})
-    except Exception:  # an error that refuses attributes gets no mark
-        pass
+    attributes = vars(error)  # not `setattr`, which an exception may refuse, such as a frozen dataclass
+    attributes[_MARKS] = {**attributes.get(_MARKS, {}), circuit: number}
 
 
 def is_marked(error: BaseException | None, circuit: int, since: int) -> bool:
@@ -28,5 +25,5 @@ def is_marked(error: BaseException | None, circuit: int, since: int) -> bool:
             return True
         if isinstance(error, BaseExceptionGroup) and all(is_marked(it, circuit, since) for it in error.exceptions):
             return True
-        error = error.__cause__ or error.__context__
+        error = error.__context__ if error.__cause__ is None else error.__cause__
     return False

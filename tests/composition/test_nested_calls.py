@@ -270,14 +270,37 @@ async def test_a_translated_failure_is_counted_once(world: World, run: Any) -> N
         assert breaker.state is state
 
 
+class Frozen(Boom):
+    """An exception that refuses attributes, as a frozen dataclass does, and has no truth."""
+
+    def __bool__(self) -> bool:
+        raise TypeError
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
 @both_ways
-async def test_a_failure_on_a_worker_is_counted_once(threads: World, run: Any) -> None:
+@pytest.mark.parametrize("kind", [Boom, Frozen])
+async def test_a_failure_on_a_worker_is_counted_once(threads: World, kind: type[Boom], run: Any) -> None:
+    """Also if it is translated, or refuses attributes."""
     breaker = CircuitBreaker(3)
     pipeline = Pipeline(breaker, Timeout(5.0))
-    for state in (CLOSED, CLOSED, OPEN):
-        error = await failure_of(run(threads, pipeline, nested(threads, pipeline, fail, run=run)))
-        assert isinstance(error, Boom)
-        assert breaker.state is state
+
+    async def fn(ctx: Any = None) -> None:
+        raise kind("no")
+
+    async def translates(ctx: Any = None) -> None:
+        try:
+            await run(threads, pipeline, fn)
+        except kind as error:
+            raise Translated from error
+
+    for function, raised in ((nested(threads, pipeline, fn, run=run), kind), (translates, Translated)):
+        for state in (CLOSED, CLOSED, OPEN):
+            assert isinstance(await failure_of(run(threads, pipeline, function)), raised)
+            assert breaker.state is state
+        breaker.close()
 
 
 async def test_a_failure_in_nested_guards_is_counted_once(world: World) -> None:
@@ -329,10 +352,6 @@ async def test_a_failure_of_a_child_task_is_counted_once(tasks_world: World, ear
 
 @both_ways
 async def test_an_exception_that_refuses_attributes_is_counted(world: World, run: Any) -> None:
-    class Frozen(Boom):
-        def __setattr__(self, name: str, value: object) -> None:
-            raise AttributeError(name)
-
     error = Frozen("no")
 
     async def fn(ctx: Any = None) -> Any:

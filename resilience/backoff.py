@@ -212,6 +212,7 @@ def as_backoff(name: str, value: object) -> Backoff:
     if isinstance(value, (_Envelope, Decorrelated, _Given)):
         return value
     if isinstance(value, Backoff):
+        checks.plain_function(f"{name}.delays", value.delays, ("rng",))
         return _Given(value)  # a user's own class: each delay is checked when it is drawn, and the last one repeats
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
         if not value:

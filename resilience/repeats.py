@@ -133,14 +133,16 @@ class RetryBudget:
 
 def as_budget(name: str, value: Budget | float | None) -> Budget | None:
     """Return a budget: the given one, a new one for a ratio, or None."""
-    if value is None:
-        return None
+    if value is None or isinstance(value, RetryBudget):
+        return value
     if isinstance(value, (int, float)):
         return RetryBudget(checks.within(name, value, 0, 1000))
     missing = [it for it in _METHODS if not callable(getattr(value, it, None))]
     if missing or isinstance(value, type):
         lacking = f"; it has no method {missing[0]}()" if missing else ", and not a class"
         raise TypeError(f"{name} must be a RetryBudget, a ratio or None, not {value!r}{lacking}")
+    for method in _METHODS:
+        checks.plain_function(f"{name}.{method}", getattr(value, method), ())
     return value
 
 

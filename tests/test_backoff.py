@@ -351,6 +351,23 @@ def test_a_custom_backoff_draws_from_the_given_source_and_its_last_delay_repeats
     assert first(as_backoff("backoff", FiniteBackoff()), 4, Fixed(0.5)) == [5.0, 20.0, 20.0, 20.0]
 
 
+class WithoutRandomness(Backoff):
+    def delays(self) -> Iterator[float]:  # type: ignore[override]  # what is refused
+        return iter([1.0])
+
+
+class Coroutine(Backoff):
+    async def delays(self, rng: Randomness | None = None) -> Any:
+        return iter([1.0])
+
+
+@pytest.mark.parametrize("backoff", [WithoutRandomness(), Coroutine()], ids=lambda it: type(it).__name__)
+def test_a_custom_backoff_whose_method_cannot_be_called_is_refused(backoff: Backoff) -> None:
+    """When the policy is built: in a call, the error would take the place of the failure."""
+    with pytest.raises(TypeError, match=r"backoff\.delays"):
+        Retry(backoff=backoff)
+
+
 def test_a_range_is_a_sequence() -> None:
     assert first(as_backoff("backoff", range(3)), 4) == [0, 1, 2, 2]
 

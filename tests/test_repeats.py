@@ -128,6 +128,23 @@ def test_a_budget_may_be_any_object_with_the_three_methods() -> None:
     assert repr(as_budget("budget", 0.2)) == "RetryBudget(0.2, saved=10)"
 
 
+class AsynchronousBudget(CustomBudget):
+    async def withdraw(self) -> bool:  # type: ignore[override]  # what is refused
+        return False
+
+
+class BudgetWithCosts(CustomBudget):
+    def withdraw(self, cost: int) -> bool:  # type: ignore[override]  # what is refused
+        return False
+
+
+@pytest.mark.parametrize("budget", [AsynchronousBudget(), BudgetWithCosts()], ids=lambda it: type(it).__name__)
+def test_a_budget_whose_methods_cannot_be_called_is_refused(budget: CustomBudget) -> None:
+    """A coroutine that is never awaited would count as a repeat that was available."""
+    with pytest.raises(TypeError, match=r"budget\.withdraw"):
+        as_budget("budget", budget)
+
+
 # --- caps --------------------------------------------------------------------------------------
 
 

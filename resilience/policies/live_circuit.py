@@ -99,6 +99,8 @@ class Admitted:
     def leave(self) -> None:
         """End the call."""
         self.admission = None
+        if get_enclosing()[-1:] != (self,):  # blocks in generators may end out of order
+            return
         try:
             _enclosing.reset(self._token)
         except ValueError:  # another task, or the garbage collector, closes the coroutine in another context

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -234,6 +235,25 @@ def test_calls_of_a_task_that_outlives_the_call_it_began_in_are_counted() -> Non
 
     asyncio.run(main())
     assert breaker.state is OPEN
+
+
+def test_a_call_in_a_probing_guard_is_part_of_it_although_another_guard_has_ended_meanwhile(clock: FakeClock) -> None:
+    """As in two generators that are consumed together: their blocks end in any order."""
+
+    def guarded(breaker: CircuitBreaker) -> Iterator[None]:
+        with breaker.guard():
+            yield
+
+    other, probed = CircuitBreaker(), CircuitBreaker(1, open_for=5.0)
+    probed.capture(lambda ctx: 1 / 0)
+    clock.advance(5.0)
+    first, second = guarded(other), guarded(probed)
+    next(first)
+    next(second)
+    first.close()
+    assert probed.call(str, "fine") == "fine"
+    second.close()
+    assert probed.stats().probes == 0
 
 
 # --- while the circuit is closed ---
@@ -539,12 +559,16 @@ def test_a_failure_with_a_cycle_of_causes_counts() -> None:
     assert breaker.state is OPEN
 
 
-async def test_a_call_that_is_closed_in_another_context_keeps_no_probe(world: World, clock: FakeClock) -> None:
-    """As when another task closes the coroutine."""
+@pytest.mark.parametrize("is_child", [False, True])
+async def test_a_call_that_is_closed_in_another_context_keeps_no_probe(
+    world: World, clock: FakeClock, is_child: bool
+) -> None:
+    """As when another task closes the coroutine, which may be a child task of the call."""
     breaker = await half_open(world, clock)
     call = breaker.around(never, Context())
-    contextvars.copy_context().run(call.send, None)
-    call.close()
+    context = contextvars.copy_context()
+    context.run(call.send, None)
+    (context.copy() if is_child else contextvars.copy_context()).run(call.close)
     assert breaker.stats().probes == 0
     await fails(world, breaker)
     assert breaker.state is OPEN

@@ -290,13 +290,13 @@ def _detected(method: str) -> Any:
 class DetectedRuntime(Runtime):
     """The runtime of a context outside an execution. Each use of a method detects the runtime of the calling code."""
 
-    sleep = _detected("sleep")
-    timer = _detected("timer")
-    waiter = _detected("waiter")
-    race = _detected("race")
-    run = _detected("run")
-    run_within = _detected("run_within")
-    close = _detected("close")
+    sleep: Any = _detected("sleep")
+    timer: Any = _detected("timer")
+    waiter: Any = _detected("waiter")
+    race: Any = _detected("race")
+    run: Any = _detected("run")
+    run_within: Any = _detected("run_within")
+    close: Any = _detected("close")
 
 
 DETECTED: DetectedRuntime = DetectedRuntime()

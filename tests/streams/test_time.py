@@ -156,7 +156,7 @@ def test_the_source_of_an_abandoned_pull_is_closed(threads: World) -> None:
 
     connection = Connection()
     with pytest.raises(TimeoutExceeded):
-        next(retry(1).streaming(first=0.02).call(lambda: connection))
+        next(retry(1).streaming(first=0.2).call(lambda: connection))
     assert connection.closed.is_set()
 
 

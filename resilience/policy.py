@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from math import inf
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, Never, SupportsIndex, TypeAlias, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Self, SupportsIndex, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
 
@@ -74,6 +74,11 @@ class Policy(Executable[D_co]):
         owner = next(it for it in cls.__mro__ if "name" in vars(it))  # pragma: no branch (`Policy` has one)
         if owner is not cls and vars(owner)["name"] == owner.__name__:  # the name is not one set explicitly
             cls.name = cls.__name__
+
+    if TYPE_CHECKING:  # what a type checker infers for `Keyed`: the class of a policy, and what it may answer
+
+        def _resilience_class(self) -> Self: ...
+        def _resilience_answer(self) -> D_co: ...
 
     if not TYPE_CHECKING:  # pragma: no branch (type checkers would allow an assignment to any name)
 

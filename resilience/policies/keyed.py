@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import count
 from math import inf
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Never, TypeVar, final
+from typing import Any, ClassVar, Final, Generic, Never, Protocol, cast, final
 
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from resilience import checks, forks
 from resilience.callables import name_of
@@ -22,6 +22,8 @@ from resilience.policies.keys import Key, key_of, refuse_unhashable
 from resilience.policy import Call, Policy
 
 T = TypeVar("T")
+P_co = TypeVar("P_co", bound=Policy[Any], covariant=True, default=Policy[Any])
+D_co = TypeVar("D_co", covariant=True, default=Never)
 
 #: How often idle policies are dropped per idle time, at most: a sweep examines all policies, which takes time.
 _SWEEPS: Final = 32
@@ -42,20 +44,29 @@ class KeyedStats:
     dropped: int
 
 
+class MadePolicy(Protocol[P_co, D_co]):
+    """A policy of class `P` that may answer with a `D`; every `Policy[D]` is one, and type checkers infer both."""
+
+    def _resilience_class(self) -> P_co: ...
+    def _resilience_answer(self) -> D_co: ...
+
+
 @final
-class _Kept:
+class _Kept(Generic[P_co]):
     """The policy of a key, and when it was last used: an instant, or a sequence number if there is no idle time."""
 
     __slots__ = ("policy", "used_at")
 
-    def __init__(self, policy: Policy[Any], used_at: float) -> None:
+    def __init__(self, policy: P_co, used_at: float) -> None:
         self.policy = policy
         self.used_at = used_at
 
 
 @final
-class Keyed(Policy[Never]):
+class Keyed(Policy[D_co], Generic[P_co, D_co]):
     """Run each call under the policy of its key, which is created when the key is first seen.
+
+    `Keyed[CircuitBreaker]` makes breakers, and `Keyed[Fallback[None], None]` policies that may answer with None.
 
     :param make: called with the key, without holding a lock; returns the policy for it, or a pipeline. Name the policy
         after the key if errors and metrics should tell keys apart.
@@ -82,7 +93,7 @@ class Keyed(Policy[Never]):
 
     def __init__(
         self,
-        make: Callable[[Any], Policy[Any]],
+        make: Callable[[Any], MadePolicy[P_co, D_co]],
         key: Key,
         *,
         max_keys: int = 1000,
@@ -97,20 +108,20 @@ class Keyed(Policy[Never]):
         self._idle = checks.optional_seconds("idle", idle)
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Keyed"
-        self._kept: dict[Hashable, _Kept] = {}
+        self._kept: dict[Hashable, _Kept[P_co]] = {}
         self._made = 0
         self._next_sweep = -inf  # the instant of the next sweep for idle policies
         self._uses = count()
         self._lock = forks.lock_of(self)
 
     @override
-    async def around(self, call: Call[T], ctx: Context) -> T:
-        policy = self.policy_for(key_of(ctx, self))
+    async def around(self, call: Call[T], ctx: Context) -> T | D_co:
+        policy: Policy[D_co] = self.policy_for(key_of(ctx, self))
         if ctx._info is not BARE and getattr(type(ctx._function), "_resilience_asks_for_chosen", False):
             ctx = ctx._with_info(ctx._info.with_chosen(policy))
         return await policy.around(call, ctx)
 
-    def policy_for(self, key: Hashable) -> Policy[Any]:
+    def policy_for(self, key: Hashable) -> P_co:
         """Return the policy of a key; create it if there is none."""
         try:
             kept = self._kept.get(key)
@@ -121,7 +132,7 @@ class Keyed(Policy[Never]):
         if kept is not None and (self._idle is None or now - kept.used_at < self._idle):
             kept.used_at = now
             return kept.policy
-        made = self._make(key)  # user code: not under the lock
+        made = cast("P_co", self._make(key))  # user code: not under the lock
         if not isinstance(made, Policy):
             raise KeyMisuse(f"make must return a policy, not {made!r}, for the key {key!r}")
         with self._lock:
@@ -150,7 +161,7 @@ class Keyed(Policy[Never]):
             self._kept.pop(key, None)
 
     @property
-    def policies(self) -> Mapping[Hashable, Policy[Any]]:
+    def policies(self) -> Mapping[Hashable, P_co]:
         """The current policies, by key, in the order in which they were created. A snapshot."""
         with self._lock:
             return MappingProxyType({key: it.policy for key, it in self._kept.items()})

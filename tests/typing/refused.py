@@ -186,6 +186,8 @@ def kept() -> None:
     SingleFlight(by=5)  # type: ignore[call-arg]
     Keyed(Retry)  # type: ignore[call-arg]
     Keyed(lambda key: str, key=len)  # type: ignore[arg-type,return-value]
+    streamed.either.call(len, "u") + 1  # type: ignore[operator]
+    streamed.states(streamed.either, streamed.keyed)  # type: ignore[arg-type]
     one: str = streamed.cached("u")  # type: ignore[assignment]
     streamed.cached(5)  # type: ignore[arg-type]
     print(one)

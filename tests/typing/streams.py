@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Hashable, Iterator, Mapping
 from contextlib import aclosing, closing
 from typing import Any, assert_type
 
 from resilience import (
+    Bulkhead,
     Cache,
     CacheStats,
     CircuitBreaker,
+    CircuitState,
     Context,
     Fallback,
     Keyed,
     KeyedStats,
+    Pipeline,
     Policy,
     Retry,
     SingleFlight,
@@ -140,9 +143,34 @@ async def kept() -> None:
     assert_type(Cache(length).stats(), CacheStats)
     assert_type(flight.stats(), SingleFlightStats)
     assert_type(keyed.stats(), KeyedStats)
-    assert_type(keyed.policies, Mapping[Hashable, Policy[Any]])
-    assert_type(keyed.policy_for("k"), Policy[Any])
+    assert_type(keyed.policies, Mapping[Hashable, CircuitBreaker])
+    assert_type(keyed.policy_for("k").state, CircuitState)
 
 
-make: Callable[[str], Policy[Any]] = lambda tenant: Retry().wrap(CircuitBreaker(name=tenant))  # noqa: E731
-Keyed(make, by_url)
+def make(tenant: str) -> Policy[Any]:
+    return Retry().wrap(CircuitBreaker(name=tenant))
+
+
+assert_type(Keyed(make, by_url).policy_for("k"), Policy[Any])
+either = Keyed(lambda host: Policy.wrap(Fallback(None), Bulkhead(1, name=host)), by_url)
+
+
+@either
+def by_either(url: str) -> int:
+    return len(url)
+
+
+def answers() -> None:
+    assert_type(either, Keyed[Pipeline[None], None])
+    assert_type(either.call(get, "u"), int | None)
+    assert_type(Policy.wrap(Retry(), either).call(get, "u"), int | None)
+    assert_type(by_either("u"), int | None)
+    assert_type(Keyed(lambda host: Fallback(0), by_url).policy_for("k"), Fallback[int])
+
+
+def states(breakers: Keyed[CircuitBreaker], others: Keyed) -> list[CircuitState]:
+    assert_type(others.policies, Mapping[Hashable, Policy[Any]])
+    return [it.state for it in breakers.policies.values()]
+
+
+states(keyed, Keyed(lambda host: Bulkhead(1), by_url))

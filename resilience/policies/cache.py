@@ -26,8 +26,7 @@ from resilience.context import Context
 from resilience.counter import Counter
 from resilience.events.dispatch import report_use, subscribers
 from resilience.matching import Matcher, On
-from resilience.outcome import StoppedIteration
-from resilience.policies.flights import Flights, complete_copy, copy_of, set_attributes
+from resilience.policies.flights import Flights, complete_copy, concerns_all, copy_of, set_attributes
 from resilience.policies.keys import Key, key_in_words, key_of, optional_key, refuse_unhashable
 from resilience.policy import Call, Policy
 
@@ -196,7 +195,7 @@ class Cache(Policy[Never]):
                 try:
                     result = await call(ctx)
                 except BaseException as error:
-                    if not self._is_answered(key, error, old):
+                    if not self._is_answered(key, error, old, ctx):
                         raise
                 else:
                     self._misses.add()
@@ -219,24 +218,24 @@ class Cache(Policy[Never]):
             raise _without_frames(entry.error)
         return entry.value
 
-    def _is_answered(self, key: Hashable, error: BaseException, old: Entry | None) -> bool:
+    def _is_answered(self, key: Hashable, error: BaseException, old: Entry | None, ctx: Context) -> bool:
         """Whether the stale value is the answer after a failed call. If not, count a miss."""
         is_answered = False
         try:
             if isinstance(error, Exception):
-                is_answered = self._note_failure(key, error, old)
+                is_answered = self._note_failure(key, error, old, ctx)
         finally:  # an error of a predicate is raised, and counts as a miss
             if not is_answered:
                 self._misses.add()
         return is_answered
 
-    def _note_failure(self, key: Hashable, error: Exception, old: Entry | None) -> bool:
+    def _note_failure(self, key: Hashable, error: Exception, old: Entry | None, ctx: Context) -> bool:
         """Postpone the next refresh, and return whether the stale value is the answer; without one, cache the error."""
         now = clock.now()
         if old is not None and now < old.stale_until:
             old.next_try = now + self._errors_ttl
             return self._answered.handles(error)
-        if self._kept is not None and type(error) is not StoppedIteration and self._kept.handles(error):
+        if self._kept is not None and concerns_all(error, ctx) and self._kept.handles(error):
             until = now + self._errors_ttl
             self._keep(key, Entry(until, until, error=_without_frames(error)))
         return False

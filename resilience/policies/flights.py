@@ -208,8 +208,8 @@ class Flight:
         self._has_exited = True
 
     def _shareable_outcome(self, error: BaseException | None) -> Outcome[Any] | None:
-        if isinstance(error, Exception) and type(error) is not StoppedIteration:  # that only concerns its own caller
-            return None if ends_with_the_deadline(error) and is_over(self._ctx) else Failure(error)
+        if isinstance(error, Exception) and concerns_all(error, self._ctx):
+            return Failure(error)
         return Success(self._result) if self._has_result else None
 
     def _wake_followers(self, outcome: Outcome[Any] | None) -> None:
@@ -231,6 +231,11 @@ _enclosing: ContextVar[tuple[Flight, ...]] = ContextVar("resilience.flights", de
 def _still_running(flights: tuple[Flight, ...]) -> list[Flight]:
     """Leave out ended flights: a task may outlive the call in which it was started, and make further calls."""
     return [it for it in flights if not it._is_over]
+
+
+def concerns_all(error: Exception, ctx: Context) -> bool:
+    """Whether an error concerns other callers, too: not a `StopIteration`, nor the end of the caller's own budget."""
+    return type(error) is not StoppedIteration and not (ends_with_the_deadline(error) and is_over(ctx))
 
 
 def copy_of(error: Exception) -> Exception:

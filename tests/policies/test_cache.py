@@ -400,6 +400,19 @@ def test_a_stop_iteration_is_not_kept() -> None:
     assert cache.stats().misses == 3
 
 
+async def test_the_end_of_a_callers_own_budget_is_not_kept(world: World, clock: FakeClock) -> None:
+    """The next caller may have more time."""
+    cache = make_cache(keep_errors=Exception, errors_ttl=60)
+
+    async def fn(ctx: Context) -> str:
+        clock.advance(5)
+        ctx.check()
+        return "fine"
+
+    assert isinstance(await world.attempt(cache, fn, Context(timeout=1)), DeadlineExceeded)
+    assert await world.execute(cache, fn, Context(timeout=9)) == "fine"
+
+
 async def test_a_kept_error_does_not_replace_a_stale_value(world: World, clock: FakeClock) -> None:
     cache, script = make_cache(stale=60, keep_errors=Boom, errors_ttl=5, ignore=Boom), Script(1, Boom(), Boom(), 4)
     await world.execute(cache, script.function())

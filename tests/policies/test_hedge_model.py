@@ -52,7 +52,7 @@ def expected_course(
 
 @pytest.mark.parametrize("name", ["simulation", "asyncio", "trio", "threads"])
 @settings(max_examples=25, deadline=None)
-@given(steps=ATTEMPTS, delay=st.integers(1, 4), hedges=st.integers(1, 3), eager=st.booleans(), limit=st.integers(2, 20))
+@given(steps=ATTEMPTS, delay=st.integers(0, 4), hedges=st.integers(1, 3), eager=st.booleans(), limit=st.integers(2, 20))
 def test_a_hedged_call_agrees_with_the_model(
     name: str, steps: list[tuple[float, str]], delay: int, hedges: int, eager: bool, limit: int
 ) -> None:

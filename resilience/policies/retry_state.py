@@ -97,7 +97,7 @@ class RetryState:
             self.give_back_if_refused(failed)
         self._history.add(failed)
         info = ctx._info
-        if info.record is not None:
+        if info.record is not None and ctx._function is not None:  # a block is no attempt of the execution around it
             info.record.note(failed)
         is_observed = subscribers.retries or info.listeners
         if is_observed:

@@ -9,6 +9,7 @@ import pytest
 
 from resilience import (
     CircuitOpen,
+    Context,
     DeadlineExceeded,
     Failure,
     RetriesExhausted,
@@ -274,6 +275,20 @@ async def test_the_block_runs_in_the_context_of_its_attempt(world: World, clock:
                         raise Boom
                 assert current_context() is outer
     assert seen == [(1, 1060), (2, 1060), (3, 1060)]
+
+
+async def test_a_block_inside_an_execution_is_not_in_the_report_of_that_execution(
+    world: World, clock: FakeClock
+) -> None:
+    ctx = Context()
+    inner = Retry(on=Boom, backoff=[1])
+
+    async def fn(_: Context) -> None:
+        await block(world, inner, [Boom("of the block"), None])
+        raise ConnectionError("of the call")
+
+    assert isinstance(await world.attempt(Retry(1), fn, ctx), ConnectionError)
+    assert (ctx.attempts, [failed.message for failed in ctx.failures]) == (1, ["of the call"])
 
 
 async def test_a_block_sends_the_events_of_a_call(world: World, clock: FakeClock) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import GenericAlias, UnionType
 from typing import Any, TypeAlias, final
 
 from resilience import checks
@@ -102,8 +103,8 @@ def _condition(name: str, value: Any) -> Callable[[Exception], object]:
         _exception_type(name, value)
         # What `isinstance` calls, without a Python frame: 60 ns less. A class with a metaclass may define its own.
         return type.__instancecheck__.__get__(value) if type(value) is type else partial(_is_one_of, (value,))
-    if not callable(value):
-        hint = "; did you mean a tuple?" if isinstance(value, (list, set, frozenset)) else ""
+    if not callable(value) or isinstance(value, GenericAlias):  # `ExceptionGroup[ValueError]` can be called
+        hint = "; did you mean a tuple?" if isinstance(value, (list, set, frozenset, UnionType)) else ""
         raise TypeError(f"{name} must be an exception type, a tuple of them or a predicate, not {value!r}{hint}")
     predicate: Callable[[Exception], object] = checks.plain_function(name, value, ("error",))
     return predicate

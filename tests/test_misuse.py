@@ -140,11 +140,18 @@ def test_for_a_ratio_as_the_trip_condition_the_error_suggests_failure_ratio() ->
         CircuitBreaker(5.0)  # type: ignore[arg-type]
 
 
-def test_exceptions_in_a_list_are_refused_and_the_error_suggests_a_tuple() -> None:
+@pytest.mark.parametrize("exceptions", [[OSError], {OSError}, OSError | KeyError])
+def test_exceptions_in_a_list_or_a_union_are_refused_and_the_error_suggests_a_tuple(exceptions: Any) -> None:
     """As for `except`."""
-    for make in (lambda: Retry(on=[OSError]), lambda: Retry(ignore={OSError})):  # type: ignore[arg-type]
+    for make in (lambda: Retry(on=exceptions), lambda: Retry(ignore=exceptions)):
         with refused(TypeError, "must be an exception type", r"did you mean a tuple\?"):
             make()
+
+
+def test_an_exception_group_with_a_parameter_is_refused() -> None:
+    """It can be called, but is no predicate."""
+    with refused(TypeError, "must be an exception type", "ExceptionGroup"):
+        Retry(on=ExceptionGroup[OSError])
 
 
 @pytest.mark.parametrize(

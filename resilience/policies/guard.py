@@ -49,12 +49,20 @@ class Guard:
         elif circuit.rules.probe is not None:
             return True
         else:
-            noted.admission = circuit.admit(block_context())
+            try:
+                noted.admission = circuit.admit(block_context())
+            except BaseException:
+                noted.leave()
+                raise
         return False
 
     async def _check(self, runtime: Runtime) -> None:
         assert self._noted is not None
-        await self._circuit.admit_checked(block_context(), self._noted, runtime)
+        try:
+            await self._circuit.admit_checked(block_context(), self._noted, runtime)
+        except BaseException:
+            self._noted.leave()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -201,6 +203,27 @@ def test_a_guard_in_use_cannot_be_entered_again_until_its_block_ends(threads: Wo
     with guard, breaker.guard():
         pass
     assert breaker.state is CLOSED
+
+
+class Listener:
+    """A callback that shows whether its breaker is alive."""
+
+    def __call__(self, event: object) -> None: ...
+
+
+@pytest.mark.parametrize("probe", [None, lambda: False])
+async def test_a_breaker_whose_guard_refused_can_be_freed(world: World, clock: FakeClock, probe: Any) -> None:
+    """The thread or task in which it refused does not keep it alive."""
+    listener = Listener()
+    breaker = CircuitBreaker(1, probe=probe, on_transition=listener)
+    await fails(world, breaker)
+    if probe is not None:
+        clock.advance(30.0)
+    assert isinstance(await Block(world, breaker)(), CircuitOpen)
+    watched = weakref.ref(listener)
+    del breaker, listener
+    gc.collect()
+    assert watched() is None
 
 
 def test_leaving_a_guard_that_refused_records_nothing(threads: World) -> None:

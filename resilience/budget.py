@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.ambient import AmbientToken, BlockContext, block_context, current_context, leave_block, set_ambient
-from resilience.checks import Duration
+from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import BlockMisuse, DeadlineExceeded, ends_with_the_deadline
@@ -84,7 +84,7 @@ class _Budget:
         if error is not None and ends_with_the_deadline(error):
             late = late or clock.now() >= timer.deadline - TIMER_TOLERANCE
         if late:
-            raise DeadlineExceeded(f"the block did not end within {self._limit:g} s", timeout=self._limit)
+            raise DeadlineExceeded(f"the block did not end within {format_number(self._limit)} s", timeout=self._limit)
         return swallowed
 
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from resilience import checks, forks
 from resilience.ambient import block_context
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration, format_number, format_seconds
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import RateLimited, Rejected
@@ -286,7 +286,11 @@ class RateLimiter(Policy[Never]):
     def _refusal(self, ctx: Context, seconds: float, waited: float) -> RateLimited:
         retry_after = None if seconds == inf else max(0.0, seconds)
         report_refusal(self.name, ctx, "RateLimited", retry_after, waited)
-        why = "it costs more than the limit" if retry_after is None else f"its turn comes in {retry_after:.3g} s"
+        why = (
+            "it costs more than the limit"
+            if retry_after is None
+            else f"its turn comes in {format_seconds(retry_after)}"
+        )
         return RateLimited(why, policy=self.name, retry_after=retry_after)
 
     def _report(self, ctx: Context, costs: Units, now: float) -> None:

@@ -11,6 +11,7 @@ from math import inf
 from typing import Literal, TypeAlias, final
 
 from resilience.backoff import Backoff, Randomness
+from resilience.checks import format_seconds
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded, RetriesExhausted, is_refusal
@@ -198,7 +199,7 @@ class RetryState:
 
     def _summary(self, attempts: int) -> str:
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        return f"{times} in {clock.now() - self._began:.3g} s, failed with {self._history}"
+        return f"{times} in {format_seconds(clock.now() - self._began)}, failed with {self._history}"
 
 
 def too_late(policy: str) -> DeadlineExceeded:

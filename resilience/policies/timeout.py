@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Never, TypeVar, final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration, format_number, format_seconds
 from resilience.clock import clock
 from resilience.context import Context, derive
 from resilience.errors import DeadlineExceeded, TimeoutExceeded, ends_with_the_deadline
@@ -148,8 +148,8 @@ class Timeout(Policy[Never]):
         if late > max(1.0, limit):
             call = self.name if ctx.operation is None else f"{self.name} ({ctx.operation})"
             checks.warn(
-                f"{call}: a call that had {limit:.3g} s took {late:.3g} s more, so it ignores its deadline; hand "
-                "`ctx.timeout()` to the client, or use Timeout(cooperative=False)"
+                f"{call}: a call that had {format_seconds(limit)} took {format_seconds(late)} more, so it ignores its "
+                "deadline; hand `ctx.timeout()` to the client, or use Timeout(cooperative=False)"
             )
 
     @override

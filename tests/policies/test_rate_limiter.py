@@ -245,6 +245,14 @@ async def test_a_call_whose_turn_comes_too_late_is_refused_at_once(world: World,
     assert limiter.stats() == RateLimiterStats(0, 10, 1)
 
 
+@pytest.mark.parametrize(("seconds", "shown"), [(0.12345, "0.123"), (99.96, "100"), (999.9, "1000"), (86400, "86400")])
+def test_a_long_wait_is_written_without_an_exponent(virtual: VirtualClock, seconds: float, shown: str) -> None:
+    limiter = RateLimiter(Rate(1, per=seconds), max_wait=0)
+    limiter.call(int)
+    with pytest.raises(RateLimited, match=f"^its turn comes in {shown} s$"):
+        limiter.call(int)
+
+
 def test_a_turn_exactly_at_max_wait_is_in_time_and_one_at_the_deadline_is_not() -> None:
     limiter = RateLimiter(Rate(5, burst=1), max_wait=0.6)
     arrivals = Arrivals(limiter).at(0.1, "a", "b", "c", "d").at(0.1, "e", budget=0.8).run()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 from resilience import forks
+from resilience.checks import format_seconds
 from resilience.events import CircuitChanged, Event, Parked
 from resilience.integrations.telemetry.words import Fact, Line
 
@@ -98,6 +99,6 @@ def _count(interval: _Interval, now: float | None) -> Iterator[Line]:
     since = ""
     if now is not None:
         known["seconds"] = round(now - interval.began, 3)
-        since = f" in {now - interval.began:.3g} s"
+        since = f" in {format_seconds(now - interval.began)}"
     more = "" if count == 1 else f" (and {count - 1} more{since})"
     yield line._replace(text=f"{line.text}{more}", facts=known)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from resilience import events
+from resilience.checks import format_seconds
 from resilience.events import Event
 from resilience.integrations.telemetry.words import facts, printable, scope_of, status_of
 from resilience.outcome import Failure
@@ -29,7 +30,7 @@ _CANCELLED = {
 
 
 def _scheduled(event: events.RetryScheduled) -> str:
-    return f"attempt {event.attempt} failed with {_what(event)}, the next one is in {event.delay:.3g} s"
+    return f"attempt {event.attempt} failed with {_what(event)}, the next one is in {format_seconds(event.delay)}"
 
 
 def _gave_up(event: events.RetryGaveUp) -> str:
@@ -38,12 +39,12 @@ def _gave_up(event: events.RetryGaveUp) -> str:
 
 
 def _hedge_started(event: events.HedgeStarted) -> str:
-    return f"{_subject(event)}began attempt {event.number} beside the first, after {event.elapsed:.3g} s"
+    return f"{_subject(event)}began attempt {event.number} beside the first, after {format_seconds(event.elapsed)}"
 
 
 def _hedge_finished(event: events.HedgeFinished) -> str:
     which = "none was good" if event.won is None else f"attempt {event.won} was the first good one"
-    return f"{_subject(event)}made {event.attempts} attempts at once in {event.elapsed:.3g} s: {which}"
+    return f"{_subject(event)}made {event.attempts} attempts at once in {format_seconds(event.elapsed)}: {which}"
 
 
 def _spent_budget(event: events.BudgetSpent) -> str:
@@ -51,7 +52,7 @@ def _spent_budget(event: events.BudgetSpent) -> str:
 
 
 def _timed_out(event: events.TimedOut) -> str:
-    seconds = f"{event.timeout:.3g} s"
+    seconds = format_seconds(event.timeout)
     if event.by_deadline:
         return f"the deadline of the caller passed, {seconds} after {_subject(event) or 'it '}began"
     what = {"attempt": "an attempt", "total": "the execution"}.get(scope_of(event), "a call")
@@ -60,15 +61,15 @@ def _timed_out(event: events.TimedOut) -> str:
 
 
 def _rejected(event: events.CallRejected) -> str:
-    waited = f" after {event.waited:.3g} s in the queue" if event.waited else ""
-    later = "" if event.retry_after is None else f"; it may be worth a try in {event.retry_after:.3g} s"
+    waited = f" after {format_seconds(event.waited)} in the queue" if event.waited else ""
+    later = "" if event.retry_after is None else f"; it may be worth a try in {format_seconds(event.retry_after)}"
     if event.shadow:
         return f"{_subject(event)}only observes, and would have refused a call with {event.reason}"
     return f"{_subject(event)}refused a call with {event.reason}{waited}{later}"
 
 
 def _changed(event: events.CircuitChanged) -> str:
-    lasts = "" if event.retry_after is None else f" for {event.retry_after:.3g} s"
+    lasts = "" if event.retry_after is None else f" for {format_seconds(event.retry_after)}"
     why = f": {event.reason}" if event.reason else ""
     return f"{event.old.value} -> {event.new.value}{lasts}{why}"
 
@@ -91,7 +92,7 @@ def _answered(event: events.CacheUsed) -> str:
 
 
 def _opened(event: events.StreamOpened) -> str:
-    return f"the first item came in attempt {event.attempt}, after {event.elapsed:.3g} s"
+    return f"the first item came in attempt {event.attempt}, after {format_seconds(event.elapsed)}"
 
 
 def _parked(event: events.Parked) -> str:
@@ -161,7 +162,7 @@ def _spent(event: events.RetryGaveUp | events.ExecutionFinished) -> str:
     times = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
     handed_out = getattr(event, "items", None)
     items = "" if handed_out is None else f" and {handed_out} {'item' if handed_out == 1 else 'items'}"
-    return f"after {times}{items} in {event.elapsed:.3g} s"
+    return f"after {times}{items} in {format_seconds(event.elapsed)}"
 
 
 def _what(event: events.RetryScheduled | events.RetryGaveUp | events.FallbackUsed | events.ExecutionFinished) -> str:

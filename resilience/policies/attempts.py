@@ -11,7 +11,7 @@ from resilience.ambient import AmbientToken, block_context, leave_block, set_amb
 from resilience.clock import clock
 from resilience.errors import BlockMisuse, is_refusal
 from resilience.matching import Matcher
-from resilience.policies.retry_state import RetryLimits, RetryState, too_late
+from resilience.policies.retry_state import RetryRules, RetryState, too_late
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
@@ -24,8 +24,8 @@ _BLOCK = "write `for attempt in retry.attempts():` and in it `with attempt:` aro
 class Attempts:
     """The attempts of one block, for `for` and `async for`. Each is a context manager."""
 
-    def __init__(self, limits: RetryLimits, failures: Matcher) -> None:
-        self._limits = limits
+    def __init__(self, rules: RetryRules, failures: Matcher) -> None:
+        self._rules = rules
         self._failures = failures
         self._ctx = block_context()
         self._began = clock.now()
@@ -55,11 +55,11 @@ class Attempts:
     async def _next(self, runtime: Runtime) -> Attempt | None:
         if not self._has_begun:
             if self._began >= self._ctx.deadline:
-                raise too_late(self._limits.policy)
+                raise too_late(self._rules.policy)
             self._has_begun = True
             return Attempt(self, 1)
         if not self.was_entered:
-            checks.warn(f"{self._limits.policy}: an attempt was not entered, so it is not retried: {_BLOCK}")
+            checks.warn(f"{self._rules.policy}: an attempt was not entered, so it is not retried: {_BLOCK}")
         failed, self._failed = self._failed, None
         if failed is None or self._state is None:
             return None
@@ -79,7 +79,7 @@ class Attempts:
             if self._state is not None and is_refusal(error):
                 self._state.explain(error, None)  # the last failure was released before this block
             return False
-        self._state = self._state or RetryState(self._limits, self._ctx, self._began)
+        self._state = self._state or RetryState(self._rules, self._ctx, self._began)
         delay = self._state.delay_after(error)
         if delay is None:
             self._state.conclude(error)
@@ -89,8 +89,8 @@ class Attempts:
 
     def succeeded(self) -> None:
         """Record that a block succeeded."""
-        if self._limits.budget is not None:
-            self._limits.budget.succeeded()
+        if self._rules.budget is not None:
+            self._rules.budget.succeeded()
 
 
 @final

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from math import inf
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, final
 
 from resilience.clock import clock
 from resilience.context import Context
@@ -21,7 +22,9 @@ from resilience.state.quantiles import Histogram
 _BESIDE: Final = " beside it failed with "
 
 
-class HedgeRules(NamedTuple):
+@final
+@dataclass(slots=True)  # as `RetryRules`
+class HedgeRules:
     """The settings of a hedged call. The fields are the parameters of `Hedge`."""
 
     policy: str

@@ -108,7 +108,7 @@ class Admitted:
 
 
 @final
-@dataclass(slots=True)  # as `RetryLimits`
+@dataclass(slots=True)  # as `RetryRules`
 class CircuitRules:
     """The settings of a circuit. The fields are the parameters of `CircuitBreaker`."""
 

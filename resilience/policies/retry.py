@@ -20,7 +20,7 @@ from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.network_errors import transient
 from resilience.outcome import Success, unwrap_stop_iteration
 from resilience.policies.attempts import Attempts
-from resilience.policies.retry_state import RetryLimits, RetryState, too_late
+from resilience.policies.retry_state import RetryRules, RetryState, too_late
 from resilience.policy import Call, Policy
 from resilience.repeats import Budget, as_budget
 
@@ -110,7 +110,7 @@ class Retry(Policy[Never]):
         self._on_result = optional_predicate("on_result", on_result)
         self._handles_open_circuits = self._failures.names(CircuitOpen)
         self._is_timed = max_elapsed is not None or on_retry is not None
-        self._limits = limits = RetryLimits(
+        self._rules = rules = RetryRules(
             policy=self.name,
             attempts=None if attempts is None else checks.whole("attempts", attempts),
             backoff=as_backoff("backoff", backoff),
@@ -123,7 +123,7 @@ class Retry(Policy[Never]):
             on_retry=optional_listener("on_retry", on_retry),
         )
         self._given_budget = budget
-        self._earn = None if limits.budget is None else limits.budget.succeeded
+        self._earn = None if rules.budget is None else rules.budget.succeeded
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -144,7 +144,7 @@ class Retry(Policy[Never]):
                         if state is not None and is_refusal(error):
                             state.explain(error, failed)
                         raise
-                    state = state or RetryState(self._limits, ctx, began)
+                    state = state or RetryState(self._rules, ctx, began)
                     failed = unwrap_stop_iteration(error)
                     delay = state.delay_after(failed, self._refused_until(ctx))
                     if delay is None or not (
@@ -158,7 +158,7 @@ class Retry(Policy[Never]):
                             if self._earn is not None:
                                 self._earn()
                             return result
-                        state = state or RetryState(self._limits, ctx, began)
+                        state = state or RetryState(self._rules, ctx, began)
                         bad = Success(result)
                         delay = state.delay_after(bad, self._refused_until(ctx))
                     except BaseException:  # no caller will see the result
@@ -196,38 +196,38 @@ class Retry(Policy[Never]):
         attempt 1
         attempt 2
         """
-        return Attempts(self._limits, self._failures)
+        return Attempts(self._rules, self._failures)
 
     @override
     def settings(self) -> Mapping[str, object]:
-        limits = self._limits
+        rules = self._rules
         return {
-            "attempts": limits.attempts,
+            "attempts": rules.attempts,
             "on": self._failures.on,
             "on_result": self._on_result,
             "ignore": self._failures.ignore,
-            "backoff": limits.backoff,
-            "max_elapsed": limits.max_elapsed,
-            "retry_after": limits.retry_after,
-            "max_retry_after": limits.max_retry_after,
+            "backoff": rules.backoff,
+            "max_elapsed": rules.max_elapsed,
+            "retry_after": rules.retry_after,
+            "max_retry_after": rules.max_retry_after,
             "budget": self._given_budget,
-            "wrap": limits.wrap,
-            "on_retry": limits.on_retry,
+            "wrap": rules.wrap,
+            "on_retry": rules.on_retry,
             "name": self._given_name,
-            "rng": limits.rng,
+            "rng": rules.rng,
         }
 
     @override
     def describe(self) -> str:
-        limit = self._limits.attempts
+        limit = self._rules.attempts
         how_often = "as many attempts as time allows" if limit is None else f"up to {limit} attempts"
         parts = [
-            f"{self.name}: 1 attempt" if limit == 1 else f"{self.name}: {how_often}, waiting {self._limits.backoff!r}"
+            f"{self.name}: 1 attempt" if limit == 1 else f"{self.name}: {how_often}, waiting {self._rules.backoff!r}"
         ]
-        if self._limits.max_elapsed is not None:
-            parts.append(f"none begins after {format_number(self._limits.max_elapsed)} s")
-        if self._limits.retry_after and 300 != self._limits.max_retry_after < inf:
-            parts.append(f"gives up if asked to wait more than {format_number(self._limits.max_retry_after)} s")
-        if self._limits.budget is not None:
-            parts.append(f"paid for by {self._limits.budget!r}")
+        if self._rules.max_elapsed is not None:
+            parts.append(f"none begins after {format_number(self._rules.max_elapsed)} s")
+        if self._rules.retry_after and 300 != self._rules.max_retry_after < inf:
+            parts.append(f"gives up if asked to wait more than {format_number(self._rules.max_retry_after)} s")
+        if self._rules.budget is not None:
+            parts.append(f"paid for by {self._rules.budget!r}")
         return "; ".join(parts)

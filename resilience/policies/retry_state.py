@@ -32,8 +32,8 @@ _Reason: TypeAlias = (
 
 @final
 @dataclass(slots=True)  # reading a field of a named tuple takes ten times as long
-class RetryLimits:
-    """How often and how long a Retry tries. The fields are the parameters of `Retry`."""
+class RetryRules:
+    """The settings of a retried call. The fields are the parameters of `Retry`."""
 
     policy: str
     attempts: int | None
@@ -51,13 +51,13 @@ class RetryLimits:
 class RetryState:
     """The attempts of one execution, from its first failure on."""
 
-    __slots__ = ("_began", "_ctx", "_delays", "_history", "_limits", "attempt")
+    __slots__ = ("_began", "_ctx", "_delays", "_history", "_rules", "attempt")
 
-    def __init__(self, limits: RetryLimits, ctx: Context, began: float | None) -> None:
-        self._limits = limits
+    def __init__(self, rules: RetryRules, ctx: Context, began: float | None) -> None:
+        self._rules = rules
         self._ctx = ctx
         self._began = clock.now() if began is None else began
-        self._delays = limits.backoff.delays(limits.rng)
+        self._delays = rules.backoff.delays(rules.rng)
         self._history = History()
         self.attempt: int = 1  # the number of the running attempt, or of the next one
 
@@ -84,16 +84,16 @@ class RetryState:
         if self._may_start(failed):
             self._begin_next()
             return True
-        if isinstance(failed, Success) and not self._limits.wrap:
+        if isinstance(failed, Success) and not self._rules.wrap:
             raise DeadlineExceeded(
                 "time ran out in a wait that took too long, and the last result was closed before it",
-                policy=self._limits.policy,
+                policy=self._rules.policy,
             )
         return False
 
     def delay_after(self, failed: Failed, refused_until: float = -inf) -> float | None:
         """Return the delay after this failure in seconds, or None if it is the last one; report the decision."""
-        limits, ctx = self._limits, self._ctx
+        rules, ctx = self._rules, self._ctx
         if self.attempt > 1 and isinstance(failed, Exception):
             self.give_back_if_refused(failed)
         self._history.add(failed)
@@ -103,27 +103,27 @@ class RetryState:
         is_observed = subscribers.retries or info.listeners
         if is_observed:
             outcome, elapsed = as_outcome(failed), clock.now() - self._began
-            emit(AttemptFailed, limits.policy, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
+            emit(AttemptFailed, rules.policy, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
         delay = self._next_delay(failed, refused_until)
         if isinstance(delay, str):
             self._give_up(delay, failed)
             return None
-        if is_observed or limits.on_retry is not None:
+        if is_observed or rules.on_retry is not None:
             numbers = {"attempt": self.attempt, "delay": delay, "outcome": as_outcome(failed)}
-            emit(RetryScheduled, limits.policy, ctx, limits.on_retry, **numbers)
+            emit(RetryScheduled, rules.policy, ctx, rules.on_retry, **numbers)
         return delay
 
     def _next_delay(self, failed: Failed, refused_until: float) -> float | _Reason:
         """Return the seconds to wait, or the reason why no attempt follows."""
-        limits, ctx = self._limits, self._ctx
-        if self.attempt == limits.attempts:
+        rules, ctx = self._rules, self._ctx
+        if self.attempt == rules.attempts:
             return "attempts"
         carrier = failed if isinstance(failed, Exception) else failed.value
         if not (ctx.runtime.is_repeatable and is_repeatable(ctx._function) and is_repeatable(carrier)):
             return "unrepeatable"
         delay = next(self._delays)
-        if limits.retry_after and (asked := asked_delay(carrier)) > delay:
-            if asked > limits.max_retry_after:
+        if rules.retry_after and (asked := asked_delay(carrier)) > delay:
+            if asked > rules.max_retry_after:
                 return "retry_after"
             delay = asked
         if refused_until > -inf and clock.now() + delay < refused_until:
@@ -131,20 +131,20 @@ class RetryState:
         # Sums in the same order as in `_may_start`, so that rounding does not let it wait until it is too late.
         if ctx.deadline != inf and clock.now() + delay >= ctx.deadline:
             return "deadline"
-        if limits.max_elapsed is not None and clock.now() + delay - self._began >= limits.max_elapsed:
+        if rules.max_elapsed is not None and clock.now() + delay - self._began >= rules.max_elapsed:
             return "max_elapsed"
-        if limits.budget is None and ctx._info.cap is None:
+        if rules.budget is None and ctx._info.cap is None:
             return delay
-        refused = take_repeat(ctx._info.cap, limits.budget)
+        refused = take_repeat(ctx._info.cap, rules.budget)
         if refused == "budget":
-            emit(BudgetSpent, limits.policy, ctx, repeat="retry")
+            emit(BudgetSpent, rules.policy, ctx, repeat="retry")
         return refused or delay
 
     def _may_start(self, failed: Failed) -> bool:
         """Whether the next attempt may begin; false if the wait took so long that it is too late."""
-        limits, ctx = self._limits, self._ctx
+        rules, ctx = self._rules, self._ctx
         late: _Reason | None = "deadline" if ctx.expired else None
-        if limits.max_elapsed is not None and clock.now() - self._began >= limits.max_elapsed:
+        if rules.max_elapsed is not None and clock.now() - self._began >= rules.max_elapsed:
             late = late or "max_elapsed"
         if late is not None:
             self.give_back()
@@ -160,7 +160,7 @@ class RetryState:
 
     def give_back(self) -> None:
         """Refund the cost of a retry that was not made."""
-        give_back_repeat(self._ctx._info.cap, self._limits.budget)
+        give_back_repeat(self._ctx._info.cap, self._rules.budget)
 
     def give_back_if_refused(self, error: Exception) -> None:
         """Refund the cost of a retry that a policy inside has refused, because no call was made."""
@@ -171,13 +171,13 @@ class RetryState:
         if subscribers.retries or self._ctx._info.listeners:
             elapsed, outcome = clock.now() - self._began, as_outcome(failed)
             numbers = {"attempts": self.attempt, "elapsed": elapsed, "outcome": outcome, "reason": reason}
-            emit(RetryGaveUp, self._limits.policy, self._ctx, **numbers)
+            emit(RetryGaveUp, self._rules.policy, self._ctx, **numbers)
 
     # --- the end ---
 
     def conclude(self, error: Exception) -> None:
         """Add the note to the last exception; with `wrap`, raise `RetriesExhausted` instead."""
-        if self._limits.wrap:
+        if self._rules.wrap:
             raise self._exhausted(error) from error
         annotate(error, self._summary(self.attempt))
 
@@ -190,12 +190,12 @@ class RetryState:
 
     def conclude_with(self, result: object) -> None:
         """Accept the last result as it is; with `wrap`, raise `RetriesExhausted` instead."""
-        if self._limits.wrap:
+        if self._rules.wrap:
             raise self._exhausted(Success(result))
 
     def _exhausted(self, failed: Failed) -> RetriesExhausted:
         attempts, last = self.attempt, as_outcome(failed)
-        return RetriesExhausted(self._summary(attempts), policy=self._limits.policy, attempts=attempts, last=last)
+        return RetriesExhausted(self._summary(attempts), policy=self._rules.policy, attempts=attempts, last=last)
 
     def _summary(self, attempts: int) -> str:
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"

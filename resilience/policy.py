@@ -63,6 +63,7 @@ class Policy(Executable[D_co]):
     # Whether it may run the rest of the chain several times: then a limit inside it is a limit for each attempt.
     _resilience_repeats: ClassVar[bool] = False
     _resilience_streams: ClassVar[bool] = True  # whether it can be used around a stream
+    _resilience_settings: Mapping[str, object] = {}  # what `settings` returns
     _resilience_shares: ClassVar[str] = ""  # the state that all users of one object share
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -98,7 +99,7 @@ class Policy(Executable[D_co]):
 
     def settings(self) -> Mapping[str, object]:
         """Return the parameters that this policy was built with, by name."""
-        return {}
+        return self._resilience_settings
 
     def describe(self) -> str:
         """Return one line that says what this policy does, with all of its numbers."""

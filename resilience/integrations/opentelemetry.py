@@ -215,10 +215,14 @@ class Tracing(Policy[Never]):
             raise TypeError(f"tracer_provider must be a TracerProvider, not {tracer_provider!r}")
         self._each = each
         self._record_exceptions = checks.flag("record_exceptions", record_exceptions)
-        self._provider = tracer_provider
         self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "Tracing"
+        self.name: str = checks.optional_name(name) or "Tracing"
+        self._resilience_settings = {
+            "each": each,
+            "record_exceptions": record_exceptions,
+            "tracer_provider": tracer_provider,
+            "name": name,
+        }
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -259,15 +263,6 @@ class Tracing(Policy[Never]):
         span.set_status(Status(StatusCode.ERROR, f"{kind}: {describe_error(error)}"))
         with suppress(Exception):  # the SDK calls `str` of it, which may raise
             span.record_exception(error)
-
-    @override
-    def settings(self) -> Mapping[str, object]:
-        return {
-            "each": self._each,
-            "record_exceptions": self._record_exceptions,
-            "tracer_provider": self._provider,
-            "name": self._given_name,
-        }
 
     @override
     def describe(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Never, TypeVar, final
@@ -116,7 +115,7 @@ class AdaptiveLimit(Policy[Never]):
         self._on_change = optional_listener("on_change", on_change)
         self.name: str = checks.optional_name(name) or "AdaptiveLimit"
         self._permits = LivePermits(self.name, initial, queue, max_wait, observe_only, _limit_exceeded)
-        self._settings = {
+        self._resilience_settings = {
             "slower_than": self._algorithm.slower_than if isinstance(self._algorithm, Aimd) else slower_than,
             "initial": initial,
             "least": least,
@@ -186,10 +185,6 @@ class AdaptiveLimit(Policy[Never]):
             granted = self._forget_locked()
         self._permits.wake(granted)
         self._algorithm.reset()
-
-    @override
-    def settings(self) -> Mapping[str, object]:
-        return self._settings
 
     @override
     def describe(self) -> str:

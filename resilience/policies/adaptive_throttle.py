@@ -12,7 +12,6 @@ So the service gets about `k` requests for each one that it accepts, and more as
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Never, TypeVar, final
@@ -109,7 +108,7 @@ class AdaptiveThrottle(Policy[Never]):
         self._observe_only = checks.flag("observe_only", observe_only)
         self._rng = checks.optional_randomness("rng", rng)
         self.name: str = checks.optional_name(name) or "AdaptiveThrottle"
-        self._settings = {
+        self._resilience_settings = {
             "k": self._k,
             "window": self._seconds,
             "min_calls": min_calls,
@@ -164,10 +163,6 @@ class AdaptiveThrottle(Policy[Never]):
         """Discard all results: no call is rejected until there are new ones."""
         with self._lock:
             self._forget_locked()
-
-    @override
-    def settings(self) -> Mapping[str, object]:
-        return self._settings
 
     @override
     def describe(self) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, Never, TypeAlias, TypeVar, final
@@ -149,7 +149,7 @@ class Cache(Policy[Never]):
         self._find: Callable[[Hashable], Entry | None] = self._entries.get if store is None else self._ask_store
         self._lock = forks.lock_of(self)
         self._hits, self._stale_hits, self._misses = Counter(), Counter(), Counter()
-        self._settings = {
+        self._resilience_settings = {
             "ttl": ttl,
             "key": key,
             "max_size": max_size,
@@ -303,10 +303,6 @@ class Cache(Policy[Never]):
             misses=self._misses.value(),
             size=size,
         )
-
-    @override
-    def settings(self) -> Mapping[str, object]:
-        return self._settings
 
     @override
     def describe(self) -> str:

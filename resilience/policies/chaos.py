@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final, Generic, Literal, Never, TypeAlias, TypeVar, cast, final, overload
 
@@ -155,8 +155,14 @@ class Chaos(Policy[A_co], Generic[A_co]):
         self._value = _CHECKS[self._effect](value)
         self._when = None if when is None else checks.plain_function("when", when, ("ctx",))
         self._rng = checks.optional_randomness("rng", rng)
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "Chaos"
+        self.name: str = checks.optional_name(name) or "Chaos"
+        self._resilience_settings = {
+            "rate": self._rate,
+            self._effect: self._value,
+            "when": when,
+            "name": name,
+            "rng": rng,
+        }
         self._reset()
         forks.reset_after_fork(self, Chaos._reset)
 
@@ -227,11 +233,6 @@ class Chaos(Policy[A_co], Generic[A_co]):
     def injected(self) -> int:
         """How many faults it has injected so far."""
         return self._injected
-
-    @override
-    def settings(self) -> Mapping[str, object]:
-        changed = {self._effect: self._value, "when": self._when, "name": self._given_name, "rng": self._rng}
-        return {"rate": self._rate, **changed}
 
     @override
     def describe(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from math import inf
@@ -154,7 +153,7 @@ class Hedge(Policy[Never]):
             budget=as_budget("budget", budget),
             on_hedge=optional_listener("on_hedge", on_hedge),
         )
-        self._settings = {
+        self._resilience_settings = {
             "delay": delay,
             "hedges": hedges,
             "on": on,
@@ -215,10 +214,6 @@ class Hedge(Policy[Never]):
             return self._delay
         observed = latencies.value(quantile.warm_up, clock.now())
         return observed if observed == inf else min(max(observed, quantile.least), quantile.most)
-
-    @override
-    def settings(self) -> Mapping[str, object]:
-        return self._settings
 
     @override
     def describe(self) -> str:

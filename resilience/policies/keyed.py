@@ -106,8 +106,8 @@ class Keyed(Policy[D_co], Generic[P_co, D_co]):
         self._key = checks.plain_function("key", key)
         self._max_keys = checks.whole("max_keys", max_keys)
         self._idle = checks.optional_seconds("idle", idle)
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "Keyed"
+        self.name: str = checks.optional_name(name) or "Keyed"
+        self._resilience_settings = {"make": make, "key": key, "max_keys": max_keys, "idle": self._idle, "name": name}
         self._kept: dict[Hashable, _Kept[P_co]] = {}
         self._made = 0
         self._next_sweep = -inf  # the instant of the next sweep for idle policies
@@ -170,16 +170,6 @@ class Keyed(Policy[D_co], Generic[P_co, D_co]):
         """Return how many policies there are."""
         with self._lock:
             return KeyedStats(keys=len(self._kept), made=self._made, dropped=self._made - len(self._kept))
-
-    @override
-    def settings(self) -> Mapping[str, object]:
-        return {
-            "make": self._make,
-            "key": self._key,
-            "max_keys": self._max_keys,
-            "idle": self._idle,
-            "name": self._given_name,
-        }
 
     @override
     def describe(self) -> str:

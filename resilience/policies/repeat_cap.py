@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Never, TypeVar, final
 
 from typing_extensions import override
@@ -41,16 +40,12 @@ class RepeatCap(Policy[Never]):
     def __init__(self, repeats: int, *, name: str | None = None) -> None:
         checks.not_bare("@RepeatCap(2)", repeats)
         self._repeats = checks.whole("repeats", repeats, least=0)
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "RepeatCap"
+        self.name: str = checks.optional_name(name) or "RepeatCap"
+        self._resilience_settings = {"repeats": repeats, "name": name}
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         return await call(ctx._with_info(ctx._info.with_cap(Cap(self._repeats, ctx._info.cap))))
-
-    @override
-    def settings(self) -> Mapping[str, object]:
-        return {"repeats": self._repeats, "name": self._given_name}
 
     @override
     def describe(self) -> str:

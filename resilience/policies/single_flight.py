@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Never, TypeVar, final
 
@@ -56,8 +56,8 @@ class SingleFlight(Policy[Never]):
 
     def __init__(self, *, key: Key | None = None, name: str | None = None) -> None:
         self._key = optional_key(key)
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "SingleFlight"
+        self.name: str = checks.optional_name(name) or "SingleFlight"
+        self._resilience_settings = {"key": key, "name": name}
         self._flights = Flights(self.name)
 
     @override
@@ -80,10 +80,6 @@ class SingleFlight(Policy[Never]):
     def stats(self) -> SingleFlightStats:
         """Return a snapshot of the running calls."""
         return SingleFlightStats(in_flight=len(self._flights.leaders), shared=self._flights.shared.value())
-
-    @override
-    def settings(self) -> Mapping[str, object]:
-        return {"key": self._key, "name": self._given_name}
 
     @override
     def describe(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -76,8 +75,8 @@ class Gate(Policy[Never]):
     _resilience_shares = "count of calls"
 
     def __init__(self, *, name: str | None = None) -> None:
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "Gate"
+        self.name: str = checks.optional_name(name) or "Gate"
+        self._resilience_settings = {"name": name}
         self._is_shut = False
         self._admitted: set[_Admitted] = set()
         self._drains: list[Waiter] = []
@@ -156,10 +155,6 @@ class Gate(Policy[Never]):
     def _reset(self) -> None:  # pragma: no cover (runs in the child of a fork, which tests observe from outside)
         """Forget the calls of other threads, which do not exist in the child."""
         self._admitted, self._drains = set(), []
-
-    @override
-    def settings(self) -> Mapping[str, object]:
-        return {"name": self._given_name}
 
     @override
     def describe(self) -> str:

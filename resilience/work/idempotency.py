@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Never, TypeVar, final
 
 from typing_extensions import override
@@ -68,8 +68,8 @@ class IdempotencyKey(Policy[Never]):
 
     def __init__(self, make: Callable[[], str] = lambda: str(uuid.uuid4()), *, name: str | None = None) -> None:
         self._make = checks.plain_function("make", make, ())
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "IdempotencyKey"
+        self.name: str = checks.optional_name(name) or "IdempotencyKey"
+        self._resilience_settings = {"make": make, "name": name}
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -91,10 +91,6 @@ class IdempotencyKey(Policy[Never]):
         key = GeneratedKey(text)
         key.record = record
         return await call(ctx._with_info(ctx._info.with_properties({PROPERTY: key})))
-
-    @override
-    def settings(self) -> Mapping[str, object]:
-        return {"make": self._make, "name": self._given_name}
 
     @override
     def describe(self) -> str:

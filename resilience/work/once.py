@@ -18,7 +18,7 @@ import json
 import logging
 import secrets
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, Never, Protocol, TypeVar, final
 
 from typing_extensions import override
@@ -110,7 +110,7 @@ class Once(Policy[Never]):
             raise TypeError(f"serializer must have dumps and loads, as json has, not {serializer!r}")
         self._serializer = serializer
         self.name: str = checks.optional_name(name) or "Once"
-        self._settings = {
+        self._resilience_settings = {
             "store": store,
             "key": key,
             "payload": payload,
@@ -186,10 +186,6 @@ class Once(Policy[Never]):
             await ctx.runtime.run(getattr(self._store, step), *arguments)
         except Exception:
             logger.exception("%s could not record in its store how a call has ended", self.name)
-
-    @override
-    def settings(self) -> Mapping[str, object]:
-        return self._settings
 
     @override
     def describe(self) -> str:

@@ -124,7 +124,8 @@ class HedgePlan:
                 raise
         else:
             is_good = False
-            decides = not (rules.failures.handles(outcome.error) or (self._running and _is_inconclusive(outcome.error)))
+            others_run = self._running > 0 or self.due <= now
+            decides = not (rules.failures.handles(outcome.error) or (others_run and _is_inconclusive(outcome.error)))
             if number and isinstance(outcome.error, Rejected):  # it made no call
                 give_back_repeat(self._ctx._info.cap, rules.budget)
         if is_good:
@@ -144,9 +145,12 @@ class HedgePlan:
             self._latencies.add(now - self._began, now)
 
     def _continues(self, now: float) -> bool:
-        """After an outcome that does not decide the call: whether another attempt runs, or begins at once."""
-        if self._rules.eager and self.due != inf:
-            self.due = now
+        """After an outcome that does not decide the call: whether another attempt runs, or begins at once.
+
+        One may be due already, and not yet started: without a delay, or if the event loop was busy.
+        """
+        if self.due <= now or (self._rules.eager and self.due != inf):
+            self.due = min(self.due, now)
             return True
         if self._running:
             return True

@@ -74,12 +74,15 @@ async def test_with_a_delay_of_zero_all_attempts_begin_at_once(anywhere: Virtual
         assert sorted(service.begun) == [(0, 0), (1, 0), (2, 0)]
 
 
-async def test_with_a_delay_of_zero_all_attempts_are_made_if_the_others_fail_without_a_wait(world: World) -> None:
+@pytest.mark.parametrize("error", [ConnectionError, BulkheadFull])
+async def test_with_a_delay_of_zero_all_attempts_are_made_if_the_others_fail_without_a_wait(
+    world: World, error: type[Exception]
+) -> None:
     """In real time, in which the clock moves between any two attempts."""
 
     async def fn(ctx: Context) -> int:
         if ctx.hedge < 4:
-            raise ConnectionError
+            raise error
         return ctx.hedge
 
     assert await world.execute(Hedge(0, hedges=4), fn) == 4

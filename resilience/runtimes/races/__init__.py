@@ -48,9 +48,8 @@ class Race(ABC):
         try:
             first = self._begin()
             if first is not None:
-                self._schedule_first()
-                if not self._is_decided:
-                    await self._run_cuttable(0, first)
+                self._schedule_next()
+                await self._run_cuttable(0, first)
             while not self._is_decided and (self._beside or self._plan.due != inf):
                 await self._wait_for_change()
         except GeneratorExit:  # a coroutine that is being closed cannot await
@@ -118,14 +117,6 @@ class Race(ABC):
 
     # --- the next attempt ---
 
-    def _schedule_first(self) -> None:
-        """Schedule the attempt after the first, or start it if it is due: the first one may end without a wait."""
-        if self._plan.due > clock.now():
-            self._schedule_next()
-        else:
-            self._scheduled_at = self._plan.due
-            self._start_due()
-
     def _schedule_next(self) -> None:
         """Schedule the next attempt."""
         due = inf if self._is_decided else self._plan.due
@@ -135,9 +126,10 @@ class Race(ABC):
 
     def _start_due(self) -> None:
         """Start the attempts that are due."""
-        reached, self._scheduled_at = self._scheduled_at, inf  # the timer of an event loop may fire a little early
+        now = max(clock.now(), self._scheduled_at)  # the timer of an event loop may fire a little early
+        self._scheduled_at = inf
         try:
-            while not self._is_decided and self._plan.due <= max(clock.now(), reached):
+            while not self._is_decided and self._plan.due <= now:
                 ctx = self._begin()
                 if ctx is None:
                     break

@@ -193,8 +193,8 @@ class RateLimiter(Policy[Never]):
 
     def reset(self) -> None:
         """Discard the past use, and what the service has reported. Waiting calls keep their places."""
-        meters, quota = tuple(meter_of(rate) for rate in self._rates), Quota(clock.now())
-        self._wake(self._turns.change(lambda: self._turns.replace(meters, quota)))
+        quota = Quota(clock.now())
+        self._wake(self._turns.change(lambda: self._turns.replace(tuple(map(meter_of, self._rates)), quota)))
 
     def stats(self) -> RateLimiterStats:
         """Return a snapshot of the limiter."""

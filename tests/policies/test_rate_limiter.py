@@ -33,6 +33,7 @@ from resilience import (
     deadline,
     events,
 )
+from resilience.clock import clock as process_clock
 from resilience.testing import Simulation, VirtualClock, virtual_time
 from tests.conftest import Boom, Script, World, no_collector
 from tests.policies.blocks import entered
@@ -326,6 +327,19 @@ def test_after_a_reset_waiting_callers_begin_at_the_rate() -> None:
     limiter = RateLimiter(Rate(1, burst=1))
     arrivals = Arrivals(limiter).at(0, *"abcd").then(0.5, limiter.reset).run()
     assert arrivals.began == {"a": 0, "b": 0.5, "c": 1.5, "d": 2.5}
+
+
+def test_a_resize_by_another_thread_during_a_reset_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = RateLimiter(Rate(1, per=60))
+
+    def now() -> float:
+        monkeypatch.undo()
+        limiter.resize(2)
+        return process_clock.now()
+
+    monkeypatch.setattr(process_clock, "now", now)
+    limiter.reset()
+    assert [limiter.try_take() == 0 for _ in range(3)] == [True, True, False]
 
 
 def test_a_resize_reschedules_waiting_callers() -> None:

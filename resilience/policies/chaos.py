@@ -177,7 +177,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
             return await call(ctx)
         emit(ChaosInjected, self.name, ctx, effect=self._effect)
         if self._effect == "error":
-            raise self._make_error(ctx)
+            return cast("T", await ctx.runtime.run(self._raise_error, ctx))
         if self._effect == "result":
             return cast("A_co", self._value)
         if self._effect == "delay":
@@ -275,6 +275,10 @@ class Chaos(Policy[A_co], Generic[A_co]):
         with self._lock:
             self._injected += 1
         return True
+
+    def _raise_error(self, ctx: Context) -> Never:
+        """Raise the error: in a function, because a `StopIteration` cannot leave a coroutine."""
+        raise self._make_error(ctx)
 
     def _make_error(self, ctx: Context) -> Exception:
         error = self._value

@@ -15,6 +15,7 @@ from resilience import (
     Context,
     DeadlineExceeded,
     Failure,
+    Retry,
     Success,
     events,
 )
@@ -51,6 +52,13 @@ async def test_an_error_is_raised_in_place_of_the_call(world: World, error: Any,
         raised = await world.attempt(chaos, script.function(), Context(operation="op"))
     assert (type(raised), str(raised)) == (type(expected), str(expected))
     assert script.calls == 0
+
+
+def test_an_injected_stop_iteration_is_raised_as_itself_in_blocking_code() -> None:
+    for error in (StopIteration, StopIteration(5), lambda ctx: StopIteration()):
+        chaos = Chaos(error=error)
+        with chaos.injecting(1.0), pytest.raises(StopIteration):
+            Retry(1).wrap(chaos).call(int)
 
 
 async def test_the_traceback_of_an_error_instance_does_not_grow(world: World) -> None:

@@ -57,12 +57,15 @@ def predicate(value: object) -> bool:
 
 
 FAILS = (OSError("busy"), ...)
+CAUSED = OSError("idle")
+CAUSED.__cause__ = KeyError()
 ANSWERS = (
     [OSError("busy"), "fine"],
     [OSError("idle"), "fine"],
     [ValueError("busy"), "fine"],
     [ValueError("very busy"), "fine"],
     [KeyError("idle"), "fine"],
+    [CAUSED, "fine"],
     ["bad", OSError("busy"), "fine"],
     [None, ValueError("busy"), "fine"],
     ["fine"],

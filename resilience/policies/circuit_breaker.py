@@ -147,6 +147,7 @@ class CircuitBreaker(Policy[Never]):
                     result = await call(ctx)
                 finally:
                     if noted is not None:
+                        noted.admission = None  # not in `leave`, at whose beginning an interrupt may come
                         noted.leave()
             except Exception as error:
                 if noted is not None or circuit.failures == since or not circuit.has_counted(error, since):

@@ -20,11 +20,10 @@ from resilience.state.circuit import Closed
 class Guard:
     """A block under a circuit breaker."""
 
-    __slots__ = ("_began", "_circuit", "_noted", "_since")
+    _noted: Admitted | None = None  # for `__del__`, if an interrupt came before `__init__`
 
     def __init__(self, circuit: LiveCircuit) -> None:
         self._circuit = circuit
-        self._noted: Admitted | None = None
         self._began = 0.0
         self._since = 0
 
@@ -72,6 +71,7 @@ class Guard:
         if noted is None or (admission := noted.admission) is None:
             return
         try:
+            noted.admission = None  # not in `leave`, at whose beginning an interrupt may come
             noted.leave()
             if error is None:
                 if not admission.quiet:
@@ -83,6 +83,10 @@ class Guard:
         finally:
             if type(admission) is not Closed:
                 circuit.release(admission)
+
+    def __del__(self) -> None:
+        if self._noted is not None:  # a signal handler raised before the first line of `__exit__`
+            self.__exit__(GeneratorExit, GeneratorExit(), None)
 
     async def __aenter__(self) -> None:
         if self._begin():

@@ -26,6 +26,7 @@ from resilience import (
     BulkheadFull,
     Cache,
     CircuitBreaker,
+    CircuitIsolated,
     CircuitState,
     Fallback,
     Policy,
@@ -138,6 +139,9 @@ def interrupted(scene: str, at: int) -> int:
     if at:
         assert [type(error) for error in errors] == [KeyboardInterrupt]
         assert breaker.state in CircuitState
+    breaker.isolate()
+    with pytest.raises(CircuitIsolated):  # it is no nested call of the interrupted one
+        breaker.call(int)
     return interruptions.count
 
 

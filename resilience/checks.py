@@ -104,6 +104,15 @@ def ratio(name: str, value: object) -> float:
     return converted
 
 
+def fraction(name: str, value: object) -> float:
+    """Return a share: more than 0, less than 1."""
+    converted = number(name, value)
+    if not 0 < converted < 1:
+        hint = f"; did you mean {converted / 100:g}?" if 1 < converted < 100 else ""
+        raise ValueError(f"{name} must be more than 0 and less than 1, not {value!r}{hint}")
+    return converted
+
+
 def flag(name: str, value: object) -> bool:
     """Return a boolean; any other truthy value is more likely an argument in the wrong place."""
     if not isinstance(value, bool):

@@ -57,14 +57,11 @@ class Quantile:
         warm_up: int = 20,
     ) -> None:
         settle = object.__setattr__
-        settle(self, "share", checks.number("share", share))
+        settle(self, "share", checks.fraction("share", share))
         settle(self, "least", checks.seconds("least", least))
         settle(self, "most", inf if most is None else checks.seconds("most", most))
         settle(self, "window", checks.seconds("window", window))
         settle(self, "warm_up", checks.whole("warm_up", warm_up))
-        if not 0 < share < 1:
-            hint = f"; did you mean {share / 100:g}?" if 1 < share < 100 else ""
-            raise ValueError(f"share must be more than 0 and less than 1, not {share!r}{hint}")
         if self.most < self.least:
             raise ValueError(f"most must be at least as long as least, {format_number(self.least)} s, not {most!r}")
 

@@ -143,9 +143,9 @@ class Seeking:
     """
 
     def __init__(self, dither: float = 0.15, gain: float = 0.25, target: float = 0.5) -> None:
-        self._dither = _between("dither", dither)
+        self._dither = checks.fraction("dither", dither)
         self._gain = checks.ratio("gain", gain)
-        self._target = _between("target", target)
+        self._target = checks.fraction("target", target)
         self.reset()
 
     def reset(self) -> None:
@@ -188,13 +188,6 @@ def _elasticity(one: tuple[float, float], other: tuple[float, float]) -> float |
     if limit1 == limit2 or not (throughput1 > 0 and throughput2 > 0):
         return None
     return max(-2.0, min(2.0, (log(throughput1) - log(throughput2)) / log(limit1 / limit2)))
-
-
-def _between(name: str, value: object) -> float:
-    converted = checks.number(name, value)
-    if not 0 < converted < 1:
-        raise ValueError(f"{name} must be more than 0 and less than 1, not {value!r}")
-    return converted
 
 
 @final

@@ -350,17 +350,20 @@ class LiveCircuit:
     def _report(self) -> None:
         """Report each transition once, in order and outside the lock. Only one thread reports at a time."""
         while self._unreported:
-            with self._lock:
-                if self._reporting or not self._unreported:
-                    return  # another thread is reporting, and will also report ours
-                self._reporting = True
-                transition, ctx = self._unreported.pop(0)
+            is_ours = False
             try:
-                self._draw(transition.new)
-            finally:
+                with self._lock:
+                    if self._reporting or not self._unreported:
+                        return  # another thread is reporting, and will also report ours
+                    self._reporting = is_ours = True  # no call in between, where an interrupt could come
+                transition, ctx = self._unreported[0]
                 try:
-                    emit(CircuitChanged, self.rules.policy, ctx, self.rules.on_transition, **transition._asdict())
+                    self._draw(transition.new)
                 finally:
+                    del self._unreported[0]
+                    emit(CircuitChanged, self.rules.policy, ctx, self.rules.on_transition, **transition._asdict())
+            finally:
+                if is_ours:
                     self._reporting = False
 
     def _draw(self, new: CircuitState) -> None:

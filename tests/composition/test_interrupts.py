@@ -125,7 +125,9 @@ def test_an_interrupt_anywhere_leaves_nothing_held(scene: str) -> None:
 def interrupted(scene: str, at: int) -> int:
     """Play the scene, interrupted at the given place. Return that place, or the number of places."""
     probe = int if "check" in scene else None
-    breaker, bulkhead = CircuitBreaker(1, open_for=[0.0], probe_successes=2, probe=probe), Bulkhead(1)
+    changes: list[Any] = []
+    breaker = CircuitBreaker(1, open_for=[0.0], probe_successes=2, probe=probe, on_transition=changes.append)
+    bulkhead = Bulkhead(1)
     breaker.capture(lambda ctx: 1 / 0)
     play = SCENES[scene]
     errors: list[BaseException] = []
@@ -140,6 +142,7 @@ def interrupted(scene: str, at: int) -> int:
         assert [type(error) for error in errors] == [KeyboardInterrupt]
         assert breaker.state in CircuitState
     breaker.isolate()
+    assert changes[-1].new is CircuitState.ISOLATED, f"it reports no change after an interrupt at place {at}"
     with pytest.raises(CircuitIsolated):  # it is no nested call of the interrupted one
         breaker.call(int)
     return interruptions.count

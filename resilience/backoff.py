@@ -234,8 +234,9 @@ def _jitter_function(jitter: object) -> Callable[[Randomness, float], float] | N
         return _NAMED[jitter]
     if isinstance(jitter, bool) or not isinstance(jitter, (int, float)):
         raise TypeError(f"jitter must be 'full', 'equal', 'none' or a ratio, not {jitter!r}")
-    share = checks.ratio("jitter", jitter)
-    return partial(_ratio, share)
+    if jitter == 0:
+        raise ValueError(f"jitter must be more than 0 and at most 1, not {jitter!r}; did you mean 'none'?")
+    return partial(_ratio, checks.ratio("jitter", jitter))
 
 
 def _full(rng: Randomness, value: float) -> float:

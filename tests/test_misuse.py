@@ -29,6 +29,7 @@ from resilience import (
     deadline,
     events,
 )
+from resilience.backoff import Constant
 from resilience.clock import FOREVER
 from resilience.clock import clock as process_clock
 from resilience.errors import BulkheadFull
@@ -146,6 +147,11 @@ def test_exceptions_in_a_list_or_a_union_are_refused_and_the_error_suggests_a_tu
     for make in (lambda: Retry(on=exceptions), lambda: Retry(ignore=exceptions)):
         with refused(TypeError, "must be an exception type", r"did you mean a tuple\?"):
             make()
+
+
+def test_a_jitter_of_zero_is_refused_and_the_error_suggests_none() -> None:
+    with refused(ValueError, "not 0;", "did you mean 'none'"):
+        Constant(1, jitter=0)
 
 
 def test_an_exception_group_with_a_parameter_is_refused() -> None:

@@ -32,6 +32,7 @@ from typing_extensions import override
 
 from resilience.runtimes.alarms import Alarm
 from resilience.testing.clocks import VirtualClock, Wait
+from resilience.testing.replacing import replaced
 from resilience.testing.stuck import VirtualTimeStuck
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class _LoopTime:
 def _asyncio_in(clock: VirtualClock) -> Iterator[None]:
     loops = _AsyncioLoops(clock)
     loop_class: Any = base_events.BaseEventLoop
-    run_once, time = loop_class._run_once, loop_class.time
+    run_once = loop_class._run_once
 
     def run_once_adopted(loop: Any) -> None:
         loops.adopt(loop)
@@ -121,17 +122,16 @@ def _asyncio_in(clock: VirtualClock) -> Iterator[None]:
     def time_adopted(loop: Any) -> float:
         return loops.time(loop)
 
-    loop_class._run_once, loop_class.time = run_once_adopted, time_adopted
     try:
-        if (running := asyncio._get_running_loop()) is not None:
-            if not isinstance(running, loop_class):
-                raise RuntimeError(
-                    f"virtual time needs a loop of asyncio's, not {running!r}, which brings its own timers"
-                )
-            loops.adopt(running, is_fresh=False)
-        yield
+        with replaced(loop_class, _run_once=run_once_adopted, time=time_adopted):
+            if (running := asyncio._get_running_loop()) is not None:
+                if not isinstance(running, loop_class):
+                    raise RuntimeError(
+                        f"virtual time needs a loop of asyncio's, not {running!r}, which brings its own timers"
+                    )
+                loops.adopt(running, is_fresh=False)
+            yield
     finally:
-        loop_class._run_once, loop_class.time = run_once, time
         loops.release()
 
 
@@ -222,14 +222,14 @@ def _trio_in(clock: VirtualClock) -> Iterator[None]:
     internals: Any = importlib.import_module("trio._core._run")
     runs: dict[int, _TrioRun] = {}
     own = internals.SystemClock
-    real = {name: getattr(own, name) for name in ("start_clock", "current_time", "deadline_to_sleep_time")}
+    real_time = own.current_time
 
     def start_clock(its_clock: Any) -> None:
         runs[id(its_clock)] = _TrioRun(clock, its_clock, _LoopTime(clock, 0.0), trio, internals)
 
     def run_of(its_clock: Any) -> _TrioRun:
         if id(its_clock) not in runs:  # this run began before virtual time
-            own_time = _LoopTime(clock, real["current_time"](its_clock) - clock.now())
+            own_time = _LoopTime(clock, real_time(its_clock) - clock.now())
             runs[id(its_clock)] = _TrioRun(clock, its_clock, own_time, trio, internals)
         return runs[id(its_clock)]
 
@@ -239,15 +239,13 @@ def _trio_in(clock: VirtualClock) -> Iterator[None]:
     def deadline_to_sleep_time(its_clock: Any, deadline: float) -> float:
         return run_of(its_clock).pause_until(deadline)
 
-    for replacement in (start_clock, current_time, deadline_to_sleep_time):
-        setattr(own, replacement.__name__, replacement)
+    replacements = (start_clock, current_time, deadline_to_sleep_time)
     try:
-        yield
+        with replaced(own, **{it.__name__: it for it in replacements}):
+            yield
     finally:
-        for name, method in real.items():
-            setattr(own, name, method)
         for run in runs.values():
-            run.release(real["current_time"])
+            run.release(real_time)
 
 
 @final

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from resilience import backoff
 from resilience.clock import clock
 from resilience.events.dispatch import subscribers
+from resilience.testing.replacing import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,12 +31,8 @@ def no_sleeping() -> Iterator[None]:
     ...     Retry(backoff=[3600]).call(script(ConnectionError(), "fine"))
     'fine'
     """
-    sleep, shorten = clock.sleep, clock.shorten
-    clock.sleep, clock.shorten = _do_not_sleep, _no_time
-    try:
+    with replaced(clock, sleep=_do_not_sleep, shorten=_no_time):
         yield
-    finally:
-        clock.sleep, clock.shorten = sleep, shorten
 
 
 @contextmanager
@@ -73,13 +70,9 @@ def seeded(seed: int = 0) -> Iterator[random.Random]:
     >>> three() == three()
     True
     """
-    before = backoff.SHARED_RANDOMNESS
     source = random.Random(seed)
-    backoff.SHARED_RANDOMNESS = source
-    try:
+    with replaced(backoff, SHARED_RANDOMNESS=source):
         yield source
-    finally:
-        backoff.SHARED_RANDOMNESS = before
 
 
 def _do_not_sleep(seconds: float) -> None:

@@ -27,6 +27,7 @@ from resilience.execution import aprotect
 from resilience.policy import Policy
 from resilience.runtimes.engine import Client, Engine, is_valid, until
 from resilience.runtimes.tasks import TASKS
+from resilience.testing.replacing import replaced
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -115,17 +116,17 @@ class Simulation(Engine):
 
         If a client raises, this raises its error, and the simulation ends.
         """
-        now, source, (threshold, *rest) = clock.now, backoff.SHARED_RANDOMNESS, gc.get_threshold()
-        clock.now, backoff.SHARED_RANDOMNESS = self.now, self.rng
+        threshold, *rest = gc.get_threshold()
         # The garbage collector scans everything that the clients hold, and would take longer than they do.
         gc.set_threshold(threshold and max(threshold, _GC_THRESHOLD, 20 * len(self._clients)), *rest)
         try:
-            self._run(until)
-        except BaseException:
-            self.close()
-            raise
+            with replaced(clock, now=self.now), replaced(backoff, SHARED_RANDOMNESS=self.rng):
+                try:
+                    self._run(until)
+                except BaseException:
+                    self.close()
+                    raise
         finally:
-            clock.now, backoff.SHARED_RANDOMNESS = now, source
             gc.set_threshold(threshold, *rest)
         if until != inf:
             self.time = max(self.time, until)

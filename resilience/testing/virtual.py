@@ -10,6 +10,7 @@ from resilience import checks, forks
 from resilience.clock import clock as process_clock
 from resilience.testing.clocks import VirtualClock
 from resilience.testing.loops import loops_in
+from resilience.testing.replacing import replaced
 from resilience.testing.stuck import checked
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def virtual_time(
                 clock = _running[0]
             else:
                 stack.callback(clock.close)
-                stack.enter_context(_process_clock_is(clock))
+                functions = {"now": clock.now, "sleep": clock.sleep, "wait": clock.wait, "shorten": clock.note_sleep}
+                stack.enter_context(replaced(process_clock, **functions))
                 stack.enter_context(loops_in(clock))
             _running.append(clock)
             clock.ignored += ignored
@@ -75,18 +77,3 @@ def virtual_time(
             _running.remove(clock)
             for each in ignored:
                 clock.ignored.remove(each)
-
-
-@contextmanager
-def _process_clock_is(clock: VirtualClock) -> Iterator[None]:
-    names = ("now", "sleep", "wait", "shorten")
-    before = {name: getattr(process_clock, name) for name in names}
-    process_clock.now = clock.now
-    process_clock.sleep = clock.sleep
-    process_clock.wait = clock.wait
-    process_clock.shorten = clock.note_sleep
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(process_clock, name, function)

@@ -380,6 +380,7 @@ def test_a_stop_iteration_is_not_shared() -> None:
 
 
 def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
+    """It is not kept either, by a flight that a child task keeps."""
     flight, slow = SingleFlight(key=same_key), Slow(lambda: "fine")
     got: list[Any] = []
     leader = threading.Thread(target=lambda: got.append(flight.call(slow.blocking)))
@@ -391,9 +392,11 @@ def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()
     follower = threading.Thread(target=lambda: got.append(flight.call(slow.blocking)))
+    kept = flight._flights.leaders["same"]
     run_all([follower], lambda: wait_until(lambda: followers(flight) == 2), slow.may_end.set)
     leader.join(5)
     assert got == ["fine", "fine"]
+    assert kept._followers == []
 
 
 # --- followers that stop waiting -----------------------------------------------------------------

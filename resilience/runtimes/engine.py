@@ -21,6 +21,7 @@ from typing import Any, TypeAlias, final
 from typing_extensions import override
 
 from resilience.clock import clock
+from resilience.errors import SuspensionMisuse
 from resilience.runtimes.base import (
     DEFAULT_MAX_ABANDONED,
     Expired,
@@ -241,9 +242,13 @@ class Engine:
         finally:
             error = None  # no cycle: error -> traceback -> this frame -> error
         if type(until) is not float:
-            self._resume(client, suspension(client.coroutine, "what a policy awaits"))
+            self._resume(client, self._misuse(client))
         else:
             self.suspend(client, until)
+
+    def _misuse(self, client: Client) -> SuspensionMisuse:
+        """Return the error for a client that waits for something outside of the engine."""
+        return suspension(client.coroutine, "what a policy awaits")
 
     def _drop(self, client: Client) -> None:
         client.is_done = True

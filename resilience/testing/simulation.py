@@ -20,9 +20,11 @@ from typing import Any, Self, TypeVar, final
 from typing_extensions import override
 
 from resilience import backoff, checks
+from resilience.callables import name_of
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
+from resilience.errors import SuspensionMisuse
 from resilience.execution import aprotect
 from resilience.policy import Policy
 from resilience.runtimes.engine import Client, Engine, is_valid, until
@@ -137,6 +139,13 @@ class Simulation(Engine):
         clients, self._clients, self._queue = self._clients, {}, []
         for client in clients:
             client.run(client.coroutine.close)
+
+    @override
+    def _misuse(self, client: Client) -> SuspensionMisuse:
+        return SuspensionMisuse(
+            f"{name_of(client.coroutine)} waits for something outside of the simulation: await only what "
+            "simulation.sleep(...) and simulation.execute(...) return, and in a policy what ctx and ctx.runtime offer"
+        )
 
     def _drop_stale_entries(self) -> None:
         queue = self._queue

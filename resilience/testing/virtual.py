@@ -44,8 +44,9 @@ def virtual_time(
     :param ignore: threads, or their names, that are irrelevant to the test; in a name, `*` stands for anything.
     :param stuck_after: real seconds, 5 by default, on top of the patience. Use more if a thread computes for longer.
 
-    Policies that were used before the block hold instants of the real clock; `breaker.close()` resets those of a
-    circuit. Not for production, and not for event loops with their own timers (uvloop).
+    Policies that were used before the block hold instants of the real clock, or of an earlier block. `breaker.close()`
+    resets those of a circuit, and `limiter.reset()` those of a limiter. Not for production, and not for event loops
+    with their own timers (uvloop).
 
     :raises RuntimeError: in a running loop with its own timers; also in code that waits while the clock is held up.
 

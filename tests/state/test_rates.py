@@ -135,9 +135,9 @@ def test_a_use_recorded_out_of_order_is_credited() -> None:
     for at in (5.0, 5.0008, 5.0011, 5.0007):
         window.take(2, at, at)
     assert len(window._log) == 2
-    for at in (5.0007, 5.0008, 5.0011, 5.0):
+    for at, free in ((5.0007, 4), (5.0008, 6), (5.0011, 8), (5.0, 10)):
         window.correct(-2, at, 5.5)
-    assert window.ready(10, 5.5) == -inf
+        assert window.ready(free, 5.5) == -inf < window.ready(free + 0.1, 5.5)
     bucket = Spread(1, 1.0, 10)
     bucket.take(5, 5.0001, 5.0001)
     bucket.take(5, 5.0, 5.0)
@@ -175,7 +175,9 @@ def test_a_window_credits_unused_units_while_they_are_in_the_window() -> None:
     assert window.ready(9, 0.5) == -inf
     window.take(9, 0.5, 0.5)
     window.correct(-5, 0.25, 0.6)  # its units have left the window
-    assert window.ready(9, 0.6) == 1.5
+    assert (window.ready(1, 0.6), window.ready(9, 0.6)) == (1.0, 1.5)
+    window.correct(-3, 0.5, 0.6)
+    assert window.ready(4, 0.6) == 1.0
     window.correct(-100, 0.5, 0.6)
     assert window.ready(9, 0.6) == -inf
 

@@ -100,6 +100,19 @@ def test_a_turn_lets_the_first_one_begin_before_it_and_is_then_woken() -> None:
     assert second.has_begun
 
 
+def test_a_turn_waits_longer_for_the_first_one_while_others_begin() -> None:
+    """The first begins at 1 s, so the second is about to; but no turn waits beyond its own limit."""
+    turns = turns_of(Window(5, 1.0))
+    assert turns.take((4.0, 1.0), 0.0)
+    first, _, third, fourth = (*(joined(turns, name) for name in "abc"), joined(turns, "d", latest=1.006))
+    turns.go(third, 1.0)
+    turns.go(first, 1.0)
+    turns.go(third, 1.005)
+    assert (third.has_begun, third.due) == (False, 1.015)
+    turns.go(fourth, 1.005)
+    assert (fourth.has_begun, fourth.due) == (False, 1.006)
+
+
 def test_a_turn_waits_only_milliseconds_for_a_first_one_that_does_not_begin() -> None:
     """It looks at once again, as the first one may be ready in the same event loop; then it begins."""
     turns = turns_of(Window(2, 1.0))

@@ -199,7 +199,7 @@ class AdaptiveLimit(Policy[Never]):
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
-        self._is_evaluating = False
+        self._turn: list[None] = [None]  # empty while a thread evaluates the limit
         self._permits.wake(self._forget_locked())
         self._algorithm.reset()
 
@@ -223,11 +223,14 @@ class AdaptiveLimit(Policy[Never]):
 
     def _evaluate(self, period: Period, now: float, ctx: Context) -> None:
         """Let the algorithm compute the limit, in one thread at a time and outside the lock, and set it."""
-        with self._lock:
-            if self._is_evaluating or period is not self._period or len(period.samples) < self._min_samples:
-                return  # another thread has evaluated it, or is doing so
-            self._is_evaluating = True
+        turn = self._turn
         try:
+            del turn[-1]  # not a call: an interrupt after it could lose the turn
+        except IndexError:
+            return  # another thread evaluates it
+        try:
+            if period is not self._period or len(period.samples) < self._min_samples:
+                return  # another thread has evaluated it
             rejected = self._permits.machine.counts().rejected
             sample = period.sample(now, self._window, rejected > self._rejected_before)
             self._rejected_before, limit = rejected, self._limit
@@ -238,7 +241,7 @@ class AdaptiveLimit(Policy[Never]):
             wanted = min(wanted, max(limit - 1, sample.inflight * self._headroom))
             self._set(min(float(self._most), max(float(self._least), wanted)), reason, period, ctx)
         finally:
-            self._is_evaluating = False
+            turn += (None,)  # not a call either
 
     def _set(self, limit: float, reason: str, period: Period, ctx: Context) -> None:
         with self._lock:

@@ -22,6 +22,7 @@ import pytest
 
 import resilience
 from resilience import (
+    AdaptiveLimit,
     Bulkhead,
     BulkheadFull,
     Cache,
@@ -145,6 +146,37 @@ def interrupted(scene: str, at: int) -> int:
     assert changes[-1].new is CircuitState.ISOLATED, f"it reports no change after an interrupt at place {at}"
     with pytest.raises(CircuitIsolated):  # it is no nested call of the interrupted one
         breaker.call(int)
+    return interruptions.count
+
+
+class Counting:
+    """An algorithm that counts how often it was asked for a limit."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def update(self, limit: float, sample: Any) -> float:
+        self.updates += 1
+        return limit
+
+    def reset(self) -> None: ...
+
+
+def test_an_interrupt_anywhere_does_not_end_the_adaptation_of_a_limit() -> None:
+    interrupted_in_limit(0)
+    number = interrupted_in_limit(0)
+    assert number > 10
+    assert [at for at in range(1, number + 1) if interrupted_in_limit(at) != at] == []
+
+
+def interrupted_in_limit(at: int) -> int:
+    algorithm = Counting()
+    limit = AdaptiveLimit(algorithm, window=1e-9, min_samples=1)
+    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+        limit.call(int)
+    before = algorithm.updates
+    wait_until(lambda: limit.call(int) or algorithm.updates > before)  # it is evaluated again
+    assert limit.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
     return interruptions.count
 
 

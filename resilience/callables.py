@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 from types import AsyncGeneratorType, BuiltinFunctionType, CoroutineType, FunctionType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
@@ -51,11 +52,19 @@ def _is_coroutine_function(fn: object) -> bool:
         fn = fn.func
     if _is_mock(fn):
         return False
-    if inspect.iscoroutinefunction(fn):
+    if inspect.iscoroutinefunction(fn) or _is_marked(fn):
         return True
     if isinstance(fn, type) or inspect.isroutine(fn):
         return False
     return inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))
+
+
+def _is_marked(fn: object) -> bool:
+    """Whether `fn` has the mark by which asyncio, but not `inspect`, knows a coroutine function before Python 3.14.
+
+    `unittest.mock` marks what it makes from a coroutine function: `patch.object(client, "get", autospec=True)`.
+    """
+    return sys.version_info < (3, 14) and "asyncio" in sys.modules and sys.modules["asyncio"].iscoroutinefunction(fn)
 
 
 def require_callable(fn: object) -> None:

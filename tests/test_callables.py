@@ -8,7 +8,7 @@ import inspect
 import types
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
-from unittest.mock import AsyncMock, MagicMock, Mock
+from unittest.mock import AsyncMock, MagicMock, Mock, create_autospec
 
 import pytest
 
@@ -126,6 +126,8 @@ ASYNCHRONOUS: list[Callable[..., Any]] = [
     functools.partial(Methods().coroutine),
     functools.partial(AsyncCalled()),
     AsyncMock(),
+    create_autospec(coroutine),
+    create_autospec(Methods()).coroutine,
     *MARKED,
 ]
 
@@ -141,6 +143,7 @@ SYNCHRONOUS: list[Callable[..., Any]] = [
     AsyncCalled,  # a class: calling it makes an instance
     Mock(),
     MagicMock(),
+    create_autospec(plain),
     lambda: generator(),  # its own work is done when it returns the generator
     Iterates,
     iter,

@@ -224,10 +224,12 @@ def test_a_ratio_is_a_budget_for_each_host_and_a_budget_is_shared_by_all() -> No
 
 
 def test_only_a_repeatable_request_is_hedged(tasks_world: Any) -> None:
-    """A GET is. A POST is not, as the server may have received it: its first response is waited for."""
+    """A GET is. A POST is not, even while it connects, as it may be sent: its first response is waited for."""
     sent: list[str] = []
 
     async def handler(request: httpx.Request) -> httpx.Response:
+        if (trace := request.extensions.get("trace")) is not None:
+            await trace("connection.connect_tcp.started", {})
         sent.append(request.method)
         await anyio.sleep(0.3 if sent.count(request.method) == 1 else 0)
         return httpx.Response(200, text=str(sent.count(request.method)))

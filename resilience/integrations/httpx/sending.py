@@ -88,6 +88,12 @@ class _Progress:
         self._given = given
         self.is_known = False  # stays False if the transport does not call the trace
         self.may_be_sent = False
+        self.is_over = False  # whether the attempt has ended
+
+    def is_never_sent(self) -> bool:
+        """Whether the attempt has not begun to send, and cannot any more."""
+        is_over = self.is_over or clock.now() >= self._deadline  # asked first, as it may begin to send meanwhile
+        return is_over and self.is_known and not self.may_be_sent
 
     def trace(self, event: str, info: Any) -> Any:
         """Note an event: `connection.connect_tcp.started`, `http11.send_request_headers.started`."""
@@ -155,8 +161,7 @@ class _Sending(Exchange):
 
     @override
     def was_never_sent(self) -> bool:
-        progress = self._progress
-        return progress is not None and progress.is_known and not progress.may_be_sent
+        return self._progress is not None and self._progress.is_never_sent()
 
     @override
     def may_have_been_sent(self, error: Exception) -> bool:
@@ -234,6 +239,8 @@ class AsyncSending(_Sending, TaskExchange):
             response = await self._transport.handle_async_request(self._prepared(attempt))
             return await self._read(response, attempt) if self._reads_body_of(response) else response
         except BaseException:
+            if self._progress is not None:
+                self._progress.is_over = True
             await reclaim_slots(self._transport)
             raise
 

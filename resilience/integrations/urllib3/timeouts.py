@@ -88,11 +88,10 @@ class LimitedResponse(HTTPResponse):
     def read(self, amt: int | None = None, decode_content: bool | None = None, cache_content: bool = False) -> bytes:
         if amt is not None and amt >= 0:
             return self._wait_for(partial(super().read, amt, decode_content))
-        if decode_content is None:
-            decode_content = self.decode_content  # without it, `stream` does not decode a chunked body
-        pieces: Iterator[bytes] = self.stream(_CHUNK_SIZE, decode_content)
+        decodes = self.decode_content if decode_content is None else decode_content  # `stream` has another default
+        pieces: Iterator[bytes] = self.stream(_CHUNK_SIZE, decodes)
         if self.tell() > 0:  # perhaps in the middle of a chunk, which `stream` does not know
-            pieces = iter(partial(self.read, _CHUNK_SIZE, decode_content), b"")
+            pieces = iter(partial(self.read, _CHUNK_SIZE, decodes), b"")
         data = b"".join(pieces)
         if cache_content:
             self._body = data

@@ -23,7 +23,7 @@ from resilience.network_errors import transient
 from resilience.policies.live_permits import ONE_PERMIT, LivePermits, Slot
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Waiter
-from resilience.state.concurrency import Aimd, Algorithm, Period
+from resilience.state.concurrency import MAX_SAMPLES, Aimd, Algorithm, Period
 from resilience.state.permits import Ticket
 
 T = TypeVar("T")
@@ -62,7 +62,8 @@ class AdaptiveLimit(Policy[Never]):
     :param max_wait: how many seconds a call may wait; by default as long as its deadline allows.
     :param window: after how many seconds the limit is evaluated again, 1 by default; at least twice the time of the
         quickest call.
-    :param min_samples: how many calls must have ended by then, 50 by default; otherwise it waits for more.
+    :param min_samples: how many calls must have ended by then, 50 by default and at most 10,000; otherwise it waits for
+        more.
     :param headroom: the maximum ratio of the limit to the observed concurrency, at least 1; 5 by default. A larger
         limit falls by one at a time.
     :param on: failures that mean that the service cannot keep up; `transient` by default. Other failures, and cancelled
@@ -110,6 +111,8 @@ class AdaptiveLimit(Policy[Never]):
             raise ValueError(f"initial must be at most {most}, which is most, not {initial!r}")
         self._window = checks.seconds("window", window)
         self._min_samples = checks.whole("min_samples", min_samples)
+        if min_samples > MAX_SAMPLES:
+            raise ValueError(f"min_samples must be at most {MAX_SAMPLES}, as no more are kept, not {min_samples!r}")
         self._headroom = checks.within("headroom", headroom, 1)
         self._failures = Matcher(on, ())
         self._on_change = optional_listener("on_change", on_change)

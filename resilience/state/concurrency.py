@@ -24,7 +24,7 @@ from resilience.checks import format_number
 #: The quantile of the durations that is the latency of a sample.
 _QUANTILE: Final = 0.9
 #: The maximum number of durations kept for a period, which bounds the memory for any window.
-_MAX_SAMPLES: Final = 10_000
+MAX_SAMPLES: Final = 10_000
 
 
 @final
@@ -217,7 +217,7 @@ class Period:
         if waiters:
             self.full = True
         samples = self.samples if began_in is self else self.earlier
-        if len(samples) < _MAX_SAMPLES:
+        if len(samples) < MAX_SAMPLES:
             samples.append(seconds)
         if began_in is self and len(samples) == 1:
             self.since = now

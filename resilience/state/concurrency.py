@@ -198,11 +198,12 @@ class Period:
     limits. `note` takes no lock; the owner lets one thread at a time take a `sample`.
     """
 
-    __slots__ = ("dropped", "earlier", "full", "inflight", "next_evaluation", "samples", "since")
+    __slots__ = ("dropped", "earlier", "full", "inflight", "next_evaluation", "samples", "since", "until")
 
     def __init__(self, next_evaluation: float = float("-inf")) -> None:
         self.next_evaluation: float = next_evaluation
-        self.since: float = 0.0  # when the first of the calls that began in this period ended
+        self.since: float = 0.0  # when the first of `samples` ended
+        self.until: float = 0.0  # when the last one ended: no more than `MAX_SAMPLES` are kept
         self._begin()
 
     def _begin(self) -> None:
@@ -219,8 +220,10 @@ class Period:
         samples = self.samples if began_in is self else self.earlier
         if len(samples) < MAX_SAMPLES:
             samples.append(seconds)
-        if began_in is self and len(samples) == 1:
-            self.since = now
+            if began_in is self:
+                self.until = now
+                if len(samples) == 1:
+                    self.since = now
         if inflight > self.inflight:
             self.inflight = inflight
         return len(self.samples)
@@ -228,10 +231,9 @@ class Period:
     def sample(self, now: float, window: float, rejected: bool) -> Sample:
         """Return a summary of the recorded calls, and discard them."""
         full, dropped, inflight = self.full, self.dropped, self.inflight
-        samples, earlier = self.samples, self.earlier
+        samples, earlier, span = self.samples, self.earlier, self.until - self.since
         self._begin()
         here, all_of_them = sorted(samples), sorted(samples + earlier)
-        span = now - self.since
         sample = Sample(
             latency=_quantile(here),
             inflight=inflight,

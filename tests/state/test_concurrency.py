@@ -138,6 +138,15 @@ def seek(throughput: Any, full: bool = True, rounds: int = 60, limit: float = 20
     return sum(limits[-10:]) / 10
 
 
+def test_the_throughput_of_more_calls_than_are_kept_is_exact() -> None:
+    """At a thousand a second for 20 s, the first 10,000 durations are kept."""
+    period = Period()
+    for number in range(20_001):
+        period.note(0.1, period, 5, False, number / 1000)
+    period.note(0.1, Period(), 5, False, 20.5)
+    assert period.sample(20.5, 1.0, False).throughput == pytest.approx(1000)
+
+
 def test_seeking_rises_while_the_throughput_rises() -> None:
     assert seek(lambda limit: 10 * limit) > 100
 

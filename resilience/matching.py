@@ -135,7 +135,16 @@ def asked_delay(carrier: object) -> float:
 
 def is_repeatable(carrier: object) -> bool:
     """Whether a call may be made again: unless its function, or its error or result, has `repeatable = False`."""
+    return _allows(carrier, "repeatable")
+
+
+def may_overlap(function: object) -> bool:
+    """Whether a call may be made beside one that runs, or that waits in a policy before it begins."""
+    return is_repeatable(function) and _allows(function, "_resilience_may_overlap")
+
+
+def _allows(carrier: object, name: str) -> bool:
     try:
-        return getattr(carrier, "repeatable", True) is not False
+        return getattr(carrier, name, True) is not False
     except Exception:
         return True

@@ -13,7 +13,7 @@ from resilience.errors import DeadlineExceeded, Rejected
 from resilience.events.dispatch import emit
 from resilience.events.kinds import BudgetSpent, HedgeFinished, HedgeStarted
 from resilience.info import Listener
-from resilience.matching import Matcher, OnResult, is_repeatable
+from resilience.matching import Matcher, OnResult, may_overlap
 from resilience.outcome import Failure, Outcome, Success, annotate, closable, unwrap_stop_iteration
 from resilience.record import History
 from resilience.repeats import Budget, give_back_repeat, take_repeat
@@ -94,7 +94,7 @@ class HedgePlan:
         ctx = self._ctx
         if number:
             now = clock.now()
-            if now >= ctx.deadline or not is_repeatable(ctx._function) or not self._may_repeat():
+            if now >= ctx.deadline or not may_overlap(ctx._function) or not self._may_repeat():
                 self.due = inf
                 return None
             self.due = now + self._delay if number < self._rules.hedges else inf

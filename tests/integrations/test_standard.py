@@ -19,6 +19,7 @@ import pytest
 from resilience import (
     CircuitOpen,
     Policy,
+    Rate,
     Retry,
     RetryBudget,
     TimeoutExceeded,
@@ -242,6 +243,25 @@ def test_only_a_repeatable_request_is_hedged(tasks_world: Any) -> None:
 
     tasks_world.run(main)
     assert sent == ["GET", "GET", "POST"]
+
+
+def test_a_post_that_waits_for_its_turn_is_not_hedged(tasks_world: Any) -> None:
+    """Only one of two attempts could be sent, and the refusal of the other would end the call."""
+    sent: list[str] = []
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        sent.append(request.method)
+        await anyio.sleep(0.3)
+        return httpx.Response(200)
+
+    async def main() -> None:
+        transport = AsyncResilienceTransport(standard(hedge=0.02, rate=Rate(1, per=0.1)), httpx.MockTransport(handler))
+        async with httpx.AsyncClient(transport=transport) as client, anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(client.post, "https://a.example/")
+
+    tasks_world.run(main)
+    assert sent == ["POST", "POST"]
 
 
 # --- behaviour -------------------------------------------------------------------------------

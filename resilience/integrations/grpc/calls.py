@@ -138,6 +138,11 @@ class Call:
         """Whether the call may be made, or made again; a Retry reads this."""
         return self._may_repeat or not self._has_begun
 
+    @property
+    def _resilience_may_overlap(self) -> bool:
+        """Whether the call may be made beside one that runs; a Hedge reads this."""
+        return self._may_repeat
+
     async def run(self, protect: Callable[..., Any], policy: Policy[Any]) -> Any:
         """Make the call under the policy by `protect` or `aprotect`, and return what grpc hands to the caller."""
         try:

@@ -94,6 +94,7 @@ class Exchange:
     _resilience_asks_for_chosen: ClassVar[bool] = True  # a Keyed records its chosen policy, for the limiters in it
     _in_tasks: ClassVar[bool]
     _is_over = False
+    _has_begun = False
     _why_not_again: str | None = None
     _budget = inf  # the caller's deadline
     _deadline_of_body = inf
@@ -161,6 +162,14 @@ class Exchange:
         return self.why_not_again is None
 
     @property
+    def _resilience_may_overlap(self) -> bool:
+        """Whether the request may be sent beside one that is being sent. A Hedge reads this.
+
+        Before an attempt has begun, it is not known whether the request will carry a key.
+        """
+        return self.repeatable if self._has_begun else self.why_not_once_sent is None
+
+    @property
     def why_not_again(self) -> str | None:
         """Why the request must not be sent again; None if it may be sent again."""
         if self._is_over:
@@ -208,6 +217,7 @@ class Exchange:
             self._why_not_again = rules.why_not_again(
                 self._method, headers, sent=True, replayable=body.can_be_sent_again
             )
+        self._has_begun = True
         self._body.begin()
         return Attempt(ctx, left, headers)
 

@@ -20,6 +20,7 @@ from resilience import (
     Context,
     DeadlineExceeded,
     Fallback,
+    Hedge,
     Policy,
     Retry,
     Timeout,
@@ -100,6 +101,22 @@ class TestRetry:
         settings = {"unrepeatable": ["/test.Test/One"]}
         with pytest.raises(TimeoutExceeded):
             NOW.call(lambda: client.call(policy, "One", settings=settings))
+        assert len(dependency.seen) == 1
+
+    def test_does_not_hedge_an_unrepeatable_method_that_waits_in_a_policy(
+        self, client: Client, dependency: Dependency
+    ) -> None:
+        """Only one of two attempts could be made, and the refusal of the other would end the call."""
+
+        class Waiting(Policy[Any]):
+            async def around(self, call: Any, ctx: Context) -> Any:
+                await ctx.sleep(0.1)
+                reply = await call(ctx)
+                await ctx.sleep(0.2)  # the attempt is not over while a second one would begin
+                return reply
+
+        settings = {"unrepeatable": ["/test.Test/One"]}
+        assert client.call(Hedge(0.02).wrap(Waiting()), "One", settings=settings) == b"fine"
         assert len(dependency.seen) == 1
 
     @pytest.mark.parametrize("method", ["Join", "Chat"])

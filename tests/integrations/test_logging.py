@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, get_type_hints
 
@@ -311,6 +312,7 @@ class Interrupting(str):
         return super().__hash__()
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="a tuple keeps its hash, so nothing is interrupted at this point")
 def test_a_count_is_written_once_if_an_event_interrupts_the_writing(threads: World, clock: FakeClock, log: Log) -> None:
     """The interrupting event writes the count, the interrupted one does not write it again."""
     breaker, other = CircuitBreaker(name="db"), CircuitBreaker(name="other")

@@ -11,9 +11,11 @@ Nothing here depends on time, so each run has the same order.
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -45,6 +47,12 @@ def _name_at(code: CodeType, offset: int) -> str:
     if names is None:
         names = _names[code] = {it.offset: it.opname for it in dis.get_instructions(code)}
     return names.get(offset, "")
+
+
+@functools.cache
+def _beginnings(code: CodeType) -> frozenset[int]:
+    """Return the offsets of the instructions that follow a `RESUME`."""
+    return frozenset(after.offset for it, after in pairwise(dis.get_instructions(code)) if it.opname == "RESUME")
 
 
 def _start_tracing(files: frozenset[str], at_instruction: Callable[[FrameType], None]) -> None:
@@ -239,7 +247,7 @@ class Interruption:
     def _look(self, frame: FrameType) -> None:
         name = _name_at(frame.f_code, frame.f_lasti)
         last, self._last = self._last, (frame, name)
-        begins = _name_at(frame.f_code, frame.f_lasti - 2) == "RESUME"
+        begins = frame.f_lasti in _beginnings(frame.f_code)
         if not begins and not (last is not None and last[0] is frame and last[1].startswith(_BREAKS)):
             return
         if self._seen == self._place and not self.happened:

@@ -18,6 +18,9 @@ from resilience.testing import recording
 from tests.docs.migrating.rows import ANSWERS, FAILS, Asks, Check, cases, predicate, row, written
 from tests.docs.side_by_side import code_in, ours, same, theirs
 
+#: The library calls it; it is deprecated from Python 3.14 on.
+pytestmark = pytest.mark.filterwarnings("ignore:'asyncio.iscoroutinefunction' is deprecated:DeprecationWarning")
+
 BACKOFF = {"backoff": backoff, "OSError": OSError, "predicate": predicate}
 
 

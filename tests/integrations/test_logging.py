@@ -312,7 +312,9 @@ class Interrupting(str):
         return super().__hash__()
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="a tuple keeps its hash, so nothing is interrupted at this point")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 14), reason="a tuple keeps its hash, so nothing is interrupted at this point"
+)
 def test_a_count_is_written_once_if_an_event_interrupts_the_writing(threads: World, clock: FakeClock, log: Log) -> None:
     """The interrupting event writes the count, the interrupted one does not write it again."""
     breaker, other = CircuitBreaker(name="db"), CircuitBreaker(name="other")

@@ -349,22 +349,27 @@ class LiveCircuit:
 
     def _report(self) -> None:
         """Report each transition once, in order and outside the lock. Only one thread reports at a time."""
-        while self._unreported:
-            is_ours = False
+        while self._unreported and self._report_next():
+            pass
+
+    def _report_next(self) -> bool:
+        """Report the next transition; false if there is none, or if another thread is reporting, and will report it."""
+        is_ours = False
+        try:
+            with self._lock:
+                if self._reporting or not self._unreported:
+                    return False
+                self._reporting = is_ours = True  # no call in between, where an interrupt could come
+            transition, ctx = self._unreported[0]
             try:
-                with self._lock:
-                    if self._reporting or not self._unreported:
-                        return  # another thread is reporting, and will also report ours
-                    self._reporting = is_ours = True  # no call in between, where an interrupt could come
-                transition, ctx = self._unreported[0]
-                try:
-                    self._draw(transition.new)
-                finally:
-                    del self._unreported[0]
-                    emit(CircuitChanged, self.rules.policy, ctx, self.rules.on_transition, **transition._asdict())
+                self._draw(transition.new)
             finally:
-                if is_ours:
-                    self._reporting = False
+                del self._unreported[0]
+                emit(CircuitChanged, self.rules.policy, ctx, self.rules.on_transition, **transition._asdict())
+            return True
+        finally:
+            if is_ours:
+                self._reporting = False
 
     def _draw(self, new: CircuitState) -> None:
         """Take the length of the next open period from the backoff. Outside the lock, as a backoff may be user code."""

@@ -20,9 +20,10 @@ from resilience.state.circuit import Closed
 class Guard:
     """A block under a circuit breaker."""
 
-    _noted: Admitted | None = None  # for `__del__`, if an interrupt came before `__init__`
+    __slots__ = ("_began", "_circuit", "_noted", "_since")
 
     def __init__(self, circuit: LiveCircuit) -> None:
+        self._noted: Admitted | None = None
         self._circuit = circuit
         self._began = 0.0
         self._since = 0
@@ -83,10 +84,6 @@ class Guard:
         finally:
             if type(admission) is not Closed:
                 circuit.release(admission)
-
-    def __del__(self) -> None:
-        if self._noted is not None:  # a signal handler raised before the first line of `__exit__`
-            self.__exit__(GeneratorExit, GeneratorExit(), None)
 
     async def __aenter__(self) -> None:
         if self._begin():

@@ -99,7 +99,8 @@ class Admitted:
     def leave(self) -> None:
         """End the call."""
         self.admission = None
-        if get_enclosing()[-1:] != (self,):  # blocks in generators may end out of order
+        enclosing = get_enclosing()
+        if not enclosing or enclosing[-1] is not self:  # blocks in generators may end out of order
             return
         try:
             _enclosing.reset(self._token)

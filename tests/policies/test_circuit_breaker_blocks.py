@@ -205,20 +205,6 @@ def test_a_guard_in_use_cannot_be_entered_again_until_its_block_ends(threads: Wo
     assert breaker.state is CLOSED
 
 
-async def test_a_guard_that_is_deleted_ends_its_block(world: World, clock: FakeClock) -> None:
-    """This happens if an interrupt comes at the very beginning of `__exit__`."""
-    breaker = CircuitBreaker(1)
-    await fails(world, breaker)
-    clock.advance(30.0)
-    guard = breaker.guard()
-    guard.__enter__()
-    assert breaker.stats().probes == 1
-    del guard
-    assert breaker.stats().probes == 0
-    breaker.isolate()
-    assert isinstance(await works(world, breaker), CircuitIsolated)  # it is no nested call
-
-
 class Listener:
     """A callback that shows whether its breaker is alive."""
 

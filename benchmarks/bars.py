@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.cells import Result
 from benchmarks.clients import AROUND
@@ -23,6 +22,7 @@ class Bar:
     :param at_least: whether `limit` is the smallest permitted value instead.
     :param contestant: the contestant that counts as ours.
     :param unit: the unit of the limit.
+    :param later: the limit from Python 3.12 on, if it is another one.
     """
 
     cell: str
@@ -31,6 +31,7 @@ class Bar:
     at_least: bool = False
     contestant: str = OURS
     unit: str = ""
+    later: float | None = None
 
     @property
     def title(self) -> str:
@@ -63,7 +64,7 @@ BARS = (
     Bar("asyncio, one policy: rate", "nopanic", 0.9),
     Bar("asyncio, one policy: rate", "aiolimiter", 0.8),
     Bar("asyncio, stack: four", "resilix", 0.45),
-    Bar("asyncio, stack: five, timeout", HAND_WRITTEN, 0.65 if sys.version_info < (3, 12) else 0.8),
+    Bar("asyncio, stack: five, timeout", HAND_WRITTEN, 0.65, later=0.8),
     Bar("asyncio, stack: five, timeout", "resilix", 0.5),
     Bar("sync, failure: open circuit", "best peer", 1.0),
     Bar("asyncio, failure: open circuit", "best peer", 1.0),
@@ -123,10 +124,16 @@ class Verdict:
         return self.value >= self.bar.limit if self.bar.at_least else self.value <= self.bar.limit
 
 
-def judge(results: Iterable[Result]) -> Iterator[Verdict]:
-    """Judge the bars whose cells were measured, and whose opponents took part."""
+def judge(results: Iterable[Result], python: str) -> Iterator[Verdict]:
+    """Judge the bars whose cells were measured, and whose opponents took part.
+
+    :param python: the interpreter of the run, such as "CPython 3.13.0".
+    """
     by_name = {result.name: result for result in results}
+    is_later = " 3.11." not in python
     for bar in BARS:
+        if bar.later is not None and is_later:
+            bar = replace(bar, limit=bar.later)
         result = by_name.get(bar.cell)
         opponent = result and _opponent(bar, result)
         if result and opponent == bar.contestant:

@@ -30,7 +30,7 @@ class Run:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        return list(judge(self.results))
+        return list(judge(self.results, self.about["python"]))
 
     def to_json(self) -> dict[str, Any]:
         return {

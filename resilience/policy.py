@@ -11,7 +11,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from math import inf
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Never, Self, SupportsIndex, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
@@ -63,7 +63,7 @@ class Policy(Executable[D_co]):
     # Whether it may run the rest of the chain several times: then a limit inside it is a limit for each attempt.
     _resilience_repeats: ClassVar[bool] = False
     _resilience_streams: ClassVar[bool] = True  # whether it can be used around a stream
-    _resilience_settings: Mapping[str, object] = {}  # what `settings` returns
+    _resilience_settings: Mapping[str, object] = MappingProxyType({})  # what `settings` returns
     _resilience_shares: ClassVar[str] = ""  # the state that all users of one object share
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -191,6 +191,14 @@ def test_an_around_with_other_parameters_is_refused_when_its_class_is_made() -> 
                 return await call(None)
 
 
+def test_a_policy_without_settings_shares_none_with_others() -> None:
+    """The mapping is the same for all of them, so it cannot be changed."""
+    settings: Any = Twice().settings()
+    with pytest.raises(TypeError):
+        settings["limit"] = 1
+    assert Answering().settings() == {}
+
+
 def test_a_custom_policy_has_a_name_and_a_repr() -> None:
     """The name of its class, if it has no other; and the settings that differ from the defaults."""
     assert Twice().name == "Twice"

@@ -18,6 +18,7 @@ import pytest
 
 from resilience import (
     CircuitOpen,
+    Hedge,
     Policy,
     Rate,
     Retry,
@@ -28,6 +29,7 @@ from resilience import (
 from resilience.backoff import Exponential
 from resilience.integrations.http import PerHost, Rules, standard
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
+from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
 from tests.integrations.servers import Answer, FlakyServer
 
@@ -262,6 +264,26 @@ def test_a_post_that_waits_for_its_turn_is_not_hedged(tasks_world: Any) -> None:
 
     tasks_world.run(main)
     assert sent == ["POST", "POST"]
+
+
+def test_a_post_that_has_begun_with_an_idempotency_key_is_hedged(tasks_world: Any) -> None:
+    """Both attempts send the same key."""
+    keys: list[str] = []
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["Idempotency-Key"])
+        await anyio.sleep(0.3 if len(keys) == 1 else 0)
+        return httpx.Response(200)
+
+    async def main() -> None:
+        policy = IdempotencyKey().wrap(Hedge(0.02))
+        async with httpx.AsyncClient(
+            transport=AsyncResilienceTransport(policy, httpx.MockTransport(handler))
+        ) as client:
+            await client.post("https://a.example/")
+
+    tasks_world.run(main)
+    assert keys == [keys[0]] * 2
 
 
 # --- behaviour -------------------------------------------------------------------------------

@@ -163,10 +163,8 @@ class Exchange:
 
     @property
     def _resilience_may_overlap(self) -> bool:
-        """Whether the request may be sent beside one that is being sent. A Hedge reads this.
-
-        Before an attempt has begun, it is not known whether the request will carry a key.
-        """
+        """Whether the request may be sent beside one that is being sent. A Hedge reads this."""
+        # Until an attempt begins, it is not known whether the request will carry a key.
         return self.repeatable if self._has_begun else self.why_not_once_sent is None
 
     @property

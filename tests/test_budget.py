@@ -12,13 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    Context,
-    DeadlineExceeded,
-    Retry,
-    current_context,
-    deadline,
-)
+from resilience import Context, DeadlineExceeded, Retry, current_context, deadline
 from resilience.runtimes.alarms import AsyncioTimer
 from resilience.runtimes.tasks import ScopeTimer
 from tests.conftest import Boom, FakeClock, World

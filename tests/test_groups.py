@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    BulkheadFull,
-    CircuitBreaker,
-    CircuitOpen,
-    DeadlineExceeded,
-    Fallback,
-    Rejected,
-    Retry,
-    transient,
-)
+from resilience import BulkheadFull, CircuitBreaker, CircuitOpen, DeadlineExceeded, Fallback, Rejected, Retry, transient
 from resilience.errors import ArgumentMisuse
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Other, fails

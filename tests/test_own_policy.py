@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    Context,
-    DeadlineExceeded,
-    Policy,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-)
+from resilience import Context, DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded
 from tests.conftest import Boom, FakeClock, Script, World
 
 

@@ -13,16 +13,7 @@ from unittest.mock import AsyncMock, Mock
 import anyio
 import pytest
 
-from resilience import (
-    Bulkhead,
-    CircuitBreaker,
-    Context,
-    Failure,
-    Fallback,
-    Policy,
-    Success,
-    Timeout,
-)
+from resilience import Bulkhead, CircuitBreaker, Context, Failure, Fallback, Policy, Success, Timeout
 from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
 from tests.functions import Later, quick
 

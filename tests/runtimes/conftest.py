@@ -8,10 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from resilience import (
-    Timeout,
-    TimeoutExceeded,
-)
+from resilience import Timeout, TimeoutExceeded
 
 SHORT = 0.01
 LONG = 60.0

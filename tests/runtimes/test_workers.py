@@ -18,17 +18,7 @@ from typing import Any, Never
 
 import pytest
 
-from resilience import (
-    Bulkhead,
-    Call,
-    CircuitBreaker,
-    Context,
-    Fallback,
-    Policy,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-)
+from resilience import Bulkhead, Call, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.runtimes import workers
 from tests.conftest import Boom
 from tests.runtimes.conftest import LONG, SHORT, until

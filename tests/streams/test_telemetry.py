@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from resilience import (
-    Bulkhead,
-    Context,
-    Pipeline,
-    events,
-)
+from resilience import Bulkhead, Context, Pipeline, events
 from resilience.events.dispatch import subscribers
 from tests.conftest import Boom, World
 from tests.streams.sources import Consumed, Source, outcome, retry, streamed

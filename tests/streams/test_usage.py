@@ -10,18 +10,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    Bulkhead,
-    Cache,
-    Context,
-    Fallback,
-    Hedge,
-    Keyed,
-    Pipeline,
-    Policy,
-    SingleFlight,
-    Timeout,
-)
+from resilience import Bulkhead, Cache, Context, Fallback, Hedge, Keyed, Pipeline, Policy, SingleFlight, Timeout
 from resilience.errors import ArgumentMisuse, RaceMisuse
 from tests.callers import run_all
 from tests.conftest import Boom, World

@@ -14,13 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from resilience import (
-    Bulkhead,
-    CircuitBreaker,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-)
+from resilience import Bulkhead, CircuitBreaker, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.runtimes import workers
 from resilience.testing import VirtualClock, ascript, clocks, hang, script, virtual_time

@@ -8,11 +8,7 @@ from typing import Any
 import backoff
 import pytest
 
-from resilience import (
-    Retry,
-    Success,
-    events,
-)
+from resilience import Retry, Success, events
 from resilience import backoff as backoffs
 from resilience.testing import recording
 from tests.docs.migrating.rows import ANSWERS, FAILS, Asks, Check, cases, predicate, row, written

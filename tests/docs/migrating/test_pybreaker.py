@@ -11,15 +11,7 @@ from typing import Any
 import pybreaker
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    CircuitState,
-    Context,
-    Policy,
-    Success,
-    events,
-)
+from resilience import CircuitBreaker, CircuitOpen, CircuitState, Context, Policy, Success, events
 from resilience.testing import script, virtual_time
 from tests.docs.migrating.rows import NAMES, Check, cases, row, written
 from tests.docs.side_by_side import code_in, their_time

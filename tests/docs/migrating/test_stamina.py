@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 import stamina
 
-from resilience import (
-    Retry,
-    events,
-)
+from resilience import Retry, events
 from resilience.testing import no_sleeping, switched_off
 from tests.docs.migrating.rows import ANSWERS, FAILS, Asks, Check, cases, predicate, row, written
 from tests.docs.side_by_side import code_in, ours, same, theirs

@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 import tenacity
 
-from resilience import (
-    Context,
-    RetriesExhausted,
-    Retry,
-    Success,
-    events,
-)
+from resilience import Context, RetriesExhausted, Retry, Success, events
 from resilience.integrations.logging import log_events
 from resilience.testing import no_sleeping, recording, script, virtual_time
 from tests.docs.migrating.rows import ANSWERS, FAILS, NAMES, ROWS, Asks, Check, cases, predicate, row, written

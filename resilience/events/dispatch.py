@@ -179,17 +179,14 @@ def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context
         pipeline = None if ctx._executed is None else ctx._executed.name
         if info.properties:
             properties = dict(info.properties)  # a plain dictionary, so that an event can be copied and pickled
+    numbers["policy"] = policy
+    numbers["operation"] = operation
+    numbers["time"] = clock.now()
+    numbers["properties"] = properties
+    numbers["pipeline"] = pipeline
+    numbers["_called"] = called
     event = kind.__new__(kind)  # the `__init__` of a frozen dataclass would take a quarter of the call
-    facts = {
-        "policy": policy,
-        "operation": operation,
-        "time": clock.now(),
-        "properties": properties,
-        "pipeline": pipeline,
-        "_called": called,
-        **numbers,
-    }
-    _set(event, "__dict__", facts)
+    _set(event, "__dict__", numbers)
     for listener in listeners:
         try:
             listener(event)

@@ -13,14 +13,18 @@ from resilience import (
     AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
+    Cache,
     Chaos,
     CircuitBreaker,
     ConsecutiveFailures,
     Context,
     Fallback,
+    Hedge,
+    Keyed,
     Policy,
     RateLimiter,
     Retry,
+    SingleFlight,
     Timeout,
 )
 from resilience.backoff import Exponential
@@ -69,23 +73,27 @@ def test_a_copy_of_a_policy_with_slots_has_their_values(way: str) -> None:
     assert copied.call(str.upper, "hello") == "> HELLO!"
 
 
-@pytest.mark.parametrize("way", ["pickle", "deepcopy"])
+@pytest.mark.parametrize("way", WAYS_TO_COPY)
 @pytest.mark.parametrize(
-    "policy",
+    ("policy", "shared"),
     [
-        Bulkhead(1),
-        RateLimiter(1),
-        CircuitBreaker(ConsecutiveFailures(2)),
-        Chaos(result=1),
-        AdaptiveLimit(1),
-        AdaptiveThrottle(),
-        Retry().wrap(Bulkhead(1)),
+        (Bulkhead(1), "permits"),
+        (RateLimiter(1), "turns"),
+        (CircuitBreaker(ConsecutiveFailures(2)), "circuit"),
+        (Chaos(result=1), "switch"),
+        (AdaptiveLimit(1), "permits"),
+        (AdaptiveThrottle(), "counts"),
+        (Hedge(), "budget and observations"),
+        (SingleFlight(name="users"), "running calls"),
+        (Cache(60, name="users"), "values"),
+        (Keyed(len, len, name="hosts"), "policies"),  # type: ignore[arg-type,return-value]
     ],
-    ids=["Bulkhead", "RateLimiter", "CircuitBreaker", "Chaos", "AdaptiveLimit", "AdaptiveThrottle", "Pipeline"],
+    ids=lambda value: type(value).__name__ if isinstance(value, Policy) else "",
 )
-def test_a_policy_with_shared_state_cannot_be_copied(policy: Policy[Any], way: str) -> None:
-    """Two copies would admit twice as much; also as a part of a pipeline."""
-    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+def test_a_policy_with_shared_state_cannot_be_copied(policy: Policy[Any], shared: str, way: str) -> None:
+    """Two copies would admit twice as much."""
+    message = f"{policy.name} cannot be copied or pickled, because all its users share its {shared}"
+    with pytest.raises(TypeError, match=message):
         WAYS_TO_COPY[way](policy)
 
 

@@ -9,10 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from resilience import (
-    Timeout,
-    TimeoutExceeded,
-)
+from resilience import Timeout, TimeoutExceeded
 from resilience.integrations.aiohttp import resilience_middleware
 from tests.integrations.aiohttp_sessions import QUICK, outcome_of, session
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer

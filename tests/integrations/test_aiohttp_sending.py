@@ -12,12 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    Policy,
-    Retry,
-    Timeout,
-)
+from resilience import CircuitBreaker, Policy, Retry, Timeout
 from resilience.integrations.aiohttp import resilience_middleware
 from resilience.integrations.http import NotRepeatable
 from tests.integrations.aiohttp_sessions import QUICK, notes_of, outcome_of, pieces, session

@@ -11,11 +11,7 @@ import pytest
 import requests
 from typing_extensions import override
 
-from resilience import (
-    Context,
-    Policy,
-    Retry,
-)
+from resilience import Context, Policy, Retry
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.http.bodies import Body
 from resilience.integrations.requests import ResilienceAdapter

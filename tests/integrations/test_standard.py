@@ -16,16 +16,7 @@ import anyio
 import httpx
 import pytest
 
-from resilience import (
-    CircuitOpen,
-    Hedge,
-    Policy,
-    Rate,
-    Retry,
-    RetryBudget,
-    TimeoutExceeded,
-    events,
-)
+from resilience import CircuitOpen, Hedge, Policy, Rate, Retry, RetryBudget, TimeoutExceeded, events
 from resilience.backoff import Exponential
 from resilience.integrations.http import PerHost, Rules, standard
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport

@@ -26,15 +26,7 @@ from resilience import (
     Timeout,
 )
 from resilience.integrations.http import PerHost, TransientStatus
-from resilience.integrations.telemetry import (
-    INSTRUMENTS,
-    Feed,
-    Instrument,
-    Labels,
-    Measurement,
-    Observed,
-    error_type,
-)
+from resilience.integrations.telemetry import INSTRUMENTS, Feed, Instrument, Labels, Measurement, Observed, error_type
 from resilience.outcome import Failure, Success
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.listening import park_a_task, retry_without_budget

@@ -10,15 +10,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    Chaos,
-    Context,
-    DeadlineExceeded,
-    Failure,
-    Retry,
-    Success,
-    events,
-)
+from resilience import Chaos, Context, DeadlineExceeded, Failure, Retry, Success, events
 from resilience.testing import Simulation, seeded, virtual_time
 from tests.conftest import Boom, FakeClock, Script, World
 

@@ -10,16 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    Context,
-    Hedge,
-    SlowRatio,
-    Timeout,
-    TimeoutExceeded,
-    events,
-)
+from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, SlowRatio, Timeout, TimeoutExceeded, events
 from resilience.runtimes import lowering
 from resilience.runtimes.lowering import lower
 from tests.callers import run_all

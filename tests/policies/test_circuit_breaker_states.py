@@ -10,15 +10,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    BulkheadFull,
-    CircuitBreaker,
-    CircuitOpen,
-    Context,
-    DeadlineExceeded,
-    Rejected,
-    backoff,
-)
+from resilience import BulkheadFull, CircuitBreaker, CircuitOpen, Context, DeadlineExceeded, Rejected, backoff
 from tests.conftest import Boom, FakeClock, Script, World, no_collector
 from tests.contention.beside import beside
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails, works

@@ -7,18 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    Context,
-    Failure,
-    Fallback,
-    Outcome,
-    Policy,
-    Retry,
-    Success,
-    Timeout,
-    current_context,
-    events,
-)
+from resilience import Context, Failure, Fallback, Outcome, Policy, Retry, Success, Timeout, current_context, events
 from tests.conftest import Boom, Frozen, Script, World, shown
 from tests.policies.retries import Response, bad
 

@@ -82,13 +82,6 @@ def test_a_quantile_can_be_copied_and_pickled(way: Any) -> None:
     assert repr(way(quantile)) == repr(quantile) == "Quantile(0.9, least=0.2, most=0.5, window=5, warm_up=3)"
 
 
-def test_a_hedge_with_an_observed_delay_cannot_be_copied_or_pickled() -> None:
-    """Two copies would each know half of the calls, and have a budget each."""
-    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="cannot be copied or pickled"):
-            copied(Hedge())
-
-
 # --- numbers (contract: Tail at Scale, and the bias of learning from winners alone) ----------------
 
 

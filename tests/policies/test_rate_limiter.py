@@ -628,9 +628,3 @@ async def test_errors_and_refusals_leave_no_reference_cycle(world: World, virtua
     with no_collector():
         await main()
         assert [it() for it in left] == [None] * 8
-
-
-def test_a_limiter_cannot_be_copied_or_pickled() -> None:
-    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="all its users share its turns"):
-            copied(RateLimiter(1))

@@ -9,16 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    Context,
-    DeadlineExceeded,
-    Rejected,
-    Retry,
-    RetryBudget,
-    events,
-)
+from resilience import CircuitBreaker, CircuitOpen, Context, DeadlineExceeded, Rejected, Retry, RetryBudget, events
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.retries import Response, bad, notes_of, run
 from tests.test_repeats import CustomBudget

@@ -12,16 +12,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    Context,
-    DeadlineExceeded,
-    Policy,
-    RetriesExhausted,
-    Retry,
-    Success,
-    TimeoutExceeded,
-    events,
-)
+from resilience import Context, DeadlineExceeded, Policy, RetriesExhausted, Retry, Success, TimeoutExceeded, events
 from resilience.clock import clock as process_clock
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.retries import Other, Response, RetryAfter, bad, notes_of, run

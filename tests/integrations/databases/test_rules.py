@@ -15,16 +15,7 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from resilience import (
-    Context,
-    DeadlineExceeded,
-    Policy,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-    current_context,
-    deadline,
-)
+from resilience import Context, DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded, current_context, deadline
 from resilience.integrations.dbapi import TransactionAborted
 from tests.conftest import FakeClock
 from tests.integrations.databases.kinds import KINDS, Kind, Notes

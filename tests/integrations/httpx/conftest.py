@@ -15,11 +15,7 @@ import httpx
 import httpx2
 import pytest
 
-from resilience import (
-    Context,
-    Policy,
-    Retry,
-)
+from resilience import Context, Policy, Retry
 from resilience.integrations.http import TransientStatus
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import World

@@ -32,14 +32,7 @@ from resilience import (
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import World, no_collector
-from tests.integrations.httpx.conftest import (
-    NO_TLS,
-    PATIENT,
-    QUICK,
-    AlwaysTwice,
-    Kit,
-    Sender,
-)
+from tests.integrations.httpx.conftest import NO_TLS, PATIENT, QUICK, AlwaysTwice, Kit, Sender
 from tests.integrations.servers import Answer, FlakyServer
 
 

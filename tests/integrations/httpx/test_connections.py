@@ -11,21 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from resilience import (
-    Fallback,
-    Policy,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-)
+from resilience import Fallback, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.integrations.httpx import ResilienceTransport
-from tests.integrations.httpx.conftest import (
-    NO_TLS,
-    QUICK,
-    Kit,
-    Tick,
-    dripping,
-)
+from tests.integrations.httpx.conftest import NO_TLS, QUICK, Kit, Tick, dripping
 from tests.integrations.servers import Answer, FlakyServer
 
 

@@ -8,20 +8,9 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-)
+from resilience import CircuitBreaker, CircuitOpen, Retry, Timeout, TimeoutExceeded
 from tests.conftest import FakeClock
-from tests.integrations.httpx.conftest import (
-    QUICK,
-    Kit,
-    full_port,
-    notes_of,
-)
+from tests.integrations.httpx.conftest import QUICK, Kit, full_port, notes_of
 from tests.integrations.servers import Answer, FlakyServer
 from tests.integrations.upload_bodies import ONCE, Asynchronous
 

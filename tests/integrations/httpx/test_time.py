@@ -11,22 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    DeadlineExceeded,
-    Policy,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-    deadline,
-)
+from resilience import DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded, deadline
 from tests.conftest import FakeClock
-from tests.integrations.httpx.conftest import (
-    PATIENT,
-    QUICK,
-    Kit,
-    dripping,
-    full_port,
-)
+from tests.integrations.httpx.conftest import PATIENT, QUICK, Kit, dripping, full_port
 from tests.integrations.servers import Answer, FlakyServer
 
 

@@ -106,23 +106,6 @@ async def test_inside_a_function_the_ambient_context_is_its_own(world: World, cl
     assert same == [True, True]
 
 
-async def test_a_nested_execution_inherits_deadline_operation_and_properties(world: World, clock: FakeClock) -> None:
-    """So another library that is called inside obeys the same deadline."""
-    seen: list[Context] = []
-
-    async def inner(ctx: Context) -> None:
-        seen.append(ctx)
-
-    async def outer(ctx: Context) -> None:
-        clock.advance(2.0)
-        await world.execute(PASSING, inner)
-
-    await world.execute(PASSING, outer, Context(timeout=8.0, operation="op", properties={"a": 1}))
-    [ctx] = seen
-    assert (ctx.remaining(), ctx.operation, dict(ctx.properties)) == (6.0, "op", {"a": 1})
-    assert ctx.attempt == 1
-
-
 @pytest.mark.parametrize(("ambient", "given", "left"), [(5.0, 9.0, 5.0), (9.0, 5.0, 5.0), (5.0, None, 5.0)])
 async def test_of_an_explicit_and_the_ambient_context_the_earlier_deadline_holds(
     world: World, clock: FakeClock, ambient: float, given: float | None, left: float
@@ -140,27 +123,6 @@ async def test_of_an_explicit_and_the_ambient_context_the_earlier_deadline_holds
     assert seen[0].remaining() == left
     assert seen[0].operation == "own"
     assert own.remaining() == (INF if given is None else given), "the caller's own context is not changed"
-
-
-async def test_the_ambient_context_is_inherited_by_tasks(tasks_world: World) -> None:
-    """A task has a copy of the context variables of its parent."""
-    seen: list[tuple[str | None, float]] = []
-
-    async def child() -> None:
-        ctx = current_context()
-        seen.append((ctx.operation, ctx.deadline))
-        with deadline(0.5):
-            await anyio.sleep(0)
-
-    async def fn(ctx: Context) -> float:
-        async with anyio.create_task_group() as group:
-            group.start_soon(child)
-            group.start_soon(child)
-        assert current_context() is ctx, "a block of the child changed the context here"
-        return ctx.deadline
-
-    limit = float(await PASSING.aexecute(fn, Context(timeout=5.0, operation="op")))
-    assert seen == [("op", limit)] * 2
 
 
 async def test_concurrent_tasks_have_separate_ambient_contexts(tasks_world: World) -> None:
@@ -221,19 +183,6 @@ def test_workers_run_in_a_copy_of_the_callers_context_variables(threads: World) 
     assert Timeout(5.0).execute(fn, Context(timeout=8.0)) == (True, "acme", True)
     assert tenant.get() == "acme"
     assert current_context().deadline == INF
-
-
-def test_a_plain_thread_does_not_inherit_the_ambient_context(threads: World) -> None:
-    """`threading.Thread` copies no context variables."""
-    found: list[float] = []
-
-    def fn(ctx: Context) -> None:
-        thread = threading.Thread(target=lambda: found.append(current_context().deadline))
-        thread.start()
-        thread.join()
-
-    Retry().execute(fn, Context(timeout=5.0))
-    assert found == [INF]
 
 
 async def test_the_ambient_context_is_restored_after_a_failure_or_interrupt(world: World) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-import requests
 
 from resilience import Bulkhead, CircuitBreaker, Fallback, Retry, Timeout
 from resilience.errors import BulkheadFull, CircuitOpen
@@ -179,23 +178,18 @@ class AcquireContext:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._connection: Connection | None = None
-        self._done = False
+        self._is_used = False
 
     async def __aenter__(self) -> Connection:
-        if self._connection is not None or self._done:
-            raise RuntimeError("a connection is already acquired")
-        self._connection = await self._pool._acquire()
+        self._connection = await self
         return self._connection
 
     async def __aexit__(self, *exc: object) -> None:
-        self._done = True
-        connection, self._connection = self._connection, None
-        assert connection is not None
-        await self._pool.release(connection)
+        await self._pool.release(self._connection)
 
     def __await__(self) -> Generator[Any, Any, Connection]:
-        self._done = True
+        assert not self._is_used
+        self._is_used = True
         return self._pool._acquire().__await__()
 
 
@@ -417,33 +411,7 @@ async def test_entering_a_result_that_is_no_context_manager_is_a_misuse(tasks_wo
     assert client.calls == []
 
 
-# --- real clients ------------------------------------------------------------------------------
-
-
-def test_a_real_session_of_requests_can_be_wrapped() -> None:
-    """Without names; entering it returns the proxy, and leaving the block closes it."""
-    calls: list[str] = []
-
-    class Adapter(requests.adapters.BaseAdapter):
-        def send(self, request: Any, **settings: Any) -> requests.Response:
-            calls.append(request.url)
-            if len(calls) < 3:
-                raise requests.ConnectionError("reset")
-            response = requests.Response()
-            response.status_code = 200
-            response.url = request.url
-            return response
-
-        def close(self) -> None:
-            calls.append("closed")
-
-    session = requests.Session()
-    session.mount("fake://", Adapter())
-    with Retry(backoff=[0]).proxy(session) as proxy:
-        assert proxy.get("fake://host/").status_code == 200
-        proxy.headers["x"] = "y"
-    assert session.headers["x"] == "y"
-    assert calls == ["fake://host/"] * 3 + ["closed"]
+# --- a real client -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["proxy", "aproxy"])

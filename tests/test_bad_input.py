@@ -471,29 +471,6 @@ def test_a_wrong_argument_is_refused_with_its_name_and_value(cases: list[Case]) 
         assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (lambda: Timeout(0), "more than zero"),
-        (lambda: Timeout("1"), "seconds (a number) or a timedelta"),  # type: ignore[arg-type]
-        (lambda: Bulkhead(0), "at least 1"),
-        (lambda: Bulkhead(1, queue=-1), "at least 0"),
-        (lambda: Decorrelated(2, cap=1), "at least base (2.0)"),
-        (lambda: FailureRatio(2), "at most 1"),
-        (lambda: Retry(on_retry=later), "plain function"),
-        (lambda: Retry(backoff=2.5), "Constant(2.5)"),  # type: ignore[arg-type]
-        (lambda: CircuitBreaker(0.5), "a condition such as ConsecutiveFailures(5), or an int"),  # type: ignore[arg-type]
-        (lambda: events.subscribe(print, Boom), "resilience.events"),  # type: ignore[arg-type]
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_the_message_says_which_values_are_allowed(make: Callable[[], object], expected: str) -> None:
-    """Bounds, units, and what to write instead."""
-    with pytest.raises((TypeError, ValueError)) as caught:
-        make()
-    assert expected in str(caught.value)
-
-
 def test_the_table_has_every_parameter_of_every_constructor() -> None:
     """Except those that take any value, and functions: see `ENTRIES`."""
     elsewhere = {("Fallback", "value"), ("Chaos", "result"), ("each", "function")}
@@ -520,33 +497,6 @@ def test_the_table_has_every_parameter_of_every_constructor() -> None:
         (kind.__name__, name) for kind in kinds for name in list(inspect.signature(kind).parameters)
     } - elsewhere
     assert expected <= {(case.where, case.parameter) for case in CASES}
-
-
-# --- arguments that exclude one another ---
-
-
-def test_fallback_refuses_a_value_together_with_a_handler() -> None:
-    """Also a value of None."""
-    for value in ("x", None):
-        with pytest.raises(ValueError, match=r"value.*handler") as caught:
-            Fallback(value, handler=plain)  # type: ignore[call-overload]
-        assert repr(value) in str(caught.value)
-
-
-def test_a_window_of_time_and_a_window_of_calls_exclude_each_other() -> None:
-    for make in (
-        lambda: FailureRatio(0.5, window=30.0, last=100),
-        lambda: SlowRatio(0.5, slower_than=1.0, window=30.0, last=100),
-    ):
-        with pytest.raises(ValueError, match=r"window=30\.0.*last=100"):
-            make()
-
-
-def test_conditions_combine_only_with_conditions() -> None:
-    """`ConsecutiveFailures(3) | 5` is not guessed at."""
-    for other in (5, None, "x", Boom):
-        with pytest.raises(TypeError):
-            ConsecutiveFailures(3) | other  # type: ignore[operator]
 
 
 # --- entry points ----------------------------------------------------------------------------

@@ -19,22 +19,24 @@ from resilience import (
     AdaptiveLimit,
     Bulkhead,
     CircuitBreaker,
+    ConsecutiveFailures,
     FailureRatio,
     Fallback,
     Pipeline,
     Policy,
     Retry,
+    SlowRatio,
     Timeout,
     current_context,
     deadline,
     events,
 )
-from resilience.backoff import Constant
+from resilience.backoff import Constant, Decorrelated
 from resilience.clock import FOREVER
 from resilience.clock import clock as process_clock
 from resilience.errors import BulkheadFull
 from tests.conftest import Boom, World
-from tests.functions import quick
+from tests.functions import coroutine, quick
 
 
 def fetch() -> str:
@@ -79,21 +81,90 @@ def refused(error: type[Exception], *words: str) -> Any:
 
 # --- at construction ---------------------------------------------------------------------------
 
+#: What is built or decorated, and a pattern of the error: the value, what is allowed, what to write instead.
+MISUSES: dict[str, tuple[type[Exception], str, Callable[[], object]]] = {
+    "@Retry": (TypeError, r"fetch.*did you mean @Retry\(\)\?", lambda: Retry(fetch)),
+    "@CircuitBreaker": (TypeError, r"fetch.*did you mean @CircuitBreaker\(\)\?", lambda: CircuitBreaker(fetch)),
+    "@Timeout": (TypeError, r"fetch.*did you mean @Timeout\(2.0\)\?", lambda: Timeout(fetch)),
+    "@Bulkhead": (TypeError, r"fetch.*did you mean @Bulkhead\(10\)\?", lambda: Bulkhead(fetch)),
+    "@Pipeline": (TypeError, r"fetch.*Pipeline\(\.\.\.\)\(fetch\)", lambda: Pipeline(fetch)),
+    "a list of policies": (TypeError, r"Pipeline\(\*policies\)", lambda: Pipeline([Retry()])),
+    "a timeout of zero": (ValueError, "more than zero", lambda: Timeout(0)),
+    "a text as seconds": (TypeError, r"seconds \(a number\) or a timedelta", lambda: Timeout("1")),
+    "a limit of zero": (ValueError, "at least 1", lambda: Bulkhead(0)),
+    "a negative queue": (ValueError, "at least 0", lambda: Bulkhead(1, queue=-1)),
+    "no queue": (ValueError, "max_wait=1.*queue", lambda: Bulkhead(5, max_wait=1)),
+    "no queue of a limit": (ValueError, "max_wait=1.*queue", lambda: AdaptiveLimit(0.3, max_wait=1)),
+    "a ratio of two": (ValueError, "at most 1", lambda: FailureRatio(2)),
+    "per cent": (ValueError, r"50.*did you mean 0\.5\?", lambda: FailureRatio(50)),
+    "too much for per cent": (ValueError, "not 1000$", lambda: FailureRatio(1000)),
+    "two windows": (ValueError, r"window=30\.0.*last=5", lambda: FailureRatio(0.5, window=30.0, last=5)),
+    "two slow windows": (ValueError, "window=3.*last=5", lambda: SlowRatio(0.5, slower_than=1.0, window=3, last=5)),
+    "a ratio as condition": (
+        TypeError,
+        r"a condition such as ConsecutiveFailures\(5\), or an int, not 0\.5; did you mean FailureRatio\(0\.5\)\?",
+        lambda: CircuitBreaker(0.5),
+    ),
+    "a float as condition": (TypeError, r"not 5\.0$", lambda: CircuitBreaker(5.0)),
+    "a condition or an int": (TypeError, "unsupported operand", lambda: ConsecutiveFailures(3) | 5),
+    "a condition or None": (TypeError, "unsupported operand", lambda: ConsecutiveFailures(3) | None),
+    "a list of types": (TypeError, r"must be an exception type.*did you mean a tuple\?", lambda: Retry(on=[OSError])),
+    "a set of types": (TypeError, r"must be an exception type.*did you mean a tuple\?", lambda: Retry(on={OSError})),
+    "a union": (TypeError, r"must be an exception type.*did you mean a tuple\?", lambda: Retry(on=OSError | KeyError)),
+    "a list to ignore": (
+        TypeError,
+        r"must be an exception type.*did you mean a tuple",
+        lambda: Retry(ignore=[OSError]),
+    ),
+    "ExceptionGroup[...]": (
+        TypeError,
+        "must be an exception type.*ExceptionGroup",
+        lambda: Retry(on=ExceptionGroup[OSError]),
+    ),
+    "a jitter of zero": (ValueError, "not 0;.*did you mean 'none'", lambda: Constant(1, jitter=0)),
+    "a cap below the base": (ValueError, r"at least base \(2\.0\)", lambda: Decorrelated(2, cap=1)),
+    "a number as backoff": (TypeError, r"Constant\(2\.5\)", lambda: Retry(backoff=2.5)),
+    "a backoff with a parameter": (
+        TypeError,
+        r"backoff is called as backoff\(\).*attempt",
+        lambda: Retry(backoff=lambda attempt: [attempt]),
+    ),
+    "an asynchronous callback": (TypeError, "plain function", lambda: Retry(on_retry=coroutine)),
+    "a value and a handler": (ValueError, "'x'.*handler", lambda: Fallback("x", handler=print)),
+    "None and a handler": (ValueError, "None.*handler", lambda: Fallback(None, handler=print)),
+    "no kind of event": (TypeError, r"resilience\.events", lambda: events.subscribe(print, Boom)),
+    "no client": (TypeError, "no client", lambda: quick().proxy(None)),
+    "no asynchronous client": (TypeError, "no client", lambda: quick().aproxy(None)),
+    "a decorated class": (
+        TypeError,
+        r"Client is a class.*decorate its methods.*policy\.proxy\(Client",
+        lambda: quick()(Client),
+    ),
+    "a decorated policy": (TypeError, "Timeout.*Pipeline", lambda: quick()(Timeout(1))),
+    "a decorated property": (TypeError, "decorate the function below it", lambda: quick()(property(fetch))),
+    "a decorated block": (TypeError, r"transaction.*retry\.attempts\(\)", lambda: quick()(transaction)),
+    "a decorated async block": (TypeError, r"transaction.*retry\.attempts\(\)", lambda: quick()(async_transaction)),
+    "a decorated partial of a block": (
+        TypeError,
+        r"transaction.*retry\.attempts\(\)",
+        lambda: quick()(functools.partial(transaction)),
+    ),
+    "a policy as a call": (TypeError, r"policy\.call\(fetch, \.\.\.\)", lambda: quick()(fetch, "url")),
+    "a policy that decorates nothing": (TypeError, "decorates callables", lambda: quick()()),
+}
 
-@pytest.mark.parametrize(
-    ("make", "hint"),
-    [
-        (Retry, r"did you mean @Retry\(\)\?"),
-        (CircuitBreaker, r"did you mean @CircuitBreaker\(\)\?"),
-        (Timeout, r"did you mean @Timeout\(2.0\)\?"),
-        (Bulkhead, r"did you mean @Bulkhead\(10\)\?"),
-        (Pipeline, r"Pipeline\(\.\.\.\)\(fetch\)"),
-    ],
-)
-def test_a_decorator_without_parentheses_is_refused(make: Any, hint: str) -> None:
-    """The function arrives as the first parameter."""
-    with refused(TypeError, "fetch", hint):
-        make(fetch)
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_the_error_of_a_misuse_says_what_to_write_instead(misuse: str) -> None:
+    error, pattern, make = MISUSES[misuse]
+    with pytest.raises(error, match=pattern):
+        make()
+
+
+def test_arguments_that_are_nearly_misuses_are_accepted() -> None:
+    Bulkhead(5, queue=1, max_wait=1)
+    Retry(backoff=lambda base=1.0: [base])
+    assert quick().call(Client).fetch() == "fetched"
 
 
 def test_a_fallback_used_as_a_bare_decorator_is_refused_when_called() -> None:
@@ -111,53 +182,6 @@ def test_a_fallback_used_as_a_bare_decorator_is_refused_when_called() -> None:
 
 def raising() -> str:
     raise Boom
-
-
-def test_a_pipeline_of_a_list_is_refused_with_how_to_unpack_it() -> None:
-    with refused(TypeError, r"Pipeline\(\*policies\)"):
-        Pipeline([Retry()])  # type: ignore[arg-type]
-
-
-def test_max_wait_without_a_queue_is_refused() -> None:
-    """No call would wait."""
-    for make in (lambda: Bulkhead(5, max_wait=1), lambda: AdaptiveLimit(0.3, max_wait=1)):
-        with refused(ValueError, "max_wait=1", "queue"):
-            make()
-    assert Bulkhead(5, queue=1, max_wait=1).settings()["max_wait"] == 1.0
-
-
-def test_for_a_ratio_in_percent_the_error_suggests_the_fraction() -> None:
-    with refused(ValueError, "50", r"did you mean 0\.5\?"):
-        FailureRatio(50)
-    with pytest.raises(ValueError, match=r"not 1000$"):
-        FailureRatio(1000)
-
-
-def test_for_a_ratio_as_the_trip_condition_the_error_suggests_failure_ratio() -> None:
-    """Other breakers take the ratio of failures as their first argument."""
-    with refused(TypeError, r"not 0\.5; did you mean FailureRatio\(0\.5\)\?"):
-        CircuitBreaker(0.5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"not 5\.0$"):
-        CircuitBreaker(5.0)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("exceptions", [[OSError], {OSError}, OSError | KeyError])
-def test_exceptions_in_a_list_or_a_union_are_refused_and_the_error_suggests_a_tuple(exceptions: Any) -> None:
-    """As for `except`."""
-    for make in (lambda: Retry(on=exceptions), lambda: Retry(ignore=exceptions)):
-        with refused(TypeError, "must be an exception type", r"did you mean a tuple\?"):
-            make()
-
-
-def test_a_jitter_of_zero_is_refused_and_the_error_suggests_none() -> None:
-    with refused(ValueError, "not 0;", "did you mean 'none'"):
-        Constant(1, jitter=0)
-
-
-def test_an_exception_group_with_a_parameter_is_refused() -> None:
-    """It can be called, but is no predicate."""
-    with refused(TypeError, "must be an exception type", "ExceptionGroup"):
-        Retry(on=ExceptionGroup[OSError])
 
 
 @pytest.mark.parametrize(
@@ -188,13 +212,6 @@ def test_a_callback_whose_parameters_cannot_fit_is_refused(
             unsubscribe()
 
 
-def test_a_backoff_function_with_required_parameters_is_refused() -> None:
-    """It is called without arguments."""
-    with refused(TypeError, r"backoff is called as backoff\(\)", "attempt"):
-        Retry(backoff=lambda attempt: [attempt])  # type: ignore[arg-type, misc]
-    Retry(backoff=lambda base=1.0: [base])
-
-
 def test_a_callback_without_a_signature_is_accepted() -> None:
     """Some builtins have none, and an object may have an invalid one."""
 
@@ -204,44 +221,6 @@ def test_a_callback_without_a_signature_is_accepted() -> None:
         def __call__(self, event: object) -> None: ...
 
     Retry(on_result=max, on_retry=Strange())
-
-
-# --- decorating --------------------------------------------------------------------------------
-
-
-def test_a_class_cannot_be_decorated() -> None:
-    """The result would be a function: no `isinstance`, no class methods, and its methods unprotected."""
-    with refused(TypeError, "Client is a class", "decorate its methods", r"policy\.proxy\(Client"):
-        quick()(Client)
-    assert quick().call(Client).fetch() == "fetched"
-
-
-def test_a_policy_cannot_be_decorated_with_a_policy() -> None:
-    """The result would decorate what it is called with, outside of the first policy."""
-    with refused(TypeError, "Timeout", "Pipeline"):
-        quick()(Timeout(1))
-
-
-@pytest.mark.parametrize("function", [transaction, async_transaction, functools.partial(transaction)])
-def test_a_context_manager_function_cannot_be_decorated(function: Any) -> None:
-    """Its work is done in the block; the error suggests the block form."""
-    with refused(TypeError, "transaction", r"retry\.attempts\(\)"):
-        quick()(function)
-
-
-def test_calling_a_policy_with_arguments_is_refused() -> None:
-    """`retry(fetch, url)` reads like a call; the error suggests `policy.call`."""
-    policy: Any = quick()
-    with refused(TypeError, r"policy\.call\(fetch, \.\.\.\)"):
-        policy(fetch, "url")
-    with refused(TypeError, "decorates callables"):
-        policy()
-
-
-def test_a_property_cannot_be_decorated() -> None:
-    """The error suggests decorating the function below it."""
-    with refused(TypeError, "decorate the function below it"):
-        quick()(property(lambda self: 1))  # type: ignore[call-overload]
 
 
 # --- calling -----------------------------------------------------------------------------------
@@ -517,11 +496,3 @@ def test_a_sleep_of_centuries_is_limited_to_what_a_thread_can_sleep(
     assert policy.call(fetch) == "fetched"
     assert slept == [FOREVER]
     assert FOREVER * 1e9 < 2**63  # Python counts nanoseconds in 64 bits
-
-
-def test_a_proxy_of_none_is_refused() -> None:
-    """It would protect nothing; probably the client was not created."""
-    with refused(TypeError, "no client"):
-        quick().proxy(None)
-    with refused(TypeError, "no client"):
-        quick().aproxy(None)

@@ -67,7 +67,9 @@ async def test_a_block_limits_every_execution_inside(world: World, how: str, clo
 
 
 @each_block
-@pytest.mark.parametrize(("outer", "inner", "left"), [(8.0, 3.0, 3.0), (3.0, 8.0, 3.0), (3.0, INF, 3.0)])
+@pytest.mark.parametrize(
+    ("outer", "inner", "left"), [(8.0, 3.0, 3.0), (3.0, 8.0, 3.0), (3.0, INF, 3.0), (INF, INF, INF)]
+)
 async def test_nested_blocks_can_only_shorten_the_deadline(
     world: World, how: str, outer: float, inner: float, left: float, clock: FakeClock
 ) -> None:
@@ -104,19 +106,6 @@ async def test_an_error_of_the_block_comes_out_and_the_deadline_ends(world: Worl
     assert current_context().deadline == INF
 
 
-@each_block
-async def test_a_block_with_an_infinite_timeout_has_no_limit(world: World, how: str) -> None:
-    """As when the timeout is a setting."""
-    async with block(world, how, INF) as ctx:
-        assert ctx.deadline == INF
-        await world.sleep(0.001)
-
-
-def test_a_block_accepts_a_timedelta(clock: FakeClock) -> None:
-    with deadline(timedelta(minutes=1)) as ctx:
-        assert ctx.remaining() == 60.0
-
-
 async def test_a_plain_block_does_not_cut_off(world: World) -> None:
     """It runs to its end; `check` raises inside."""
     with deadline(0.005) as ctx:
@@ -146,7 +135,7 @@ def test_a_block_can_be_used_again_but_not_inside_itself() -> None:
 
 def test_the_time_of_a_block_begins_at_its_entry(clock: FakeClock) -> None:
     """It can be created earlier, without an event loop."""
-    budget = deadline(5.0)
+    budget = deadline(timedelta(seconds=5))
     clock.advance(100.0)
     with budget as ctx:
         assert ctx.remaining() == 5.0
@@ -233,24 +222,7 @@ async def test_catching_the_inner_error_does_not_extend_the_outer_block(tasks_wo
             await anyio.sleep(4)
 
 
-async def test_a_cancellation_by_the_caller_is_not_reported_as_an_exceeded_deadline(tasks_world: World) -> None:
-    reached: list[str] = []
-
-    with anyio.move_on_after(0.01) as scope:
-        async with deadline(5.0):
-            await anyio.sleep(4)
-        reached.append("never")
-    assert scope.cancelled_caught
-    assert reached == []
-
-
-async def test_a_cancelled_asyncio_task_stays_cancelled(in_asyncio: World) -> None:
-    """Also if `Task.cancel` coincides with the deadline."""
-
-    async def body() -> None:
-        async with deadline(0.01):
-            await asyncio.sleep(5)
-
+async def test_an_asyncio_task_that_is_cancelled_at_its_deadline_stays_cancelled(in_asyncio: World) -> None:
     async def both() -> None:
         async with deadline(0.01):
             try:
@@ -259,11 +231,6 @@ async def test_a_cancelled_asyncio_task_stays_cancelled(in_asyncio: World) -> No
                 asyncio.current_task().cancel()  # type: ignore[union-attr]
                 raise
 
-    task = asyncio.create_task(body())
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
     task = asyncio.create_task(both())
     with pytest.raises(asyncio.CancelledError):
         await task

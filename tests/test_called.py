@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 
 from resilience import (
-    AdaptiveLimit,
-    Bulkhead,
-    Cache,
-    Chaos,
     CircuitBreaker,
     Context,
     Fallback,
-    Hedge,
     Pipeline,
     Policy,
     Retry,
@@ -30,7 +25,7 @@ from resilience.events import Called
 from resilience.testing import Simulation
 from tests.conftest import Boom, FakeClock, World
 from tests.functions import quick
-from tests.listening import ASKED_FOR, KINDS, retry_without_budget
+from tests.listening import ASKED_FOR, KINDS, every_kind, fails
 
 
 class Recording(Policy):
@@ -54,10 +49,6 @@ class Client:
     async def fetch(self, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
-    @classmethod
-    async def made(cls, *args: Any) -> Any:
-        return args
-
     @staticmethod
     async def plain(*args: Any) -> Any:
         return args
@@ -68,10 +59,6 @@ class BlockingClient:
 
     def fetch(self, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
-
-    @classmethod
-    def made(cls, *args: Any) -> Any:
-        return args
 
     @staticmethod
     def plain(*args: Any) -> Any:
@@ -237,40 +224,16 @@ async def test_a_fallback_handler_sees_the_failed_call(world: World) -> None:
     assert operation == function.__qualname__
 
 
-def fails(*args: Any) -> None:
-    raise Boom
-
-
-def every_kind(call: Callable[[Policy[Any]], object], full: Bulkhead) -> None:
-    """Cause an event of each kind, whatever the policy raises."""
-    call(Fallback("x").wrap(quick(2)))
-    call(CircuitBreaker(1))
-    with full.slot():
-        call(full)
-    with deadline(0.0):
-        call(Timeout(5.0))
-    call(retry_without_budget())
-    chaos = Chaos(result=None)
-    with chaos.injecting(rate=1.0):
-        call(chaos)
-    call(Hedge(5, on=Boom, eager=True))
-    call(AdaptiveLimit(60, initial=20, min_samples=1, on=Boom))
-    cache = Cache(60, key=lambda *_: "same", keep_errors=Boom)
-    call(cache)
-    call(cache)
-
-
 @pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind is not events.StreamOpened), ASKED_FOR])
 def test_each_kind_of_event_contains_the_call(kind: type[events.Event]) -> None:
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append, kind)
 
-    def call(policy: Policy[Any]) -> None:
+    for policy in every_kind():
         with suppress(Exception):
             policy.call(fails, 1, 2)
-
-    every_kind(call, Bulkhead(1))
-    every_kind(lambda policy: policy.capture(fails), Bulkhead(1))
+    for policy in every_kind():
+        policy.capture(fails)
     unsubscribe()
     assert {type(event) for event in seen} == {kind}
     assert {event.operation for event in seen} == {"fails"}

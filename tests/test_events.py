@@ -11,20 +11,15 @@ from typing import Any, Never
 import pytest
 
 from resilience import (
-    AdaptiveLimit,
     Bulkhead,
     BulkheadFull,
-    Cache,
     Call,
-    Chaos,
     CircuitBreaker,
-    CircuitOpen,
     CircuitState,
     Context,
     DeadlineExceeded,
     Failure,
     Fallback,
-    Hedge,
     Policy,
     Retry,
     Success,
@@ -32,7 +27,7 @@ from resilience import (
     events,
 )
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.listening import KINDS, facts, kinds, retry_without_budget
+from tests.listening import KINDS, every_kind, facts, kinds
 from tests.streams.sources import Source, streamed
 
 # --- the fields of each kind ---
@@ -414,37 +409,15 @@ async def test_an_execution_that_began_before_the_subscription_reports_no_call(w
 # --- without listeners ---
 
 
-async def test_no_event_is_built_without_a_listener(
-    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_event_is_built_without_a_listener(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any kind, even if everything fails."""
     built: list[str] = []
     gc.collect()  # events that other tests left
     monkeypatch.setattr(events.Event, "__del__", lambda event: built.append(type(event).__name__), raising=False)
-    breaker = CircuitBreaker(2, open_for=60.0)
-    full = Bulkhead(1)
-    chaos = Chaos(result="x")
-    cache = Cache(60, key=lambda ctx: "same", keep_errors=Boom)
-    pipeline = Fallback("x").wrap(Retry(on=(Boom, CircuitOpen), backoff=[0]), breaker, Timeout(60.0))
 
     async def main() -> None:
-        for _ in range(3):
-            await world.execute(pipeline, Script(Boom()).function())
-        breaker.close()
-        await world.attempt(Timeout(60.0), Script("never").function(), Context(timeout=0))
-        await world.attempt(retry_without_budget(), Script(Boom()).function())
-        await world.attempt(Hedge(0.01, on=Boom, eager=True), Script(Boom()).function())
-
-        async def outer(ctx: Context) -> None:
-            assert isinstance(await world.attempt(full, Script("never").function()), BulkheadFull)
-
-        await world.execute(full, outer)
-        await world.execute(AdaptiveLimit(60, initial=1, min_samples=1), Script("fine").function())
-        with chaos.injecting(rate=1.0):
-            await world.execute(chaos, Script("never").function())
-        cache.clear()
-        for _ in range(2):
-            await world.attempt(cache, Script(Boom()).function())
+        for policy in every_kind():
+            await world.attempt(policy, Script(Boom()).function())
         await streamed(world, Retry(), Source(world, [1])).all()
 
     await main()

@@ -11,7 +11,19 @@ from typing import Any, get_args, get_type_hints
 import anyio
 import pytest
 
-from resilience import Bulkhead, Cache, CircuitBreaker, Context, Fallback, Hedge, Policy, Retry, Timeout, events
+from resilience import (
+    AdaptiveLimit,
+    Bulkhead,
+    Cache,
+    CircuitBreaker,
+    Context,
+    Fallback,
+    Hedge,
+    Policy,
+    Retry,
+    Timeout,
+    events,
+)
 from resilience.integrations.http import TransientStatus
 from resilience.integrations.logging import log_events
 from resilience.integrations.telemetry.sentences import _RAN_OUT
@@ -479,6 +491,7 @@ def test_events_of_healthy_calls_are_debug_lines(threads: World, log: Log) -> No
     log.logger.setLevel(logging.DEBUG)
     log.begin()
     everything()
+    AdaptiveLimit(60, initial=1, min_samples=1).call(int)
     flaky = script(Boom(), "fine")
     Hedge(5, on=Boom, eager=True).execute(lambda ctx: flaky(), Context(operation="get"))
     lines = [re.sub(r"(in|after) \S+ s\b", r"\1 1 s", it) for it in log.lines]

@@ -14,12 +14,14 @@ from resilience.runtimes.driving import Suspended
 
 
 def end_attempt(record: Record, ctx: Context, began: float | None, value: object, error: BaseException | None) -> None:
-    """Note why a call of the function failed, and report it to the listeners to `CallFinished`.
+    """Note how a call of the function ended, and report it to the listeners to `CallFinished`.
 
     :param began: the instant at which it began; None if there was no such listener at that time.
     """
     if isinstance(error, Exception):
         record.note(unwrap_stop_iteration(error))
+    elif error is not None:
+        record.was_cut_off = True
     if began is not None:
         outcome, cancelled_by = _how_it_ended(value, error, ctx)
         announce(

@@ -79,7 +79,7 @@ class Named(Protocol):
 class Record:
     """The record of one execution. Kept only if anything can read it."""
 
-    __slots__ = ("_history", "_noted", "attempts", "began", "ended", "executed", "idempotency_key")
+    __slots__ = ("_history", "_noted", "attempts", "began", "ended", "executed", "idempotency_key", "was_cut_off")
 
     def __init__(self, executed: Named) -> None:
         self.executed: Named = executed
@@ -89,6 +89,8 @@ class Record:
         self._history: History | None = None
         #: The key that all attempts send; None until one of them asks for it.
         self.idempotency_key: str | None = None
+        #: Whether an attempt was cancelled or abandoned while it ran: it may have done its work, or do it later.
+        self.was_cut_off: bool = False
         self._noted: int | None = None  # the `id` of the error last noted for the current attempt
 
     @property

@@ -5,6 +5,7 @@
     in progress  refuse, with the seconds until the claim ends: a server answers 409
     mismatch     refuse, because the same key came with another payload: a server answers 422
     failed       give up the claim, so that the next call may claim the key
+    cut off      leave the claim to its lease, because the work may be done, or go on in a thread
 
 If a process dies, its claim ends with its lease; then the call may be made again. So the guarantee is "at least once",
 and "once" only as long as no process dies. For an exact guarantee, put a unique constraint into the transaction that
@@ -26,7 +27,7 @@ from typing_extensions import override
 from resilience import checks
 from resilience.checks import Duration, format_number
 from resilience.context import Context
-from resilience.errors import KeyMisuse, Misuse, Rejected
+from resilience.errors import KeyMisuse, Misuse, Rejected, TimeoutExceeded
 from resilience.events.dispatch import report_refusal
 from resilience.policies.keys import key_of
 from resilience.policy import Call, Policy
@@ -70,8 +71,8 @@ class Once(Policy[Never]):
         a number.
     :param payload: called with the same arguments; returns a value that must be equal for equal keys. It is compared
         in its serialized form.
-    :param lease: how many seconds a claim lasts, 60 by default: more than the longest call takes. After a cancelled
-        call or a dead process, others are refused until it ends.
+    :param lease: how many seconds a claim lasts, 60 by default: more than the longest call takes. After a call that
+        was cancelled or cut off by a `Timeout`, or a dead process, others are refused until it ends.
     :param keep: for how many seconds a result is kept, a day by default.
     :param serializer: an object with `dumps` and `loads`; JSON by default.
     :param name: the name of this policy in errors and events, and part of the keys in the store; "Once" by default.
@@ -89,6 +90,7 @@ class Once(Policy[Never]):
     """
 
     _resilience_streams = False
+    _resilience_keeps_record = True
 
     def __init__(
         self,
@@ -129,8 +131,9 @@ class Once(Policy[Never]):
             return self._known(claim, fingerprint, ctx)
         try:
             result = await call(ctx)
-        except Exception:
-            await self._end(ctx, "give_up", key, token)
+        except Exception as error:
+            if not _was_cut_off(error, ctx):
+                await self._end(ctx, "give_up", key, token)
             raise
         try:
             text = self._as_text(result)
@@ -191,3 +194,9 @@ class Once(Policy[Never]):
     def describe(self) -> str:
         lease, keep = format_number(self._lease), format_number(self._keep)
         return f"{self.name}: one call for each key, claimed for {lease} s; its result is kept for {keep} s"
+
+
+def _was_cut_off(error: Exception, ctx: Context) -> bool:
+    """Whether a `Timeout` inside has cut off the function, rather than the function failed by itself."""
+    record = ctx._info.record  # None if another policy has passed its call to this one
+    return isinstance(error, TimeoutExceeded) if record is None else record.was_cut_off

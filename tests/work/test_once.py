@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from resilience import Fallback, Pipeline, Rejected, Retry, Timeout, events
+from resilience import Fallback, Keyed, Pipeline, Policy, Rejected, Retry, Timeout, TimeoutExceeded, events
 from resilience.shared import MemoryStore
 from resilience.testing import virtual_time
 from resilience.work import KeyInUse, KeyMismatch, Once, claims
@@ -85,7 +85,7 @@ def test_the_payload_function_gets_keyword_arguments_too() -> None:
 
 
 async def test_a_failed_call_gives_up_its_claim(world: World, store: Any) -> None:
-    once, replies = Once(store, key=by_order), iter([Boom(), "fine"])
+    once, replies = Once(store, key=by_order), iter([Boom(), TimeoutExceeded(), "fine"])
 
     async def pay(order: str) -> Any:
         reply = next(replies)
@@ -94,6 +94,7 @@ async def test_a_failed_call_gives_up_its_claim(world: World, store: Any) -> Non
         return reply
 
     assert isinstance(await outcome_of(world, once, pay, "a"), Boom)
+    assert isinstance(await outcome_of(world, once, pay, "a"), TimeoutExceeded)  # as a call in it may raise
     assert await outcome_of(world, once, pay, "a") == "fine"
 
 
@@ -222,23 +223,42 @@ def test_an_async_store_works_in_tasks_only() -> None:
         Once(AsyncStore(), key=by_order).call(str.upper, "a")
 
 
-def test_a_cancelled_holder_keeps_its_claim() -> None:
+@pytest.mark.parametrize(
+    "limited",
+    [
+        lambda once: Timeout(1).wrap(once),
+        lambda once: once.wrap(Timeout(1)),
+        lambda once: Keyed(lambda key: once.wrap(Timeout(1)), key=by_order),
+    ],
+    ids=["around", "inside", "inside, in a Keyed"],
+)
+def test_a_holder_that_was_cut_off_keeps_its_claim(limited: Callable[[Once], Policy[Any]]) -> None:
     once = Once({}, key=by_order, lease=30)
+    policy = limited(once)
 
     async def slow(order: str) -> str:
         await asyncio.sleep(10)
         return "fine"
 
     async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await Timeout(1).wrap(once).acall(slow, "a")
+        with pytest.raises(TimeoutExceeded):
+            await policy.acall(slow, "a")
         with pytest.raises(KeyInUse):
-            await once.acall(slow, "a")
+            await policy.acall(slow, "a")
         await asyncio.sleep(29)
         assert await once.acall(slow, "a") == "fine"
 
     with virtual_time():
         asyncio.run(main())
+
+
+def test_a_key_is_in_use_while_its_abandoned_call_runs_in_a_thread() -> None:
+    once, end = Once({}, key=by_order).wrap(Timeout(0.01)), threading.Event()
+    with pytest.raises(TimeoutExceeded):
+        once.call(lambda order: end.wait(10), "a")
+    with pytest.raises(KeyInUse):
+        once.call(by_order, "a")
+    end.set()
 
 
 def test_results_are_stored_with_the_serializer(store: Any) -> None:

@@ -340,9 +340,12 @@ TRANSIENT = {
     ),
 }
 
+LASTING_HTTPX = "HTTPStatusError InvalidURL UnsupportedProtocol LocalProtocolError TooManyRedirects DecodingError"
+
 #: What the same clients raise for other reasons.
 LASTING = {
-    "httpx": "HTTPStatusError InvalidURL UnsupportedProtocol LocalProtocolError TooManyRedirects DecodingError",
+    "httpx": LASTING_HTTPX,
+    "httpx2": LASTING_HTTPX,
     "requests.exceptions": (
         "HTTPError InvalidURL MissingSchema TooManyRedirects JSONDecodeError RetryError ContentDecodingError"
     ),
@@ -570,16 +573,7 @@ def test_an_error_of_urllib3_is_judged_by_its_reason() -> None:
     assert not transient(urllib3.exceptions.MaxRetryError(pool, "/", None))
 
 
-# --- errors of real clients ---
-
-
-def test_a_real_status_error_of_httpx2_is_not_transient() -> None:
-    """A retry of a 503 needs `on` or `on_result`."""
-    request = httpx2.Request("GET", "http://localhost/")
-    response = httpx2.Response(503, request=request)
-    with pytest.raises(httpx2.HTTPStatusError) as caught:
-        response.raise_for_status()
-    assert not transient(caught.value)
+# --- proxies ---
 
 
 #: Answers of a proxy to CONNECT, and whether they are transient.

@@ -26,6 +26,7 @@ from resilience import (
     Retry,
     SingleFlight,
     Timeout,
+    events,
 )
 from resilience.backoff import Exponential
 from resilience.policy import Call
@@ -41,7 +42,6 @@ WITHOUT_STATE: list[Policy[Any]] = [
     Retry(5, on=(OSError, KeyError), backoff=Exponential(1.0, cap=4.0), name="again"),
     Timeout(3.0, cooperative=True),
     Fallback("instead", on=KeyError),
-    Policy.wrap(Fallback(None), Retry(), Timeout(2.0), name="all"),
 ]
 
 
@@ -68,9 +68,34 @@ class Slotted(Policy):
 
 
 @pytest.mark.parametrize("way", WAYS_TO_COPY)
-def test_a_copy_of_a_policy_with_slots_has_their_values(way: str) -> None:
-    copied = WAYS_TO_COPY[way](Slotted("!", "> "))
-    assert copied.call(str.upper, "hello") == "> HELLO!"
+def test_a_copy_of_a_used_custom_policy_is_independent_of_the_original(way: str) -> None:
+    """It has the values of its slots and of its dictionary."""
+    policy = Slotted("!", "> ")
+    assert policy.call(str.upper, "hello") == "> HELLO!"
+    copied = WAYS_TO_COPY[way](policy)
+    copied.prefix, copied.suffix = "< ", copied.suffix * 2
+    assert copied.call(str.upper, "hello") == "< HELLO!!"
+    assert policy.call(str.upper, "hello") == "> HELLO!"
+
+
+def listen(event: events.Event) -> None:
+    SEEN.append(event)
+
+
+SEEN: list[events.Event] = []
+
+
+@pytest.mark.parametrize("way", WAYS_TO_COPY)
+def test_a_copy_of_a_pipeline_has_the_same_policies_name_and_listeners(way: str) -> None:
+    pipeline = Policy.wrap(Fallback("none"), Retry(2, backoff=[0]), Timeout(3.0), name="users", listeners=[listen])
+    copied = WAYS_TO_COPY[way](pipeline)
+    assert repr(copied) == repr(pipeline)
+    settings = dict(copied.settings())
+    assert repr(settings.pop("policies")) == repr(pipeline.policies)
+    assert settings == {"name": "users", "listeners": (listen,)}
+    SEEN.clear()
+    assert copied.call(lambda: 1 // 0) == "none"
+    assert [event.policy for event in SEEN] == ["Fallback", "users"]
 
 
 @pytest.mark.parametrize("way", WAYS_TO_COPY)

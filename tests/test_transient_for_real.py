@@ -41,48 +41,29 @@ def raised_by(function: Callable[..., Any], *args: Any) -> Exception:
 # --- a closed port -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_refused_connection_of_asyncio_is_transient(unused_port: int, host: str) -> None:
-    error = raised_by(asyncio.run, asyncio.wait_for(asyncio.open_connection(host, unused_port), 5))
-    assert transient(error)
+async def connect(port: int) -> None:
+    await anyio.connect_tcp("service", port)
+
+
+CONNECTING: dict[str, Callable[[int], Any]] = {
+    "asyncio": lambda port: asyncio.run(asyncio.wait_for(asyncio.open_connection("service", port), 5)),
+    "trio": lambda port: trio.run(trio.open_tcp_stream, "service", port),
+    "anyio in asyncio": lambda port: anyio.run(connect, port),
+    "anyio in trio": lambda port: anyio.run(connect, port, backend="trio"),
+}
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]], ids=len)
-def test_a_refused_connection_of_asyncio_to_every_address_is_transient(
-    unused_port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("client", CONNECTING)
+def test_a_refused_connection_to_every_address_is_transient(
+    unused_port: int, client: str, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several failures asyncio makes one plain `OSError`, without a number or a cause."""
+    """Often a plain `OSError`, with the real errors as its causes; that of asyncio for several addresses has none."""
     resolves_to(monkeypatch, addresses)
-    error = raised_by(asyncio.run, asyncio.wait_for(asyncio.open_connection("service", unused_port), 5))
+    error = raised_by(CONNECTING[client], unused_port)
     assert transient(error)
-    if len(addresses) > 1:
+    if client == "asyncio" and len(addresses) > 1:
         assert (type(error), error.__cause__) == (OSError, None)
-
-
-@pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]], ids=len)
-def test_a_refused_connection_of_anyio_is_transient(
-    tasks_world: World, unused_port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is a plain `OSError`, with the real error as its cause."""
-    resolves_to(monkeypatch, addresses)
-
-    async def main() -> None:
-        await anyio.connect_tcp("service", unused_port)
-
-    error = raised_by(tasks_world.run, main)
-    assert isinstance(error, OSError)
-    assert not isinstance(error, (ConnectionError, TimeoutError))
-    assert transient(error)
-
-
-@pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]], ids=len)
-def test_a_refused_connection_of_trio_is_transient(
-    unused_port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resolves_to(monkeypatch, addresses)
-    error = raised_by(trio.run, trio.open_tcp_stream, "service", unused_port)
-    assert isinstance(error, OSError)
-    assert transient(error)
 
 
 def resolves_to(monkeypatch: pytest.MonkeyPatch, addresses: list[str]) -> None:

@@ -116,6 +116,16 @@ class World:
             return policy.execute(self.native(fn), ctx)
         return await policy.aexecute(fn, ctx)
 
+    async def call(self, policy: Policy[Any], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `async def fn(*args, **kwargs)` under the policy."""
+        if self.blocking:
+            return policy.call(self.native(fn), *args, **kwargs)
+        return await policy.acall(fn, *args, **kwargs)
+
+    async def result(self, result: Any) -> Any:
+        """Return the result of a decorated function or method, awaited in tasks."""
+        return result if self.blocking else await result
+
     async def attempt(self, policy: Policy[Any], fn: Callable[..., Any], ctx: Context | None = None) -> Any:
         """Execute `async def fn(ctx)` under the policy; return the value, or the exception as a value."""
         try:

@@ -44,7 +44,7 @@ async def test_listeners_and_context_of_an_execution_do_not_see_nested_execution
         return "fine"
 
     async def fn(ctx: Context) -> object:
-        return inner.call(function) if world.blocking else await inner.acall(function)
+        return await world.call(inner, function)
 
     function = world.native(innermost)
     await fn(ctx)

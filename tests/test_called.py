@@ -69,11 +69,6 @@ async def fetch(*args: Any, **kwargs: Any) -> Any:
     return args, kwargs
 
 
-async def finished(result: Any) -> Any:
-    """Return the result of a call, awaited if needed."""
-    return await result if isinstance(result, Awaitable) else result
-
-
 # --- in a policy -------------------------------------------------------------------------------
 
 WAYS: dict[str, Callable[[Policy[Any], Any], Callable[..., Any]]] = {
@@ -93,7 +88,7 @@ async def test_a_policy_sees_the_function_its_arguments_and_keywords(world: Worl
         way = "call"
     arguments = (1, [2])
 
-    assert await finished(WAYS[way](pipeline, function)(*arguments, key="x")) == (arguments, {"key": "x"})
+    assert await world.result(WAYS[way](pipeline, function)(*arguments, key="x")) == (arguments, {"key": "x"})
     for called in (*outside.called, *inside.called):
         assert isinstance(called, Called)
         assert called.function is function
@@ -115,11 +110,11 @@ async def test_under_execute_the_only_argument_is_the_context_itself(world: Worl
 
     function = world.native(fn)
     if way == "capture":
-        outcome = await finished((pipeline.capture if world.blocking else pipeline.acapture)(function))
+        outcome = await world.result((pipeline.capture if world.blocking else pipeline.acapture)(function))
         assert isinstance(outcome.error, Boom)
     else:
         with pytest.raises(Boom):
-            await finished((pipeline.execute if world.blocking else getattr(pipeline, way))(function))
+            await world.result((pipeline.execute if world.blocking else getattr(pipeline, way))(function))
     assert (len(outside.contexts), len(inside.contexts), len(given)) == (1, 2, 2)
     for ctx in (*outside.contexts, *inside.contexts, *given):
         assert ctx.called is not None
@@ -135,7 +130,7 @@ async def test_the_first_argument_of_a_decorated_method_is_the_instance(world: W
         get = recording(BlockingClient.fetch if world.blocking else Client.fetch)
 
     users: Any = Users()
-    await finished(users.get(4711))
+    await world.result(users.get(4711))
     assert [called and called.arguments for called in recording.called] == [(users, 4711)]
     assert recording.operations == ["BlockingClient.fetch" if world.blocking else "Client.fetch"]
 
@@ -145,8 +140,8 @@ async def test_under_a_proxy_the_called_function_is_the_clients_bound_method(wor
     recording = Recording()
     client: Any = BlockingClient() if world.blocking else Client()
 
-    await finished(recording.proxy(client).fetch(1, key="x"))
-    await finished(recording.proxy(client, "plain").plain(2))
+    await world.result(recording.proxy(client).fetch(1, key="x"))
+    await world.result(recording.proxy(client, "plain").plain(2))
     assert recording.called == [(client.fetch, (1,), {"key": "x"}), (client.plain, (2,), {})]
     name = type(client).__qualname__
     assert recording.operations == [f"{name}.fetch", f"{name}.plain"]
@@ -204,7 +199,7 @@ async def test_the_function_finds_its_call_in_the_ambient_context(world: World) 
 
     function = world.native(fn)
     with deadline(60.0):
-        assert await finished(Timeout(5.0).call(function, "hello")) == (function, ("hello",), {})
+        assert await world.result(Timeout(5.0).call(function, "hello")) == (function, ("hello",), {})
 
 
 async def test_a_fallback_handler_sees_the_failed_call(world: World) -> None:
@@ -219,7 +214,7 @@ async def test_a_fallback_handler_sees_the_failed_call(world: World) -> None:
 
     function = world.native(fails)
     fallback = Fallback(handler=handler).wrap(quick(2), Timeout(60.0))
-    called, operation = await finished(fallback.call(function, 1, key="x"))
+    called, operation = await world.result(fallback.call(function, 1, key="x"))
     assert called == (function, (1,), {"key": "x"})
     assert operation == function.__qualname__
 
@@ -253,7 +248,7 @@ async def test_listeners_of_a_pipeline_and_callbacks_of_a_policy_see_the_call(wo
 
     function = world.native(fn)
     with pytest.raises(Boom):
-        await finished(pipeline.call(function, "hello"))
+        await world.result(pipeline.call(function, "hello"))
     assert {source for source, called in seen if called == (function, ("hello",), {})} == {"callback", "listener"}
     assert {called for source, called in seen if not isinstance(called, Called)} == set()
 

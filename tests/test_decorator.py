@@ -47,12 +47,8 @@ async def test_each_call_of_a_decorated_function_is_an_execution(world: World, c
 
     decorated = quick()(world.native(fetch))
 
-    async def main() -> list[str]:
-        if world.blocking:
-            return [decorated(">"), decorated(word=">")]
-        return [await decorated(">"), await decorated(word=">")]
-
-    assert await main() == [">one", ">two"]
+    assert await world.result(decorated(">")) == ">one"
+    assert await world.result(decorated(word=">")) == ">two"
     assert script.calls == 5
 
 

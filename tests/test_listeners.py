@@ -242,8 +242,7 @@ async def test_listeners_of_a_pipeline_get_the_events_of_decorated_functions(wor
 
     decorated = pipeline(world.native(Script(Boom(), "fine", Boom(), "fine").function()))
     for number in (1, 2):
-        result = decorated()
-        assert (result if world.blocking else await result) == "fine"
+        assert await world.result(decorated()) == "fine"
         assert seen == expected * number
 
 

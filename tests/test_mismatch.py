@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resilience import CircuitBreaker, Fallback, Pipeline, Policy, Retry, Timeout
+from resilience import CircuitBreaker, Fallback, Pipeline, Retry, Timeout
 from resilience.errors import Misuse
 from tests.conftest import World
 from tests.policies.breakers import CLOSED, OPEN
@@ -55,12 +55,6 @@ def wrapped(fn: Callable[..., Any], world: World) -> Callable[..., Any]:
     return wrapper
 
 
-async def call(world: World, policy: Policy[Any], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if world.blocking:
-        return policy.call(world.native(fn), *args, **kwargs)
-    return await policy.acall(fn, *args, **kwargs)
-
-
 async def test_execute_of_a_function_without_a_context_parameter_is_a_misuse(world: World) -> None:
     """No fallback answers it."""
     counted = Counted()
@@ -93,7 +87,7 @@ async def test_a_call_with_wrong_arguments_is_a_misuse(
 ) -> None:
     counted, fn = Counted(), blocking_name(world, takes_one)
     with pytest.raises(TypeError, match="takes_one cannot be called with these arguments") as caught:
-        await call(world, counted.pipeline, fn, *args, **kwargs)
+        await world.call(counted.pipeline, fn, *args, **kwargs)
     assert isinstance(caught.value, Misuse)
     assert caught.value.__cause__ is None
     assert counted.retries == []
@@ -104,16 +98,16 @@ async def test_calling_a_function_of_the_context_without_arguments_is_a_misuse(w
     """The error suggests `execute`; not so if there are arguments."""
     fn, hint = blocking_name(world, takes_one), "use `execute` or `aexecute` for a function of the context"
     with pytest.raises(Misuse, match=hint):
-        await call(world, Retry(), fn)
+        await world.call(Retry(), fn)
     with pytest.raises(Misuse) as caught:
-        await call(world, Retry(), fn, 1, 2)
+        await world.call(Retry(), fn, 1, 2)
     assert hint not in str(caught.value)
 
 
 async def test_a_partial_called_with_wrong_arguments_is_a_misuse(world: World) -> None:
     counted, fn = Counted(), functools.partial(blocking_name(world, takes_one), 1)
     with pytest.raises(Misuse, match="takes_one cannot be called with these arguments"):
-        await call(world, counted.pipeline, fn, 2)
+        await world.call(counted.pipeline, fn, 2)
 
 
 async def test_a_method_or_class_called_with_wrong_arguments_is_a_misuse(threads: World) -> None:
@@ -138,14 +132,14 @@ async def test_wrong_arguments_under_a_timeout_are_a_misuse(world: World) -> Non
     with pytest.raises(Misuse, match="takes_nothing cannot be called with the context"):
         await world.execute(Pipeline(Fallback("instead"), Timeout(5.0)), fn)
     with pytest.raises(Misuse, match="takes_nothing cannot be called with these arguments"):
-        await call(world, Pipeline(Fallback("instead"), Timeout(5.0)), fn, 1)
+        await world.call(Pipeline(Fallback("instead"), Timeout(5.0)), fn, 1)
 
 
 @pytest.mark.parametrize("fn", [raises_type_error, calls_wrongly, calls_a_builtin_wrongly])
 @pytest.mark.parametrize("limit", [[], [Timeout(5.0)]], ids=["bare", "limited"])
 async def test_a_type_error_raised_inside_the_function_is_an_outcome(world: World, fn: Any, limit: list[Any]) -> None:
     """It is retried, counted and answered as any other failure."""
-    for run in (world.execute, functools.partial(call, world)):
+    for run in (world.execute, world.call):
         counted = Counted()
         result = await run(Pipeline(counted.pipeline, *limit), fn)
         assert result == "instead"
@@ -155,9 +149,9 @@ async def test_a_type_error_raised_inside_the_function_is_an_outcome(world: Worl
 async def test_wrong_arguments_behind_a_decorator_are_an_outcome(world: World) -> None:
     """The wrapper takes any arguments, and was entered."""
     counted = Counted()
-    assert await call(world, counted.pipeline, wrapped(blocking_name(world, takes_one), world), 1, 2) == "instead"
+    assert await world.call(counted.pipeline, wrapped(blocking_name(world, takes_one), world), 1, 2) == "instead"
     assert counted.breaker.state is OPEN
-    assert await call(world, Retry(1), wrapped(blocking_name(world, takes_one), world), 1) == "entered with 1"
+    assert await world.call(Retry(1), wrapped(blocking_name(world, takes_one), world), 1) == "entered with 1"
 
 
 def test_a_type_error_of_a_builtin_with_a_suitable_signature_is_an_outcome() -> None:
@@ -178,5 +172,5 @@ async def test_a_type_error_of_a_function_with_an_invalid_signature_is_an_outcom
     fn = functools.partial(len, 5)  # type: ignore[arg-type]
     fn.__signature__ = "no such thing"  # type: ignore[attr-defined]
     counted = Counted()
-    assert (counted.pipeline.call(fn) if world.blocking else await counted.pipeline.acall(fn)) == "instead"
+    assert await world.call(counted.pipeline, fn) == "instead"
     assert counted.breaker.state is OPEN

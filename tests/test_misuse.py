@@ -245,14 +245,7 @@ async def test_a_context_manager_function_cannot_be_called(world: World, functio
 def calls(world: World, policy: Policy[Any], function: Callable[..., Any]) -> list[Callable[[], Awaitable[Any]]]:
     """Return ways to call a function: directly, and under a timeout."""
 
-    async def called() -> Any:
-        return policy.call(function) if world.blocking else await policy.acall(function)
-
-    async def timed() -> Any:
-        limited = Timeout(10).wrap(policy)
-        return limited.call(function) if world.blocking else await limited.acall(function)
-
-    return [called, timed]
+    return [functools.partial(world.call, each, function) for each in (policy, Timeout(10).wrap(policy))]
 
 
 async def test_a_function_that_returns_a_generator_or_a_context_manager_can_be_called(threads: World) -> None:

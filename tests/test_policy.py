@@ -107,15 +107,11 @@ async def test_results_of_every_kind_are_returned_unchanged(world: World) -> Non
     """Falsy values, exceptions and outcomes are values like others."""
     pipeline = Fallback("x").wrap(quick(), CircuitBreaker(), Bulkhead(1), Timeout(5.0))
     for value in (None, 0, "", (), NotImplemented, Boom("a value"), StopIteration(1), Failure(Boom()), Success(1)):
-        script = Script("placeholder")
 
         async def fn(ctx: Context, value: Any = value) -> Any:
             return value
 
-        async def main(fn: Any = fn) -> Any:
-            return await world.execute(pipeline, fn)
-
-        assert await main() is value, script
+        assert await world.execute(pipeline, fn) is value
 
 
 async def test_an_error_of_the_function_is_raised_unchanged(world: World, clock: FakeClock) -> None:
@@ -140,15 +136,9 @@ async def test_call_passes_every_argument_whatever_its_name(world: World) -> Non
     async def fn(*args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
-    async def main() -> list[Any]:
-        if world.blocking:
-            return [quick().call(world.native(fn), 1, 2, fn=3, self=4, ctx=5, policy=6)]
-        return [
-            await quick().call(fn, 1, 2, fn=3, self=4, ctx=5, policy=6),
-            await quick().acall(fn, 1, 2, fn=3, self=4, ctx=5, policy=6),
-        ]
-
-    for passed in await main():
+    policy, function = quick(), world.native(fn)
+    for call in (policy.call,) if world.blocking else (policy.call, policy.acall):
+        passed = await world.result(call(function, 1, 2, fn=3, self=4, ctx=5, policy=6))
         assert passed == ((1, 2), {"fn": 3, "self": 4, "ctx": 5, "policy": 6})
 
 
@@ -162,10 +152,7 @@ async def test_every_attempt_gets_the_same_argument_objects(world: World, clock:
         raise Boom
 
     with pytest.raises(Boom):
-        if world.blocking:
-            quick().call(world.native(fn), payload, b=payload)
-        else:
-            await quick().acall(fn, payload, b=payload)
+        await world.call(quick(), fn, payload, b=payload)
     assert seen == [(True, True)] * 3
 
 
@@ -173,9 +160,7 @@ async def test_every_attempt_gets_the_same_argument_objects(world: World, clock:
 
 
 async def captured(world: World, policy: Policy[Any], fn: Callable[..., Any], ctx: Context | None = None) -> Any:
-    if world.blocking:
-        return policy.capture(world.native(fn), ctx)
-    return await policy.acapture(fn, ctx)
+    return await world.result((policy.capture if world.blocking else policy.acapture)(world.native(fn), ctx))
 
 
 async def test_capture_returns_the_outcome_as_a_value(world: World, clock: FakeClock) -> None:

@@ -60,18 +60,6 @@ class Conditional(Policy):
         return await call(ctx)
 
 
-async def finished(result: Any) -> Any:
-    return await result if hasattr(result, "__await__") else result
-
-
-async def called(world: World, policy: Policy[Any], fn: Any, *args: Any) -> Any:
-    """Return the result of `policy.call(fn, *args)`, or its exception as a value."""
-    try:
-        return await finished(policy.call(world.native(fn), *args))
-    except Exception as error:
-        return error
-
-
 # --- keyed and conditional policies ---
 
 
@@ -331,8 +319,8 @@ async def used(world: World, policy: Policy[Any]) -> None:
     await world.attempt(policy, failing)
     repr(policy), policy.describe()
     decorated: Any = policy(world.native(answering))
-    await finished(decorated())
-    await finished(policy.proxy(Client()).get() if world.blocking else policy.aproxy(Client()).later())
+    await world.result(decorated())
+    await world.result(policy.proxy(Client()).get() if world.blocking else policy.aproxy(Client()).later())
 
 
 async def answering(ctx: Any = None) -> str:

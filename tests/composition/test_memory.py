@@ -96,10 +96,7 @@ async def captures(world: World, watched: Watched) -> None:
 
 async def decorates(world: World, watched: Watched) -> None:
     decorated = Retry(2, on=Boom, backoff=[0])(world.native(watched.fn))
-    if world.blocking:
-        decorated()
-    else:
-        await decorated()
+    await world.result(decorated())
 
 
 class Client:

@@ -27,7 +27,7 @@ async def executed(world: World, policy: Any, fn: Any) -> Any:
 
 async def called(world: World, policy: Any, fn: Any) -> Any:
     """Run it as a decorator does: while nothing fails, a closed breaker notes no call."""
-    return policy.call(world.native(fn)) if world.blocking else await policy.acall(fn)
+    return await world.call(policy, fn)
 
 
 async def failure_of(awaitable: Any) -> Exception | None:

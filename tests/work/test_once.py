@@ -53,7 +53,7 @@ def clocks(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 async def outcome_of(world: World, policy: Any, fn: Callable[..., Any], *args: Any) -> Any:
     try:
-        return policy.call(world.native(fn), *args) if world.blocking else await policy.acall(fn, *args)
+        return await world.call(policy, fn, *args)
     except Exception as error:
         return error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -44,18 +43,13 @@ def test_a_context_without_a_timeout_has_an_infinite_deadline(clock: FakeClock) 
 
 
 def test_a_timeout_counts_from_now_on_the_process_clock(clock: FakeClock) -> None:
-    ctx = Context(timeout=8)
+    ctx = Context(timeout=timedelta(seconds=8))
     assert ctx.deadline == clock.now() + 8.0
     assert ctx.remaining() == 8.0
     clock.advance(3.0)
     assert ctx.remaining() == 5.0
     assert not ctx.expired
     ctx.check()
-
-
-def test_a_timeout_may_be_a_timedelta(clock: FakeClock) -> None:
-    assert Context(timeout=timedelta(minutes=2)).remaining() == 120.0
-    assert Context(timeout=5.0).timeout(timedelta(milliseconds=250)) == 0.25
 
 
 def test_a_deadline_has_passed_at_its_very_instant(clock: FakeClock) -> None:
@@ -74,7 +68,7 @@ def test_the_timeout_for_a_client_is_the_smaller_of_the_limit_and_the_remaining_
     """None if there is neither."""
     ctx = Context(timeout=5.0)
     assert ctx.timeout() == 5.0
-    assert ctx.timeout(2.0) == 2.0
+    assert ctx.timeout(2.0) == ctx.timeout(timedelta(seconds=2)) == 2.0
     assert ctx.timeout(20.0) == 5.0
     assert ctx.timeout(INF) == 5.0
     clock.advance(4.5)
@@ -306,10 +300,8 @@ async def test_a_deadline_exceeded_inside_is_reported_as_the_timeout_that_the_ca
             clock.advance(20.0)
             inner.check()
 
-        async def main(ctx: Context = ctx, fn: Any = fn) -> object:
-            return await world.attempt(Timeout(10.0, cooperative=True).wrap(Retry(None, on=Boom, backoff=[0])), fn, ctx)
-
-        assert type(await main()) is TimeoutExceeded
+        pipeline = Timeout(10.0, cooperative=True).wrap(Retry(None, on=Boom, backoff=[0]))
+        assert type(await world.attempt(pipeline, fn, ctx)) is TimeoutExceeded
         reported = [failed.type for failed in ctx.failures]
         assert reported == ["Boom"] * (len(reported) - 1) + ["TimeoutExceeded"]
         assert len(reported) == min(failures + 1, 6)
@@ -318,13 +310,11 @@ async def test_a_deadline_exceeded_inside_is_reported_as_the_timeout_that_the_ca
 async def test_a_misuse_is_no_failure_of_the_call(world: World) -> None:
     ctx = Context()
 
-    async def main() -> object:
-        if world.blocking:
-            return Retry().execute(lambda ctx: asyncio.sleep(0), ctx)
-        return await Retry().aexecute(lambda ctx: 5, ctx)  # type: ignore[arg-type,return-value]
-
     with pytest.raises(TypeError, match="await"):
-        await main()
+        if world.blocking:
+            Retry().execute(lambda ctx: asyncio.sleep(0), ctx)
+        else:
+            await Retry().aexecute(lambda ctx: 5, ctx)  # type: ignore[arg-type,return-value]
     assert ctx.failures == ()
 
 
@@ -375,21 +365,6 @@ async def test_a_context_passed_on_to_a_nested_execution_still_reports_the_outer
 # --- sleeping, and contexts outside of executions ---
 
 
-async def test_a_policy_really_sleeps(world: World) -> None:
-    class Slow(Policy):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            await ctx.sleep(0.02)
-            return ctx.runtime
-
-    loop_time: list[float] = []
-
-    began = time.monotonic()
-    runtime = await world.execute(Slow(), Script("never").function())
-    loop_time.append(time.monotonic() - began)
-    assert loop_time[0] >= 0.019
-    assert ("Blocking" in type(runtime).__name__) is world.blocking
-
-
 async def test_a_context_outside_an_execution_has_the_runtime_of_the_calling_code(world: World) -> None:
     """So `current_context().sleep` waits as the other code there does."""
     closed: list[str] = []
@@ -401,7 +376,6 @@ async def test_a_context_outside_an_execution_has_the_runtime_of_the_calling_cod
         async def aclose(self) -> None:
             closed.append("tasks")
 
-    timers = {"threads": "BlockingTimer", "asyncio": "AsyncioTimer", "trio": "ScopeTimer"}
     with deadline(5.0) as ctx:
         await current_context().sleep(0.001)
         runtime = ctx.runtime
@@ -411,13 +385,7 @@ async def test_a_context_outside_an_execution_has_the_runtime_of_the_calling_cod
         await runtime.close(Resource())
         with timer:
             answer = await runtime.run(lambda *args: args == (ctx, 1) and current_context() is ctx, ctx, 1)
-        assert [type(timer).__name__, waiter.is_alive(), woken, answer, timer.fired] == [
-            timers[world.name],
-            True,
-            True,
-            True,
-            False,
-        ]
+        assert (waiter.is_alive(), woken, answer, timer.fired) == (True, True, True, False)
     assert closed == ["blocking" if world.blocking else "tasks"]
 
 
@@ -431,12 +399,9 @@ async def test_a_context_outside_an_execution_keeps_no_failure_alive(world: Worl
         finally:
             del error
 
-    async def main() -> None:
+    with no_collector():
         try:
             await Context().runtime.run(raise_again, watched.watch(Boom()))
         except Boom:
             pass
-
-    with no_collector():
-        await main()
         assert (watched.seen, watched.alive) == (1, [])

@@ -62,8 +62,8 @@ class ResilienceTransport(_Protected, Transport):
 
     :param policy: a policy, or one for each host (`resilience.integrations.http.standard()`, `PerHost`).
     :param transport: the transport that sends; by default the `HTTPTransport` of the client's library. A client with a
-        transport of its own ignores its network options: pass `verify`, `cert`, `http2`, `limits`, `proxy` and the
-        proxies of the environment to this transport.
+        transport of its own ignores its network options: pass `verify`, `cert`, `http2`, `limits` and the proxies of
+        the environment to this transport. Pass it `proxy`, too: with a client's own `proxy`, no request comes here.
     :param rules: which responses are failures, and which requests may be sent again.
     :param propagate_to: hosts that receive the time left, or a `wire.Propagation`; none by default.
     :param read_body: whether an attempt includes the whole body, read into memory, instead of ending with the headers.

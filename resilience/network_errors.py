@@ -42,7 +42,7 @@ _NETWORK_ERRORS: dict[str, frozenset[str]] = {
     "redis": frozenset({"ConnectionError", "TimeoutError", "BusyLoadingError"}),
     "botocore": frozenset(
         {"ConnectionError", "HTTPClientError", "EndpointConnectionError", "ConnectTimeoutError"}
-        | {"ReadTimeoutError", "ConnectionClosedError", "ResponseStreamingError"}
+        | {"ReadTimeoutError", "ConnectionClosedError", "ResponseStreamingError", "IncompleteReadError"}
     ),
     "openai": frozenset({"APIConnectionError", "APITimeoutError"}),
     "anthropic": frozenset({"APIConnectionError", "APITimeoutError", "RetryableError"}),

@@ -328,7 +328,7 @@ TRANSIENT = {
     "redis.exceptions": "ConnectionError TimeoutError BusyLoadingError",
     "botocore.exceptions": (
         "ConnectionError HTTPClientError EndpointConnectionError ConnectTimeoutError ReadTimeoutError "
-        "ConnectionClosedError ResponseStreamingError"
+        "ConnectionClosedError ResponseStreamingError IncompleteReadError"
     ),
     "openai": "APIConnectionError APITimeoutError",
     "anthropic": "APIConnectionError APITimeoutError RetryableError",

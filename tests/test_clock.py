@@ -8,7 +8,7 @@ import time
 import pytest
 
 from resilience import Timeout, TimeoutExceeded
-from resilience.clock import wait_for_real
+from resilience.clock import sleep_for_real, wait_for_real
 
 
 class Slices:
@@ -71,3 +71,9 @@ def test_on_other_systems_a_wait_is_not_cut(
     lock = Slices(released_after=1)
     assert wait_for_real(lock, seconds)
     assert lock.waits == (waits or [-1])
+
+
+def test_a_thread_really_sleeps() -> None:
+    began = time.monotonic()
+    sleep_for_real(0.02)
+    assert time.monotonic() - began >= 0.019

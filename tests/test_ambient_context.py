@@ -14,7 +14,7 @@ import pytest
 
 from resilience import Bulkhead, Context, Fallback, Policy, Retry, Timeout, current_context, deadline
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.contexts import INF, PASSING
+from tests.custom import INF, PASSING
 
 
 def test_outside_an_execution_the_ambient_context_is_new_and_unlimited() -> None:

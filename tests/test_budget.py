@@ -16,7 +16,7 @@ from resilience import Context, DeadlineExceeded, Retry, current_context, deadli
 from resilience.runtimes.alarms import AsyncioTimer
 from resilience.runtimes.tasks import ScopeTimer
 from tests.conftest import Boom, FakeClock, World
-from tests.contexts import INF, PASSING
+from tests.custom import INF, PASSING
 
 # --- deadline blocks -------------------------------------------------------------------------
 

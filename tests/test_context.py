@@ -21,7 +21,7 @@ from resilience import (
     deadline,
 )
 from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
-from tests.contexts import INF, PASSING
+from tests.custom import INF, PASSING
 
 
 class Other(Exception):

@@ -22,7 +22,7 @@ from resilience import (
     detached,
 )
 from tests.conftest import Boom, FakeClock, World
-from tests.contexts import INF
+from tests.custom import INF
 from tests.policies.timeouts import LONG, SHORT
 
 

@@ -6,14 +6,13 @@ import asyncio
 import gc
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, Never
+from typing import Any
 
 import pytest
 
 from resilience import (
     Bulkhead,
     BulkheadFull,
-    Call,
     CircuitBreaker,
     CircuitState,
     Context,
@@ -27,6 +26,7 @@ from resilience import (
     events,
 )
 from tests.conftest import Boom, FakeClock, Script, World
+from tests.custom import HandingOn
 from tests.listening import KINDS, every_kind, facts, kinds
 from tests.streams.sources import Source, streamed
 
@@ -84,16 +84,6 @@ async def test_a_timeout_reports_whether_it_limits_an_attempt_or_the_total(world
     await world.attempt(alone, hang)
     timed_out = [(event.pipeline, event.scope) for event in heard if isinstance(event, events.TimedOut)]
     assert timed_out == [("p", "attempt"), ("p", "attempt"), ("p", "total"), ("Timeout", "total")]
-
-
-class HandingOn(Policy[Never]):
-    """Passes its call on to another policy."""
-
-    def __init__(self, other: Policy[Any]) -> None:
-        self._other = other
-
-    async def around(self, call: Call[Any], ctx: Context) -> Any:
-        return await self._other.around(call, ctx)
 
 
 async def test_a_timeout_at_an_unknown_or_ambiguous_place_reports_no_scope(world: World, heard: list[Any]) -> None:

@@ -25,6 +25,7 @@ from resilience import (
     deadline,
 )
 from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
+from tests.custom import Driven
 from tests.functions import coroutine, quick
 
 # --- misuse is no outcome ---
@@ -286,16 +287,6 @@ async def test_interrupts_are_not_handled_even_if_on_names_them(
 
 
 # --- StopIteration -----------------------------------------------------------------------------
-
-
-class Driven(Policy):
-    """A policy that is not lowered in blocking code: it passes `call` to another coroutine."""
-
-    async def around(self, call: Any, ctx: Context) -> Any:
-        return await self.pass_on(call, ctx)
-
-    async def pass_on(self, call: Any, ctx: Context) -> Any:
-        return await call(ctx)
 
 
 CHAINS: dict[str, Callable[[], Policy[Any]]] = {

@@ -28,24 +28,7 @@ from resilience import (
 )
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
 from tests.conftest import Boom, FakeClock, Script, World
-
-
-class Tag(Policy):
-    """Records when it is entered and left."""
-
-    def __init__(self, tag: str, log: list[str]) -> None:
-        self.tag = tag
-        self.log = log
-
-    async def around(self, call: Any, ctx: Context) -> Any:
-        self.log.append(self.tag)
-        try:
-            return await call(ctx)
-        finally:
-            self.log.append(self.tag.upper())
-
-    def __repr__(self) -> str:
-        return f"Tag({self.tag})"
+from tests.custom import Tag
 
 
 def tags(letters: str, log: list[str] | None = None) -> list[Tag]:

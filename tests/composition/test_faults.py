@@ -7,7 +7,6 @@ import gc
 import itertools
 import math
 import signal
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -43,6 +42,7 @@ from resilience.clock import clock as process_clock
 from resilience.policy import Call
 from resilience.work import Once
 from tests.conftest import Boom, Virtual, World
+from tests.custom import Driven, Passing
 
 SHORT, LONG = 0.02, 60.0
 
@@ -315,28 +315,13 @@ _OURS = {DeadlineExceeded, TimeoutExceeded, BulkheadFull} | set(Rejected.__subcl
 # --- depth -----------------------------------------------------------------------------------
 
 
-class Plain(Policy[Any]):
-    async def around(self, call: Call[Any], ctx: Context) -> Any:
-        return await call(ctx)
-
-
-class Handing(Policy[Any]):
-    """Passes its call to another coroutine, so it cannot be lowered."""
-
-    async def around(self, call: Call[Any], ctx: Context) -> Any:
-        return await self.pass_on(call, ctx)
-
-    async def pass_on(self, call: Call[Any], ctx: Context) -> Any:
-        return await call(ctx)
-
-
 KINDS: list[Callable[[], Policy[Any]]] = [
     lambda: Retry(2, on=KeyError, backoff=[0]),
     lambda: Bulkhead(1),
     lambda: CircuitBreaker(3),
     lambda: Fallback(on=KeyError),
     lambda: Timeout(LONG),
-    Plain,
+    Passing,
 ]
 
 
@@ -352,43 +337,23 @@ async def test_two_hundred_nested_policies_work(world: World) -> None:
 async def test_fifty_nested_pipelines_work(world: World) -> None:
     """Each has its own name and listener, so that none is flattened."""
     seen: list[Any] = []
-    pipeline: Policy[Any] = Plain()
+    pipeline: Policy[Any] = Passing()
     for number in range(50):
         pipeline = Policy.wrap(Retry(1), pipeline, name=f"number {number}", listeners=[seen.append])
     assert await world.execute(pipeline, fine) == "fine"
     assert len(pipeline.policies) == 51  # type: ignore[attr-defined]
 
 
-async def test_two_hundred_nested_policies_that_cannot_be_lowered_work(world: World) -> None:
-    """In threads each takes several frames of the interpreter's thousand."""
-    passed: list[int] = []
-
-    class Closing(Policy[Any]):
-        async def around(self, call: Call[Any], ctx: Context) -> Any:
-            passed.append(1)
-            return await call(ctx)
-
-    pipeline = Policy.wrap(*[Closing() for _ in range(200)])
-    limit = sys.getrecursionlimit()
-    if sys.gettrace() is not None:  # a coverage tracer takes some of the thousand frames
-        sys.setrecursionlimit(limit + 200)
-    try:
-        assert await world.execute(pipeline, fine) == "fine"
-    finally:
-        sys.setrecursionlimit(limit)
-    assert len(passed) == 200
-
-
 async def test_one_hundred_nested_policies_with_helper_coroutines_work(world: World) -> None:
     """Each helper takes one frame more."""
-    pipeline = Policy.wrap(*[Handing() for _ in range(100)])
+    pipeline = Policy.wrap(*[Driven() for _ in range(100)])
     assert await world.execute(pipeline, fine) == "fine"
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 async def test_too_deep_a_pipeline_raises_recursion_error(world: World) -> None:
     """The permits that were taken are released."""
-    policies: list[Policy[Any]] = [Bulkhead(1) if number % 2 else Plain() for number in range(5000)]
+    policies: list[Policy[Any]] = [Bulkhead(1) if number % 2 else Passing() for number in range(5000)]
     error = await world.attempt(Policy.wrap(*policies), fine)
     assert type(error) is RecursionError
     assert held(*policies) == []

@@ -28,6 +28,7 @@ from resilience import (
 )
 from resilience.runtimes import lowering
 from tests.conftest import Boom, FakeClock, Script, World, no_collector
+from tests.custom import HandingOn
 from tests.functions import quick
 
 
@@ -35,16 +36,6 @@ from tests.functions import quick
 def accelerator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test with lowering and without it."""
     monkeypatch.setattr(lowering, "enabled", request.param == "lowered")
-
-
-class Handing(Policy):
-    """Passes every call on to another policy."""
-
-    def __init__(self, other: Policy[Any]) -> None:
-        self._other = other
-
-    async def around(self, call: Any, ctx: Context) -> Any:
-        return await self._other.around(call, ctx)
 
 
 class Conditional(Policy):
@@ -100,7 +91,7 @@ async def test_a_policy_can_be_passed_a_call_inside_itself(world: World, clock: 
     """Attempts are no state of a policy."""
     retry = quick(2)
     script = Script(Boom())
-    await world.attempt(Pipeline(retry, Handing(Handing(retry))), script.function())
+    await world.attempt(Pipeline(retry, HandingOn(HandingOn(retry))), script.function())
     assert script.calls == 4
 
 
@@ -175,9 +166,9 @@ async def test_a_policy_behaves_the_same_called_by_another_policy(
 
     expected = await course(world, pipeline(OURS[name]()), clock)
     clock.sleeps.clear()
-    assert await course(world, pipeline(Handing(OURS[name]())), clock) == expected
+    assert await course(world, pipeline(HandingOn(OURS[name]())), clock) == expected
     clock.sleeps.clear()
-    assert await course(world, pipeline(Handing(Handing(OURS[name]()))), clock) == expected
+    assert await course(world, pipeline(HandingOn(HandingOn(OURS[name]()))), clock) == expected
 
 
 async def test_a_timeout_called_by_another_policy_cuts_off(world: World) -> None:
@@ -186,7 +177,11 @@ async def test_a_timeout_called_by_another_policy_cuts_off(world: World) -> None
     async def hang(ctx: Context) -> None:
         await world.hang()
 
-    for policy in (Handing(Timeout(0.01)), Handing(Pipeline(Retry(1), Timeout(0.01))), Retry(1).wrap(Handing(TIMEOUT))):
+    for policy in (
+        HandingOn(Timeout(0.01)),
+        HandingOn(Pipeline(Retry(1), Timeout(0.01))),
+        Retry(1).wrap(HandingOn(TIMEOUT)),
+    ):
         assert isinstance(await world.attempt(policy, hang), TimeoutExceeded)
 
 
@@ -197,9 +192,9 @@ async def test_a_bulkhead_called_by_another_policy_holds_its_permit_for_the_call
     gate = Bulkhead(1)
 
     async def outer(ctx: Context) -> Any:
-        return await world.attempt(Handing(gate), Script("never").function())
+        return await world.attempt(HandingOn(gate), Script("never").function())
 
-    assert isinstance(await world.execute(Handing(gate), outer), BulkheadFull)
+    assert isinstance(await world.execute(HandingOn(gate), outer), BulkheadFull)
     assert gate.stats().in_flight == 0
 
 
@@ -208,7 +203,7 @@ async def test_listeners_of_a_pipeline_called_by_another_policy_get_its_events(w
     inner: list[str] = []
     outer: list[str] = []
     handed = Pipeline(quick(2), listeners=[lambda event: inner.append(type(event).__name__)])
-    pipeline = Pipeline(Handing(handed), listeners=[lambda event: outer.append(type(event).__name__)])
+    pipeline = Pipeline(HandingOn(handed), listeners=[lambda event: outer.append(type(event).__name__)])
 
     assert await world.execute(pipeline, Script(Boom(), "fine").function()) == "fine"
     assert inner == ["AttemptFailed", "RetryScheduled"]
@@ -219,7 +214,7 @@ async def test_an_interrupt_passes_through_policies_called_by_another_one(world:
     """No policy answers, counts or retries it, and permits are released."""
     gate, script = Bulkhead(1), Script(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        await world.execute(Handing(Pipeline(Fallback("x"), Retry(on=Exception), gate)), script.function())
+        await world.execute(HandingOn(Pipeline(Fallback("x"), Retry(on=Exception), gate)), script.function())
     assert (script.calls, gate.stats().in_flight) == (1, 0)
 
 
@@ -342,7 +337,7 @@ class Client:
 POLICIES: dict[str, Callable[[], Policy[Any]]] = {
     **OURS,
     "Frozen": lambda: Frozen(1),
-    "handing": lambda: Handing(quick(2)),
+    "handing": lambda: HandingOn(quick(2)),
     "keyed": lambda: Conditional("op", CircuitBreaker()),
 }
 

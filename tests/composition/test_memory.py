@@ -44,6 +44,7 @@ from resilience import (
 )
 from resilience.runtimes import lowering
 from tests.conftest import Boom, Heavy, Watched, World, no_collector
+from tests.custom import Driven
 
 Scenario = Callable[[World, Watched], Awaitable[object]]
 
@@ -309,16 +310,6 @@ class Custom(Policy):
             return None
         finally:
             ctx.child()
-
-
-class Driven(Policy):
-    """Driven in blocking code."""
-
-    async def helper(self, call: Any, ctx: Context) -> Any:
-        return await call(ctx)
-
-    async def around(self, call: Any, ctx: Context) -> Any:
-        return await self.helper(call, ctx)
 
 
 async def tries_in_a_block(world: World, watched: Watched) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Never
+from typing import Any
 
 import pytest
 
 from resilience import (
     Bulkhead,
     BulkheadFull,
-    Call,
     CircuitBreaker,
     CircuitOpen,
     CircuitState,
@@ -24,6 +23,7 @@ from resilience import (
     events,
 )
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
+from tests.custom import Tag
 
 
 async def run(world: World, policy: Policy[Any], script: Script, ctx: Context | None = None) -> Any:
@@ -31,25 +31,10 @@ async def run(world: World, policy: Policy[Any], script: Script, ctx: Context | 
     return await world.attempt(policy, script.function(), ctx)
 
 
-class Trace(Policy[Never]):
-    """Records when a call enters and leaves it."""
-
-    def __init__(self, letter: str, log: list[str]) -> None:
-        self.letter = letter
-        self.log = log
-
-    async def around(self, call: Call[Any], ctx: Context) -> Any:
-        self.log.append(self.letter)
-        try:
-            return await call(ctx)
-        finally:
-            self.log.append(self.letter.upper())
-
-
 async def test_each_attempt_goes_through_everything_inside_the_retry(world: World, clock: FakeClock) -> None:
     """Each execution goes once through everything outside."""
     log: list[str] = []
-    pipeline = Policy.wrap(Trace("a", log), Retry(on=Boom, backoff=[0]), Trace("b", log))
+    pipeline = Policy.wrap(Tag("a", log), Retry(on=Boom, backoff=[0]), Tag("b", log))
     await run(world, pipeline, Script(Boom(), Boom(), "fine"))
     assert "".join(log) == "abBbBbBA"
 

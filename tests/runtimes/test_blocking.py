@@ -14,6 +14,7 @@ from resilience.errors import SuspensionMisuse
 from resilience.events import ExecutionFinished
 from resilience.runtimes import lowering
 from tests.conftest import World, nothing_is_left_unawaited
+from tests.custom import Driven
 
 
 @pytest.fixture(params=["lowered", "driven"], autouse=True)
@@ -167,17 +168,7 @@ def test_a_suspension_is_reported_although_a_policy_catches_every_error(
         make().execute(lambda ctx: "fine")
 
 
-class Awaiting(Policy):
-    """Awaits its call in a helper coroutine."""
-
-    async def helper(self, call: Any, ctx: Context) -> Any:
-        return await call(ctx)
-
-    async def around(self, call: Any, ctx: Context) -> Any:
-        return await self.helper(call, ctx)
-
-
-@pytest.mark.parametrize("policy", [Retry(), Awaiting(), Awaiting().wrap(Retry(), Awaiting())])
+@pytest.mark.parametrize("policy", [Retry(), Driven(), Driven().wrap(Retry(), Driven())])
 def test_a_function_that_needs_an_event_loop_is_no_suspension_of_a_policy(policy: Policy[Any]) -> None:
     """Its error is an outcome like any other."""
 

@@ -1,0 +1,57 @@
+"""Custom policies that several tests use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resilience import Context, Policy
+
+INF = float("inf")
+
+
+class Passing(Policy):
+    """A policy that does nothing."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return await call(ctx)
+
+
+PASSING = Passing()
+
+
+class Driven(Policy):
+    """A policy that is not lowered in blocking code: it passes its call to another coroutine."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return await self.pass_on(call, ctx)
+
+    async def pass_on(self, call: Any, ctx: Context) -> Any:
+        return await call(ctx)
+
+
+class HandingOn(Policy):
+    """Passes its call on to another policy."""
+
+    def __init__(self, other: Policy[Any]) -> None:
+        self._other = other
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return await self._other.around(call, ctx)
+
+
+class Tag(Policy):
+    """Records when a call enters and leaves it."""
+
+    def __init__(self, tag: str, log: list[str]) -> None:
+        self.tag = tag
+        self.log = log
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        self.log.append(self.tag)
+        try:
+            return await call(ctx)
+        finally:
+            self.log.append(self.tag.upper())
+
+    def __repr__(self) -> str:
+        return f"Tag({self.tag})"

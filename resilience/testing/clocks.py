@@ -9,10 +9,11 @@ been woken but has not yet run.
 This is exact for everything that waits on this clock. Other threads may compute, or wait for something real: a socket,
 a `Thread.join`, a queue. A thread counts as waiting if it has been at the same instruction for `patience` real seconds,
 and was not running at the last few looks. Whether a thread is running is known only on Linux. Elsewhere, only the
-instruction is known, and a loop that calls no Python function looks like a wait.
+instruction is known, and a loop that calls no Python function looks like a wait. An event loop with open sockets counts
+as waiting once it has waited for `patience` real seconds: what it has sent may still be answered.
 
 A thread that polls does neither, and would hold up the clock for ever. If there was no progress for some real seconds
-(no jump, and no wait has ended), code that waits on the clock gets an error that names the thread.
+(no jump, and no wait has begun or ended), code that waits on the clock gets an error that names the thread.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from types import FrameType
 from typing import TYPE_CHECKING, TypeAlias, final
@@ -72,12 +73,15 @@ class Wait:
 
     :param deadline: an instant on the virtual clock.
     :param has_happened: whether the event of the wait has happened; called repeatedly, from any thread.
+    :param is_real: whether the event may come from outside of this process.
     :param looks: how often its owner has looked at the other threads since the wait began.
     """
 
     deadline: float
     has_happened: Callable[[], bool]
+    is_real: bool = False
     looks: int = 0
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def pause(self) -> float:
@@ -143,14 +147,22 @@ class VirtualClock:
 
     # --- for the code that waits ---
 
-    def wait_until(self, deadline: float, has_happened: Callable[[], bool], pause: Callable[[float], object]) -> bool:
+    def wait_until(
+        self,
+        deadline: float,
+        has_happened: Callable[[], bool],
+        pause: Callable[[float], object],
+        *,
+        is_real: bool = False,
+    ) -> bool:
         """Wait until the event has happened (true), or until `deadline` or the end of virtual time (false).
 
         :param pause: waits for a number of real seconds; it may return earlier if the event happens.
+        :param is_real: whether the event may come from outside of this process.
         """
         if has_happened():
             return True
-        wait = Wait(deadline, has_happened)
+        wait = Wait(deadline, has_happened, is_real)
         self.enter(wait)
         try:
             while True:
@@ -172,6 +184,7 @@ class VirtualClock:
     def enter(self, wait: Wait) -> None:
         """Register the wait of this thread."""
         with self._lock:
+            self._progress.made()
             self._waits[threading.get_ident()] = wait
 
     def leave(self) -> None:
@@ -204,8 +217,13 @@ class VirtualClock:
             raise stuck(threads, seconds, self._progress.limit)
 
     def _due(self) -> list[int]:
-        """Return the threads that have been woken, by an event or by time, but have not left their waits yet."""
-        return [it for it, wait in self._waits.items() if wait.deadline <= self._time or wait.has_happened()]
+        """Return the threads that have been woken, by an event or by time, or may be by something real."""
+        earliest = time.monotonic() - self._patience
+        return [
+            ident
+            for ident, wait in self._waits.items()
+            if wait.deadline <= self._time or (wait.is_real and wait.began > earliest) or wait.has_happened()
+        ]
 
     def close(self) -> None:
         """End virtual time: sleeps that are not over end at once, and waits for a lock continue in real time."""

@@ -191,11 +191,11 @@ class _Selector:
     def select(self, timeout: float | None = None) -> Any:
         """Wait for the next timer, or for a real event: a socket, or a call from another thread."""
         if timeout is None:
-            self._clock.wait_until(inf, self._is_ready, self.real.select)
+            self._clock.wait_until(inf, self._is_ready, self.real.select, is_real=self._has_sockets())
         elif timeout > 0 and not self._is_next_abandoned():
             when: float = self.loop._scheduled[0]._when  # the exact instant: `timeout` is rounded
             deadline = self.time.to_virtual(when)
-            self._clock.wait_until(deadline, self._is_ready, self.real.select)
+            self._clock.wait_until(deadline, self._is_ready, self.real.select, is_real=self._has_sockets())
             if self._clock.now() >= deadline:
                 self.time.reach(when)
         return self.real.select(0)
@@ -211,6 +211,10 @@ class _Selector:
 
     def _is_ready(self) -> bool:
         return bool(self.real.select(0))
+
+    def _has_sockets(self) -> bool:
+        """Whether the loop waits for sockets besides its own, by which threads wake it; unknown under Windows."""
+        return len(getattr(self.real, "get_map", dict)()) > 1
 
 
 # --- trio ------------------------------------------------------------------------------------
@@ -278,7 +282,7 @@ class _TrioRun:
         if self._runner.waiting_for_idle:
             return inf  # tasks in `wait_all_tasks_blocked` are woken before the clock jumps
         if self._wait is None or self._wait.deadline != at:
-            self._wait = Wait(at, self._has_work)
+            self._wait = Wait(at, self._has_work, self._has_sockets())
             self._clock.enter(self._wait)
             return 0.0  # check for I/O first
         try:
@@ -313,6 +317,12 @@ class _TrioRun:
         if main is None or main._abort_func is None:
             raise error
         main._attempt_abort(raise_it)
+
+    def _has_sockets(self) -> bool:
+        """Whether a task waits for a socket besides the run's own, by which threads wake it."""
+        waiting = self._runner.io_manager.statistics()
+        tasks: int = sum(getattr(waiting, it) for it in dir(waiting) if it.startswith("tasks_waiting"))
+        return tasks > 1
 
     def _has_work(self) -> bool:
         queue = self._runner.entry_queue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import queue
+import socket
 import threading
 import time
 import weakref
@@ -197,6 +198,35 @@ def test_a_loop_and_a_thread_share_the_clock(backend: str) -> None:
         thread()  # here, so that there is no third thread
         loop.join(20)
     assert log == [(0, "thread"), (10, "task"), (20, "thread"), (30, "task"), (40, "thread"), (50, "task")]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_loop_waits_for_its_sockets_before_time_jumps(backend: str) -> None:
+    """For as long as the patience each time, because the server may be another process."""
+    ours, theirs = socket.socketpair()
+
+    def answers() -> None:
+        for _ in range(60):
+            time.sleep(0.01)
+            theirs.send(b"x")
+
+    async def asks(number: int) -> None:
+        for _ in range(number):
+            await anyio.wait_readable(ours)
+            ours.recv(1)
+
+    async def main() -> None:
+        await Timeout(60).acall(asks, 60)
+        assert clock.now() == 0
+        with pytest.raises(TimeoutExceeded):
+            await Timeout(60).acall(asks, 1)
+        assert clock.now() == 60
+
+    server = threading.Thread(target=answers)
+    with ours, theirs, virtual_time(patience=0.5, stuck_after=0.01, ignore=[server]) as clock:
+        server.start()
+        anyio.run(main, backend=backend)
+    server.join()
 
 
 def test_time_does_not_jump_over_a_wait_that_has_ended() -> None:

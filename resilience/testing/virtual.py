@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from resilience.checks import Duration
     from resilience.testing.stuck import Ignored
 
-_lock = forks.lock_of(sys.modules[__name__])  # held while a block begins
+_lock = forks.lock_of(sys.modules[__name__])  # held while a block begins or ends
 _running: list[VirtualClock] = []  # the active clock, once for each open block
+_replaced = ExitStack()  # closed with the last open block, which need not be the first one
 
 
 @contextmanager
@@ -31,11 +32,11 @@ def virtual_time(
 
     The process clock begins at 0. It stands still while any code runs, and jumps to the next event when all code waits.
     This covers all waits of this library in threads, and all waits in an asyncio or trio event loop, including
-    your own `asyncio.sleep` and `trio.sleep`. A nested block shares the clock of the outer one, with its patience and
-    limit; the threads that it ignores are ignored in addition.
+    your own `asyncio.sleep` and `trio.sleep`. A nested or concurrent block shares the clock of the first one, with its
+    patience and limit; the threads that it ignores are ignored in addition. Virtual time ends with the last block.
 
     `time.sleep`, sockets and other real waits stay real. A thread that is in one for longer than `patience` counts as
-    hanging, so that the timeouts around it fire.
+    hanging, so that the timeouts around it fire. So does an event loop that waits for a socket.
 
     A polling thread holds up the clock. After `stuck_after` real seconds without progress, code that waits in virtual
     time fails with an error that names the thread.
@@ -61,20 +62,28 @@ def virtual_time(
     """
     clock = VirtualClock(checks.seconds("patience", patience), checks.seconds("stuck_after", stuck_after))
     ignored = checked(ignore)
-    with ExitStack() as stack:
+    with _lock:
+        if _running:
+            clock = _running[0]
+        else:
+            _begin(clock)
+        _running.append(clock)
+        clock.ignored += ignored
+    try:
+        yield clock
+    finally:
         with _lock:
-            if _running:
-                clock = _running[0]
-            else:
-                stack.callback(clock.close)
-                functions = {"now": clock.now, "sleep": clock.sleep, "wait": clock.wait, "shorten": clock.note_sleep}
-                stack.enter_context(replaced(process_clock, **functions))
-                stack.enter_context(loops_in(clock))
-            _running.append(clock)
-            clock.ignored += ignored
-        try:
-            yield clock
-        finally:
             _running.remove(clock)
             for each in ignored:
                 clock.ignored.remove(each)
+            if not _running:
+                _replaced.close()
+
+
+def _begin(clock: VirtualClock) -> None:
+    with ExitStack() as stack:
+        stack.callback(clock.close)
+        functions = {"now": clock.now, "sleep": clock.sleep, "wait": clock.wait, "shorten": clock.note_sleep}
+        stack.enter_context(replaced(process_clock, **functions))
+        stack.enter_context(loops_in(clock))
+        _replaced.push(stack.pop_all())

@@ -251,6 +251,22 @@ def test_a_nested_block_shares_the_clock() -> None:
         assert fresh.now() == 0
 
 
+def test_virtual_time_ends_with_the_last_of_concurrent_blocks() -> None:
+    """Here the one that began it ends first."""
+
+    async def block(seconds: float) -> float:
+        with virtual_time() as clock:
+            await asyncio.sleep(seconds)
+            return clock.now()
+
+    async def main() -> list[float]:
+        return await asyncio.gather(block(0.1), block(0.2), block(0.3))
+
+    now = process_clock.now
+    assert asyncio.run(main()) == pytest.approx([0.1, 0.2, 0.3])
+    assert process_clock.now is now
+
+
 def test_a_thread_that_sleeps_at_the_end_of_virtual_time_wakes() -> None:
     woken = threading.Event()
 

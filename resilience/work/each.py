@@ -9,8 +9,7 @@ import queue
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import aclosing, suppress
-from math import inf
+from contextlib import aclosing
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final, overload
 
 import anyio
@@ -291,19 +290,23 @@ class _Tasks(AsyncIterator[Any]):
         self._is_closed = False
         self._room = anyio.Semaphore(2 * job.limit)
         self._running = anyio.Semaphore(job.limit)
-        self._returned: deque[_Pending] = deque()  # received by a wait that was cancelled
-        self._send, self._receive = anyio.create_memory_object_stream[_Pending](inf)
+        self._delivered: deque[_Pending] = deque()
+        self._has_news = anyio.Event()  # set with each delivery, and at the end
+        self._has_ended = False
 
     @override
     async def __anext__(self) -> Any:
-        try:
-            pending = self._returned.popleft() if self._returned else await self._receive.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
-            raise StopAsyncIteration from None
+        while not self._delivered:
+            if self._has_ended:
+                raise StopAsyncIteration
+            if self._has_news.is_set():
+                self._has_news = anyio.Event()
+            await self._has_news.wait()  # a stream of anyio loses what it hands to a wait that is then cancelled
+        pending = self._delivered.popleft()
         try:
             await pending.ready.wait()
         except BaseException:  # cancelled, for example by a timeout: the next call gets it
-            self._returned.appendleft(pending)
+            self._delivered.appendleft(pending)
             raise
         self._room.release()
         if isinstance(pending.outcome, BaseException):
@@ -317,13 +320,13 @@ class _Tasks(AsyncIterator[Any]):
     def close(self) -> None:
         """Begin no more calls, and deliver no more outcomes."""
         self._is_closed = True
-        self._returned.clear()
-        self._receive.close()
+        self._delivered.clear()
+        self._end()
 
     async def read(self) -> None:
         """Begin a call for each item as soon as there is room. An error of the items is delivered last."""
         failed = _Pending(None)
-        with self._send:
+        try:
             async with aclosing(_iterate(self._job.items)) as items, anyio.create_task_group() as group:
                 try:
                     await self._room.acquire()
@@ -340,11 +343,18 @@ class _Tasks(AsyncIterator[Any]):
                     failed.put(error)
             if failed.ready.is_set():
                 self._deliver(failed)
-                del failed  # the traceback of its error refers to this frame
+        finally:
+            del failed  # the traceback of its error refers to this frame
+            self._end()
 
     def _deliver(self, pending: _Pending) -> None:
-        with suppress(anyio.BrokenResourceError):  # the block has been left
-            self._send.send_nowait(pending)
+        if not self._is_closed:
+            self._delivered.append(pending)
+            self._has_news.set()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._has_news.set()
 
     async def _run(self, pending: _Pending) -> None:
         try:

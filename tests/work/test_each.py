@@ -420,6 +420,29 @@ async def test_a_cancelled_wait_for_an_outcome_loses_none(tasks_world: World, or
     assert sorted(seen) == [*range(30)]
 
 
+@pytest.mark.parametrize("steps", range(6))
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_an_outcome_that_comes_with_a_cancellation_is_not_lost(
+    in_asyncio: World, ordered: bool, steps: int
+) -> None:
+    """In whichever step of the loop the task is cancelled."""
+    may_end = asyncio.Event()
+
+    async def work(number: int) -> None:
+        await may_end.wait()
+
+    async with asyncio.timeout(5), each(Retry(1), work, [7], limit=1, ordered=ordered) as outcomes:
+        task = asyncio.ensure_future(anext(outcomes))
+        await anyio.wait_all_tasks_blocked()
+        may_end.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        got = [task.result()] if not task.cancelled() else [it async for it in outcomes]
+    assert got == [(7, Success(None))]
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_the_cancellation_of_a_future_that_a_call_awaits_is_raised(in_asyncio: World, ordered: bool) -> None:
     """Other code has cancelled it: that is no outcome."""

@@ -24,6 +24,7 @@ from resilience import (
     Timeout,
     events,
 )
+from resilience.testing import script
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.listening import ASKED_FOR, KINDS, every_kind, everything, facts, fails, kinds
 
@@ -291,6 +292,15 @@ async def test_an_error_of_a_listener_is_logged_and_changes_nothing(
     assert len(caplog.records) >= len(heard)
     assert "RuntimeError: the listener is broken" in caplog.text
     assert type(heard[0]).__name__ in caplog.text
+
+
+def test_an_error_of_a_listener_changes_nothing_if_it_cannot_be_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter or handler of the user's logging raises, as it may have in the listener."""
+    monkeypatch.setattr(logging.getLogger("resilience"), "filters", [lambda record: record.request_id])
+    heard: list[Any] = []
+    policy = Policy.wrap(Fallback("answer"), listeners=[lambda event: event.no_such_field, heard.append])
+    assert policy.call(script(Boom())) == "answer"
+    assert kinds(heard) == [events.FallbackUsed, events.ExecutionFinished]
 
 
 @pytest.mark.parametrize("how", [name for name in CALLBACKS if name != "subscribe"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeAlias, final
 
@@ -191,4 +192,5 @@ def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context
         try:
             listener(event)
         except Exception:
-            logger.exception("a listener raised on %s; it changes nothing", kind.__name__)
+            with suppress(Exception):  # the user's logging may raise: then `log_events` has failed, too
+                logger.exception("a listener raised on %s; it changes nothing", kind.__name__)

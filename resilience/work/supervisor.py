@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Self, final
@@ -196,7 +197,8 @@ class Supervisor:
 
     def _log(self, name: str, failure: Failure, what: str, level: int = logging.WARNING) -> None:
         kind = type(failure.error).__name__
-        logger.log(level, "%s: %s failed with %s %s", self.name, name, kind, what, exc_info=failure.error)
+        with suppress(Exception):  # a handler of the user's logging may raise, which must not end the other tasks
+            logger.log(level, "%s: %s failed with %s %s", self.name, name, kind, what, exc_info=failure.error)
 
 
 def _is_cancelled() -> bool:

@@ -126,6 +126,17 @@ def test_a_task_that_keeps_failing_is_parked_and_the_others_continue(heard: list
     assert event in heard
 
 
+def test_logging_that_raises_ends_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        task = Task(0, 0)
+        async with Supervisor(restart=[1]) as supervisor:
+            supervisor.start_soon(task)
+        assert task.pauses == [1, 1]
+
+    monkeypatch.setattr(supervisors.logger, "filters", [lambda record: record.request_id])
+    in_virtual_asyncio(main)
+
+
 def test_only_restarts_within_the_window_count() -> None:
     async def main() -> None:
         task = Task(*[50] * 20)

@@ -66,10 +66,10 @@ def log_events(
 
 
 def _log(logger: Logger, level: int, text: str, extra: Mapping[str, object]) -> None:
-    """Log with these attributes, merged with those of an adapter, which would replace them."""
-    if not isinstance(logger, logging.LoggerAdapter):
-        logger.log(level, text, extra=extra)
-        return
-    text, options = logger.process(text, {"extra": extra})
-    options["extra"] = {**extra, **(options.get("extra") or {})}
-    logger.logger.log(level, text, **options)
+    """Log with these attributes, merged with those of adapters, which would replace them."""
+    options: Any = {"extra": extra}
+    while isinstance(logger, logging.LoggerAdapter):
+        text, options = logger.process(text, options)
+        options["extra"] = extra = {**extra, **(options.get("extra") or {})}
+        logger = logger.logger
+    logger.log(level, text, **options)

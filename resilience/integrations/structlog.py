@@ -12,6 +12,7 @@ with needed_by("structlog"):
     import structlog
 
 
+from resilience import checks
 from resilience.checks import Duration
 from resilience.integrations.telemetry import Levels, Line, Lines
 
@@ -33,7 +34,7 @@ def log_events(
     :param levels: this and all further parameters: see `resilience.integrations.logging.log_events`. The latest
         repeat that was left out is logged with the number of them, `left_out`, and the time that they took, `seconds`.
     :returns: a function that ends it.
-    :raises TypeError: if `logger` lacks one of the methods.
+    :raises TypeError: if `logger` lacks one of the methods, or one is asynchronous.
 
     The event is named after its kind: ``"resilience.retry_scheduled"``. Arguments and results of calls are never
     logged.
@@ -51,9 +52,13 @@ def log_events(
     ('resilience.retry_scheduled', 1, 'ConnectionError')
     """
     chosen = structlog.get_logger("resilience") if logger is None else logger
-    for method in _METHODS.values():
-        if not callable(getattr(chosen, method, None)):
-            raise TypeError(f"logger must be a structlog logger, which {logger!r} is not: it has no {method}()")
+    if isinstance(chosen, logging.Logger):
+        raise TypeError(f"logger must be a structlog logger; for {logger!r}, use resilience.integrations.logging")
+    for name in _METHODS.values():
+        method = getattr(chosen, name, None)
+        if not callable(method):
+            raise TypeError(f"logger must be a structlog logger, which {logger!r} is not: it has no {name}()")
+        checks.plain_function(f"logger.{name}", method)
 
     def write(line: Line) -> None:
         method = next(name for level, name in _METHODS.items() if line.level >= level)

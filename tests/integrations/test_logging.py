@@ -471,20 +471,21 @@ def test_wrong_arguments_are_refused(options: Any, error: type[Exception], messa
         log_events(**options)
 
 
-def test_an_adapter_adds_to_the_values_of_a_line() -> None:
-    """By default an adapter's own values would replace ours."""
+def test_adapters_add_to_the_values_of_a_line() -> None:
+    """By default an adapter's own values would replace ours, and those of an adapter around it."""
     log, flaky = Log(), script(ConnectionError(), "fine")
 
     def fetch() -> object:
         return flaky()
 
-    end = log_events(logging.LoggerAdapter(log.logger, {"service": "shop"}))
+    service = logging.LoggerAdapter(log.logger, {"service": "shop"})
+    end = log_events(logging.LoggerAdapter(service, {"host": "a"}))
     try:
         assert Retry(backoff=[0]).call(fetch) == "fine"
     finally:
         end()
     [record] = log.records
-    assert (vars(record)["kind"], vars(record)["service"]) == ("retry_scheduled", "shop")
+    assert extra(record).items() >= {"kind": "retry_scheduled", "service": "shop", "host": "a"}.items()
 
 
 def test_events_of_healthy_calls_are_debug_lines(threads: World, log: Log) -> None:

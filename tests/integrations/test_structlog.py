@@ -130,9 +130,15 @@ def test_a_logger_over_the_standard_library_is_accepted(caplog: pytest.LogCaptur
     assert record.policy == "db"  # type: ignore[attr-defined]
 
 
+class AsynchronousLogger:
+    async def critical(self, event: str, **values: Any) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        ({"logger": logging.getLogger()}, TypeError, r"use resilience\.integrations\.logging"),
+        ({"logger": AsynchronousLogger()}, TypeError, r"logger\.critical must be a plain function"),
         ({"logger": 7}, TypeError, r"logger must be a structlog logger, which 7 is not: it has no critical\(\)"),
         ({"interval": 0}, ValueError, "interval must be more than zero seconds, not 0"),
     ],

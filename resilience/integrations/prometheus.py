@@ -6,6 +6,7 @@ each scrape by a custom collector, which that mode does not support: there the g
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -52,7 +53,8 @@ def instrument(
     :param hosts: whether names keep the host that they contain: ``GET example.org`` instead of ``GET``. Without it,
         the gauges of policies that then have the same labels are added up. False by default.
     :param max_names: how many different pipelines, policies and operations there may be, 200 of each by default.
-        Further ones are ``"other"``; a name that was not seen for ten minutes is replaced, and its series are removed.
+        Further ones are ``"other"``; a name that was not seen for ten minutes is replaced, and its series are removed
+        (not in the multiprocess mode of the client, which cannot remove any).
     :param attempts: whether single calls of functions are measured besides whole executions, as `attempt.duration` and
         `attempt.remaining`. Without them, a successful call costs half as much.
     :returns: a function that undoes it. The counts stay in the registry, and no longer change.
@@ -100,7 +102,7 @@ class _Exporter(Collector):
         self, registry: CollectorRegistry, buckets: tuple[float, ...], *, hosts: bool, max_names: int, attempts: bool
     ) -> None:
         self.buckets: tuple[float, ...] = buckets
-        labels = Labels(hosts=hosts, max_names=max_names, forget=self._forget)
+        labels = Labels(hosts=hosts, max_names=max_names, forget=None if _has_many_processes() else self._forget)
         self.feed: Feed = Feed(self._recorder, labels, attempts=attempts)
         self._metrics: dict[Instrument, _Metric] = {}
         self._series: dict[tuple[str, tuple[str, ...]], _Metric] = {}
@@ -152,6 +154,11 @@ _GAUGES = tuple(it for it in INSTRUMENTS if it.kind == "gauge")
 
 _lock = forks.lock_of(sys.modules[__name__])
 _exporters: WeakKeyDictionary[CollectorRegistry, _Exporter] = WeakKeyDictionary()
+
+
+def _has_many_processes() -> bool:
+    """Whether the client is in its multiprocess mode, in which it cannot remove series."""
+    return not os.environ.keys().isdisjoint(("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"))
 
 
 def _name(it: Instrument) -> str:

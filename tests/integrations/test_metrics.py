@@ -221,6 +221,13 @@ def test_names_that_hold_ids_are_bounded(metrics: Metrics) -> None:
     assert len(metrics.labels("pipeline")) == len(metrics.labels("operation")) == 11
 
 
+def test_a_name_that_is_no_valid_text_can_be_exported(metrics: Metrics) -> None:
+    """Such as that of a file. One would make every scrape fail."""
+    metrics.instrument()
+    Retry().execute(lambda ctx: None, Context(operation="read \udcff"))
+    assert metrics.labels("operation") == {r"read \udcff"}
+
+
 def test_names_that_the_user_gives_to_hosts_are_kept(metrics: Metrics) -> None:
     """They are few, or bounded as all names are."""
     policies = PerHost(lambda origin: Policy.wrap(CircuitBreaker(name="breaker"), name=origin))
@@ -240,6 +247,18 @@ def test_an_unused_name_makes_room_for_another(clock: FakeClock) -> None:
     Retry(name="a").execute(lambda ctx: None)
     Retry(name="late").execute(lambda ctx: None)
     assert metrics.labels("pipeline") == {"a", "late", "other"}
+    metrics.end()
+
+
+def test_series_that_cannot_be_removed_make_no_room(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the multiprocess mode of Prometheus' client, so that the number of series is bounded there, too."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "unused")
+    metrics = Metrics(Prometheus())
+    metrics.instrument(max_names=1)
+    for name in ("a", "late"):
+        Retry(name=name).execute(lambda ctx: None)
+        clock.advance(601)
+    assert metrics.labels("pipeline") == {"a", "other"}
     metrics.end()
 
 

@@ -58,6 +58,7 @@ class Labels:
     def _name(self, label: str, text: str, now: float) -> str:
         if isinstance(text, OfHost):
             text = str(text) if self._hosts else text.common
+        text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate would make each export fail
         seen = self._seen[label]
         if text in seen or self._admits(label, text, now):
             seen[text] = now

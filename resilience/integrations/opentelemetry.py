@@ -227,7 +227,8 @@ class Tracing(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         span = self._start(ctx)
-        token = context.attach(trace.set_span_in_context(span))
+        mark = object()  # also without an SDK, where all spans are the same object
+        token = context.attach(context.set_value(_SCOPE, mark, trace.set_span_in_context(span)))
         try:
             return await call(_observed_by(span, ctx))
         except Exception as error:
@@ -237,8 +238,8 @@ class Tracing(Policy[Never]):
             span.set_attribute("resilience.cancelled_by", canceller(error, ctx))
             raise
         finally:
-            # If another task or the garbage collector closes the coroutine, our span is not the current one here.
-            if trace.get_current_span() is span:
+            # If another task or the garbage collector closes the coroutine, our context is not the current one here.
+            if context.get_value(_SCOPE) is mark:
                 context.detach(token)
             span.end()
 

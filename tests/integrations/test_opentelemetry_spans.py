@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from opentelemetry import trace
+from opentelemetry import context, trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -236,6 +236,24 @@ async def test_a_closed_coroutine_ends_its_span(traced: Traced, caplog: pytest.L
     execution.close()
     assert traced.only.attributes["resilience.cancelled_by"] == "closed"
     assert caplog.records == []
+
+
+async def test_a_closed_coroutine_detaches_nothing_elsewhere_without_an_sdk(caplog: pytest.LogCaptureFixture) -> None:
+    execution = Tracing(tracer_provider=trace.NoOpTracerProvider()).aexecute(lambda ctx: asyncio.sleep(10))
+
+    async def step() -> None:
+        execution.send(None)
+
+    await asyncio.create_task(step())
+    execution.close()
+    assert caplog.records == []
+
+
+def test_a_span_that_the_function_leaves_current_ends_with_ours(threads: World, traced: Traced) -> None:
+    left = traced.tracer.start_span("left")
+    before = context.get_current()
+    traced.policy().call(lambda: context.attach(trace.set_span_in_context(left)))
+    assert context.get_current() == before
 
 
 def test_a_stop_iteration_is_recorded_as_itself(threads: World, traced: Traced) -> None:

@@ -106,18 +106,21 @@ class Simulation(Engine):
     def start(self, coroutine: Coroutine[Any, None, object], after: Duration = 0.0) -> Client:
         """Add a client, which begins after `after` seconds."""
         delay = checks.seconds("after", after, zero=True)
+        if not isinstance(coroutine, Coroutine):
+            raise TypeError(f"a client is a coroutine, as client(...) of an async function, not {coroutine!r}")
         # Each client has its own ambient context.
         return self.add(coroutine, Variables().run, self.time + delay)
 
     async def sleep(self, seconds: float) -> None:
         """Suspend the client that awaits this for that many seconds."""
-        await until(self.time + seconds)
+        await until(self.time + checks.number("seconds", seconds))
 
     def run(self, until: float = inf) -> float:
         """Run until all clients are done, no event is left, or the time is `until`; return the time.
 
         If a client raises, this raises its error, and the simulation ends.
         """
+        until = checks.number("until", until)
         threshold, *rest = gc.get_threshold()
         # The garbage collector scans everything that the clients hold, and would take longer than they do.
         gc.set_threshold(threshold and max(threshold, _GC_THRESHOLD, 20 * len(self._clients)), *rest)

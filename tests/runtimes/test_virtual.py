@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
+import anyio
 import pytest
 
 from resilience import (
@@ -457,6 +459,19 @@ def test_a_client_that_awaits_something_else_is_a_misuse() -> None:
     with Simulation() as simulation, pytest.raises(RuntimeError, match=r"client waits .* simulation\.sleep"):
         simulation.start(client())
         simulation.run()
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "message"),
+    [
+        (lambda simulation: simulation.start(anyio.sleep), TypeError, r"a client is a coroutine, as client\(...\)"),
+        (lambda simulation: simulation.run(until=math.nan), ValueError, "until must not be NaN"),
+        (lambda simulation: simulation.sleep(math.nan).send(None), ValueError, "seconds must not be NaN"),
+    ],
+)
+def test_wrong_arguments_of_a_simulation_are_refused(use: Any, error: type[Exception], message: str) -> None:
+    with Simulation() as simulation, pytest.raises(error, match=message):
+        use(simulation)
 
 
 def test_a_client_cannot_start_in_the_past() -> None:

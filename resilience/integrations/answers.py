@@ -103,8 +103,10 @@ class FrameworkErrors:
         return self._answer if status == 500 else None
 
     def note(self, error: Exception) -> None:
-        """Determine the answer to an error that the framework has caught."""
+        """Determine the answer to an error that the framework has caught, here or in the block around this one."""
         self._answer = self._answering(error)
+        if self._answer is None and self._outer is not None:
+            self._outer.note(error)
 
 
 def _receive(sender: object = None, exception: Exception | None = None, **_: Any) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial, reduce
+from itertools import permutations
 from math import inf, nan
 from typing import Any
 
@@ -79,12 +82,12 @@ def _flask(endpoint: Endpoint, middleware: Any) -> Any:
     return app
 
 
-def _django(endpoint: Endpoint, middleware: Any) -> Any:
+def _django(application: Callable[[], Any], endpoint: Endpoint, middleware: Any) -> Any:
     if not settings.configured:
         settings.configure(ROOT_URLCONF=Urls, SECRET_KEY="test", ALLOWED_HOSTS=["*"], LOGGING_CONFIG=None)
         django.setup()
     Urls.endpoint = staticmethod(endpoint)
-    return middleware(get_wsgi_application() if middleware.__module__.endswith("wsgi") else get_asgi_application())
+    return middleware(application())
 
 
 def _generator(endpoint: Endpoint, middleware: Any) -> Any:
@@ -101,9 +104,9 @@ def _generator(endpoint: Endpoint, middleware: Any) -> Any:
 SERVICES: dict[str, Any] = {
     "starlette": (_starlette, asgi),
     "fastapi": (_fastapi, asgi),
-    "django-asgi": (_django, asgi),
+    "django-asgi": (partial(_django, get_asgi_application), asgi),
     "flask": (_flask, wsgi),
-    "django-wsgi": (_django, wsgi),
+    "django-wsgi": (partial(_django, get_wsgi_application), wsgi),
     "generator": (_generator, wsgi),
 }
 
@@ -114,10 +117,10 @@ class Service:
     def __init__(self, framework: str) -> None:
         self._make, self._module = SERVICES[framework]
 
-    def get(
-        self, endpoint: Endpoint, middleware: str = "ResilienceMiddleware", method: str = "GET", **headers: str
-    ) -> httpx.Response:
-        app = self._make(endpoint, getattr(self._module, middleware))
+    def get(self, endpoint: Endpoint, *names: str, method: str = "GET", **headers: str) -> httpx.Response:
+        """Answer a request, with these middlewares, the outermost last."""
+        middlewares = [getattr(self._module, name) for name in names or ["ResilienceMiddleware"]]
+        app = self._make(endpoint, lambda app: reduce(lambda inner, middleware: middleware(inner), middlewares, app))
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         if self._module is asgi:
             return asyncio.run(self._aget(app, method, fields))
@@ -202,6 +205,18 @@ def test_a_deadline_middleware_answers_in_every_framework(service: Service) -> N
 
     assert service.get(endpoint, "DeadlineMiddleware", x_envoy_expected_rq_timeout_ms="5000").status_code == 504
     assert service.get(raising(CircuitOpen("open")), "DeadlineMiddleware").status_code == 500
+
+
+@pytest.mark.parametrize("names", [*permutations(["ResilienceMiddleware", "DeadlineMiddleware"])])
+def test_of_two_middlewares_each_answers_its_own_errors(service: Service, names: tuple[str, str]) -> None:
+    """In any order."""
+
+    def late() -> str:
+        time.sleep(current_context().remaining())
+        raise ConnectionError("no answer in the time that was left")
+
+    assert service.get(late, *names, x_envoy_expected_rq_timeout_ms="10").status_code == 504
+    assert service.get(raising(CircuitOpen("open")), *names).status_code == 503
 
 
 def test_an_error_handler_of_the_application_comes_first() -> None:

@@ -100,7 +100,7 @@ class Dashboard:
         self._hosts = _hosts(allowed_hosts)
         self._max_viewers = checks.whole("max_viewers", max_viewers)
         self._is_closed = False
-        self._run = secrets.token_hex(4)  # a browser that reconnects to another process has to begin again
+        self._token = secrets.token_hex(4)
         self._keep = checks.whole("keep", keep)
         self._watch = Watch(
             Observed(*policies),
@@ -185,12 +185,13 @@ class Dashboard:
 
     async def _pieces(self, last_id: str) -> AsyncGenerator[bytes]:
         """Generate the pieces of a stream, each when the one before has been sent: a slow viewer has no backlog."""
+        own = f"{self._token}.{os.getpid()}"  # a browser that reconnects to another process, or a fork, begins again
         run, _, number = last_id.partition("-")
-        reconnects = run == self._run and number.isascii() and number.isdigit()
+        reconnects = run == own and number.isascii() and number.isdigit()
         change = int(number[:18]) if reconnects else 0
         yield f"retry: {_RECONNECT}\n\n".encode()
         if not reconnects:
-            yield _event("reset", {"keep": self._keep}, f"{self._run}-0")
+            yield _event("reset", {"keep": self._keep}, f"{own}-0")
         ends_at = clock.now() + STREAM_LASTS
         shown: object = None
         shown_at = 0.0
@@ -198,7 +199,7 @@ class Dashboard:
             update, change = self._update(change)
             if update["rows"] or update["now"] != shown:
                 shown, shown_at = update["now"], now
-                yield _event("update", update, f"{self._run}-{change}")
+                yield _event("update", update, f"{own}-{change}")
             elif now - shown_at >= _HEARTBEAT:
                 shown_at = now
                 yield b": nothing new\n\n"

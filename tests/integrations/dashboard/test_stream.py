@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -40,8 +41,10 @@ async def test_a_stream_begins_with_the_whole_state_and_continues_with_changes(
     assert await has_room(app)
 
 
-async def test_a_viewer_that_reconnects_gets_the_rows_since_then(make: Callable[..., Dashboard]) -> None:
-    """By `Last-Event-ID`. An invalid one, or one of another process, is a new beginning."""
+async def test_a_viewer_that_reconnects_gets_the_rows_since_then(
+    make: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `Last-Event-ID`. An invalid one, or one of another process, be it a fork, is a new beginning."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker)
     breaker.isolate()
@@ -60,6 +63,8 @@ async def test_a_viewer_that_reconnects_gets_the_rows_since_then(make: Callable[
     assert (await rows(last))[:2] == (False, [2])
     for invalid in ("elsewhere-1", f"{last}x", f"{last}\u00b2", "-", f"{last.split('-')[0]}-"):
         assert (await rows(invalid))[:2] == (True, [1, 2]), invalid
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    assert (await rows(last))[:2] == (True, [1, 2])
 
 
 async def test_a_stream_ends_after_a_while(make: Callable[..., Dashboard], clock: FakeClock) -> None:

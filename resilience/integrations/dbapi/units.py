@@ -178,14 +178,14 @@ class _Execution:
         self._work = work
         self._undo = undo
         self._run = run
-        self._committing = False
+        self._commits: list[Context] = []  # of the attempts that may have committed
 
     def __call__(self, ctx: Context) -> Any:
         """Make one attempt."""
         return self._run(self.attempt(ctx))
 
     async def attempt(self, ctx: Context) -> Any:
-        if self._committing:
+        if self._commits and not self._unit._repeat_unknown_commits:
             raise OutcomeUnknown("the unit of work may have been committed when it was cut off; it is not done again")
         connection = await maybe_await(self._connect())
         limits = AsyncExitStack() if self._unit._limit_statements and ctx.deadline < inf else None
@@ -204,18 +204,18 @@ class _Execution:
             raise
 
     async def _commit(self, connection: Any, ctx: Context) -> None:
-        # After a timeout in a thread, the next attempt may run while this one continues. The flag is set before the
-        # clock is read, so either the next attempt sees the flag, or this one sees that its deadline has passed.
-        self._committing = not self._unit._repeat_unknown_commits
+        # After a timeout in a thread, the next attempt may run while this one continues. The commit is noted before the
+        # clock is read, so either the next attempt sees it, or this one sees that its deadline has passed.
+        self._commits.append(ctx)
         if ctx.expired:
-            self._committing = False
+            self._commits.remove(ctx)
             raise DeadlineExceeded("the deadline of the execution has passed, nothing is committed")
         try:
             await maybe_await(connection.commit())
         except Exception as error:
             if self._unit.is_undone(error):
-                self._committing = False
-            elif self._committing:
+                self._commits.remove(ctx)
+            elif not self._unit._repeat_unknown_commits:
                 error.repeatable = False  # type: ignore[attr-defined]
             raise
 

@@ -97,6 +97,38 @@ def test_an_abandoned_attempt_commits_nothing(path: Path) -> None:
     assert notes(path) == ["attempt 2"]
 
 
+def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeated(path: Path) -> None:
+    """It ends while that commit is in progress, whose outcome is then unknown."""
+    second_commits, first_is_done = threading.Event(), threading.Event()
+    attempts: list[str] = []
+
+    class LostByCommitting(sqlite3.Connection):
+        def commit(self) -> None:
+            second_commits.set()
+            first_is_done.wait(PATIENCE)
+            super().commit()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+        def close(self) -> None:
+            super().close()
+            first_is_done.set()
+
+    @unit_of_work(
+        Policy.wrap(AGAIN, Timeout(0.2)),
+        lambda: sqlite3.connect(path, factory=LostByCommitting, check_same_thread=False),
+    )
+    def add(connection: sqlite3.Connection) -> None:
+        attempts.append(f"attempt {len(attempts) + 1}")
+        if len(attempts) == 1:
+            second_commits.wait(PATIENCE)
+        else:
+            note(connection, attempts[-1])
+
+    with pytest.raises((psycopg.OperationalError, OutcomeUnknown)):
+        add()
+    assert notes(path) == ["attempt 2"]
+
+
 def test_a_commit_that_was_cut_off_is_not_repeated(path: Path) -> None:
     """It may still happen, so that the next attempt raises instead of working."""
     may_commit, committed = threading.Event(), threading.Event()

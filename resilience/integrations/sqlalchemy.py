@@ -151,6 +151,8 @@ def _refuse_if_aborted(blocking: Any) -> None:
         if aborted is None:
             blocking.exec_driver_sql("SELECT 1")
     except DBAPIError as error:
+        if transient(error):  # the connection is lost: that is no mistake of the unit
+            raise
         raise TransactionAborted(ABORTED) from error
     if aborted:
         raise TransactionAborted(ABORTED)

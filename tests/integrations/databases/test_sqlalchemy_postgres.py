@@ -6,7 +6,8 @@ import threading
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, create_engine, func, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.orm import Session
 
 from resilience import Retry
@@ -64,3 +65,22 @@ def test_a_unit_that_ends_in_a_deadlock_is_repeated(url: str) -> None:
     assert len(attempts) >= 3
     assert sorted(done) == ["a", "b"]
     engine.dispose()
+
+
+async def test_a_connection_that_is_lost_after_the_last_statement_is_tried_again(url: str) -> None:
+    """With asyncpg the server is asked before the commit, so nothing was committed, and no statement has failed."""
+    engine = create_async_engine(f"postgresql+asyncpg{url}")
+    attempts: list[str] = []
+
+    @unit_of_work(AGAIN, engine)
+    async def add(connection: AsyncConnection) -> None:
+        attempts.append(f"attempt {len(attempts) + 1}")
+        process = await connection.scalar(insert(Note).values(text=attempts[-1]).returning(func.pg_backend_pid()))
+        if len(attempts) == 1:
+            with psycopg.connect(f"postgresql{url}") as other:
+                other.execute("select pg_terminate_backend(%s, 5000)", [process])
+
+    await add()
+    async with engine.connect() as connection:
+        assert list(await connection.scalars(select(Note.text))) == ["attempt 2"]
+    await engine.dispose()

@@ -256,7 +256,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     world = next((it for it in arguments.values() if isinstance(it, World)), None)
     if world is None:
         pytest.fail(
-            "an `async def` test takes a world to run in: world, tasks_world, threads, in_asyncio or in_trio",
+            "an `async def` test takes a world to run in, such as the fixture `world`",
             pytrace=False,
         )
     world.run(partial(test, **arguments))
@@ -324,6 +324,24 @@ def in_trio() -> World:
 def anywhere(request: pytest.FixtureRequest) -> Virtual:
     """Each runtime in turn, in virtual or simulated time."""
     return Virtual(request.param)
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def virtual_tasks(request: pytest.FixtureRequest) -> Virtual:
+    """The two worlds of tasks, in virtual time."""
+    return Virtual(request.param)
+
+
+@pytest.fixture
+def in_virtual_asyncio() -> Virtual:
+    """Only the world of asyncio, in virtual time."""
+    return Virtual("asyncio")
+
+
+@pytest.fixture
+def in_simulation() -> Virtual:
+    """Only a simulation."""
+    return Virtual("simulation")
 
 
 class FakeClock:

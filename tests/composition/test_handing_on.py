@@ -177,15 +177,9 @@ async def test_a_timeout_called_by_another_policy_cuts_off(world: World) -> None
     async def hang(ctx: Context) -> None:
         await world.hang()
 
-    for policy in (
-        HandingOn(Timeout(0.01)),
-        HandingOn(Pipeline(Retry(1), Timeout(0.01))),
-        Retry(1).wrap(HandingOn(TIMEOUT)),
-    ):
+    timeout = Timeout(0.01)
+    for policy in (HandingOn(timeout), HandingOn(Pipeline(Retry(1), timeout)), Retry(1).wrap(HandingOn(timeout))):
         assert isinstance(await world.attempt(policy, hang), TimeoutExceeded)
-
-
-TIMEOUT = Timeout(0.01)
 
 
 async def test_a_bulkhead_called_by_another_policy_holds_its_permit_for_the_call(world: World) -> None:

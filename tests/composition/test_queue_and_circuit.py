@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, CircuitOpen, Pipeline
-from resilience.testing import virtual_time
-from tests.conftest import Boom, World
+from tests.conftest import Boom, Virtual, World
 
 CALLS = 200
 
@@ -40,24 +38,16 @@ async def storm(world: World, pipeline: Pipeline[Any]) -> tuple[int, list[str]]:
     return service.reached, results
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_bulkhead_outside_the_breaker_spares_a_dead_service(backend: str) -> None:
+async def test_a_bulkhead_outside_the_breaker_spares_a_dead_service(virtual_tasks: Virtual) -> None:
     """The recommended order: calls that leave the queue find the circuit open."""
-    world = World(backend)
-    pipeline = Pipeline(Bulkhead(5, queue=CALLS), CircuitBreaker(5, open_for=60))
-    with virtual_time() as clock:
-        reached, results = world.run(partial(storm, world, pipeline))
-        assert clock.now() == pytest.approx(0.1)
+    reached, results = await storm(virtual_tasks, Pipeline(Bulkhead(5, queue=CALLS), CircuitBreaker(5, open_for=60)))
+    assert virtual_tasks.now() == pytest.approx(0.1)
     assert reached == 5
     assert results.count(CircuitOpen.__name__) == CALLS - 5
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_bulkhead_inside_the_breaker_sends_its_queue_to_a_dead_service(backend: str) -> None:
+async def test_a_bulkhead_inside_the_breaker_sends_its_queue_to_a_dead_service(virtual_tasks: Virtual) -> None:
     """Each call was admitted before it queued."""
-    world = World(backend)
-    pipeline = Pipeline(CircuitBreaker(5, open_for=60), Bulkhead(5, queue=CALLS))
-    with virtual_time() as clock:
-        reached, results = world.run(partial(storm, world, pipeline))
-        assert clock.now() == pytest.approx(4.0)
+    reached, results = await storm(virtual_tasks, Pipeline(CircuitBreaker(5, open_for=60), Bulkhead(5, queue=CALLS)))
+    assert virtual_tasks.now() == pytest.approx(4.0)
     assert (reached, results.count("Boom")) == (CALLS, CALLS)

@@ -34,7 +34,7 @@ from resilience.backoff import Backoff, Decorrelated, Exponential
 from resilience.clock import clock as process_clock
 from resilience.runtimes.base import Waiter
 from resilience.testing import Simulation, recording, switched_off
-from tests.conftest import Boom
+from tests.conftest import Boom, Script, Virtual
 
 TRIALS = int(os.environ.get("RESILIENCE_TRIALS", "30"))
 
@@ -180,51 +180,39 @@ def test_five_policies_work_together() -> None:
     assert [event.time for event in recorder.events if event.policy == "Timeout"] == [15, 15]
 
 
-def test_of_two_timeouts_the_first_to_expire_cuts_off_and_is_named() -> None:
+async def test_of_two_timeouts_the_first_to_expire_cuts_off_and_is_named(in_simulation: Virtual) -> None:
     """The clean-up inside takes its time."""
     log: list[tuple[float, str]] = []
 
-    async def client(simulation: Simulation) -> None:
-        async def fn(ctx: Context) -> None:
-            try:
-                await simulation.sleep(100)
-            finally:
-                await simulation.sleep(1)
-                log.append((simulation.now(), "cleaned up"))
+    async def fn(ctx: Context) -> None:
+        try:
+            await in_simulation.sleep(100)
+        finally:
+            await in_simulation.sleep(1)
+            log.append((in_simulation.now(), "cleaned up"))
 
-        for outer, inner in ((5, 50), (50, 5)):
-            with pytest.raises(TimeoutExceeded) as caught:
-                await simulation.execute(Timeout(outer, name="outer").wrap(Timeout(inner, name="inner")), fn)
-            log.append((simulation.now(), str(caught.value.policy)))
-
-    simulated(client)
+    for outer, inner in ((5, 50), (50, 5)):
+        with pytest.raises(TimeoutExceeded) as caught:
+            await in_simulation.execute(Timeout(outer, name="outer").wrap(Timeout(inner, name="inner")), fn)
+        log.append((in_simulation.now(), str(caught.value.policy)))
     assert log == [(6, "cleaned up"), (6, "outer"), (12, "cleaned up"), (12, "inner")]
 
 
-def test_a_function_that_handles_its_cancellation_returns_its_result() -> None:
+async def test_a_function_that_handles_its_cancellation_returns_its_result(in_simulation: Virtual) -> None:
     """The timer of a block that ended in time has no effect."""
-    log: list[object] = []
 
-    async def client(simulation: Simulation) -> None:
-        async def stubborn(ctx: Context) -> str:
-            try:
-                await simulation.sleep(100)
-            except BaseException:
-                return "saved"
-            return "not cut off"
+    async def stubborn(ctx: Context) -> str:
+        try:
+            await in_simulation.sleep(100)
+        except BaseException:
+            return "saved"
+        return "not cut off"
 
-        log.append(await simulation.execute(Timeout(5), stubborn))
-        log.append(simulation.now())
-
-        async def quick(ctx: Context) -> str:
-            return "quick"
-
-        log.append(await simulation.execute(Timeout(5), quick))
-        await simulation.sleep(50)
-        log.append(simulation.now())
-
-    simulated(client)
-    assert log == ["saved", 5, "quick", 55]
+    assert await in_simulation.execute(Timeout(5), stubborn) == "saved"
+    assert in_simulation.now() == 5
+    assert await in_simulation.execute(Timeout(5), Script("quick").function()) == "quick"
+    await in_simulation.sleep(50)
+    assert in_simulation.now() == 55
 
 
 def test_the_end_of_a_simulation_releases_permits_and_empties_queues() -> None:
@@ -272,7 +260,7 @@ def test_each_client_has_its_own_deadline_and_ambient_context() -> None:
     assert seen == [(10, 7), (20, 17)]
 
 
-def test_a_custom_policy_and_an_asynchronous_handler_run_in_a_simulation() -> None:
+async def test_a_custom_policy_and_an_asynchronous_handler_run_in_a_simulation(in_simulation: Virtual) -> None:
     """So do `ctx.sleep` and the closing of a discarded result."""
     closed: list[float] = []
 
@@ -285,20 +273,14 @@ def test_a_custom_policy_and_an_asynchronous_handler_run_in_a_simulation() -> No
             await ctx.sleep(3)
             return await call(ctx)
 
-    async def client(simulation: Simulation) -> None:
-        async def handler(failure: object, ctx: Context) -> str:
-            await simulation.sleep(4)
-            return "handled"
+    async def handler(failure: object, ctx: Context) -> str:
+        await in_simulation.sleep(4)
+        return "handled"
 
-        async def fn(ctx: Context) -> Response:
-            return Response()
-
-        fallback = Fallback(handler=handler, on_result=lambda result: True)
-        pipeline = fallback.wrap(Pause(), Retry(2, on_result=lambda result: True, backoff=[5]))
-        assert await simulation.execute(pipeline, fn) == "handled"
-        assert simulation.now() == 12
-
-    simulated(client)
+    fallback = Fallback(handler=handler, on_result=lambda result: True)
+    pipeline = fallback.wrap(Pause(), Retry(2, on_result=lambda result: True, backoff=[5]))
+    assert await in_simulation.execute(pipeline, Script(Response()).function()) == "handled"
+    assert in_simulation.now() == 12
     assert closed == [3]
 
 
@@ -314,9 +296,7 @@ def test_a_waiter_returns_whether_it_was_woken() -> None:
                 woken.append((process_clock.now(), await waiters[-1].wait(process_clock.now() + 10, None)))
 
     async def client(simulation: Simulation) -> None:
-        async def fn(ctx: Context) -> None: ...
-
-        await simulation.execute(Waiting(), fn)
+        await simulation.execute(Waiting(), Script(None).function())
 
     async def other(simulation: Simulation) -> None:
         await simulation.sleep(4)
@@ -343,9 +323,7 @@ def test_a_waiter_may_be_woken_before_or_after_its_wait() -> None:
             results.append((process_clock.now(), await waiters[1].wait(20, None)))
 
     async def client(simulation: Simulation) -> None:
-        async def fn(ctx: Context) -> None: ...
-
-        await simulation.execute(Waiting(), fn)
+        await simulation.execute(Waiting(), Script(None).function())
 
     async def other(simulation: Simulation) -> None:
         await simulation.sleep(1)
@@ -357,16 +335,11 @@ def test_a_waiter_may_be_woken_before_or_after_its_wait() -> None:
     assert results == [(5, True), (5, False), (11, True)]
 
 
-def test_switched_off_policies_are_off_in_a_simulation() -> None:
-    async def client(simulation: Simulation) -> None:
-        async def fn(ctx: Context) -> None:
-            raise Boom
-
-        assert await simulation.execute(Fallback("unknown"), fn) == "unknown"
-        with switched_off(), pytest.raises(Boom):
-            await simulation.execute(Fallback("unknown"), fn)
-
-    simulated(client)
+async def test_switched_off_policies_are_off_in_a_simulation(in_simulation: Virtual) -> None:
+    fn = Script(Boom()).function()
+    assert await in_simulation.execute(Fallback("unknown"), fn) == "unknown"
+    with switched_off(), pytest.raises(Boom):
+        await in_simulation.execute(Fallback("unknown"), fn)
 
 
 # --- the engine ------------------------------------------------------------------------------
@@ -438,18 +411,10 @@ def test_after_a_run_the_process_clock_and_randomness_are_restored() -> None:
     assert backoffs.SHARED_RANDOMNESS is source
 
 
-def test_a_negative_sleep_takes_no_time() -> None:
-    seen: list[float] = []
-
-    async def client() -> None:
-        await simulation.sleep(10)
-        await simulation.sleep(-3)
-        seen.append(simulation.now())
-
-    with Simulation() as simulation:
-        simulation.start(client())
-        simulation.run()
-    assert seen == [10]
+async def test_a_negative_sleep_takes_no_time(in_simulation: Virtual) -> None:
+    await in_simulation.sleep(10)
+    await in_simulation.sleep(-3)
+    assert in_simulation.now() == 10
 
 
 def test_a_client_that_awaits_something_else_is_a_misuse() -> None:

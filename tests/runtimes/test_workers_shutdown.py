@@ -61,25 +61,6 @@ def test_no_thread_is_started_before_one_is_needed() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("ending", ["pass", "raise SystemExit(0)"])
-def test_the_interpreter_ends_at_once_while_an_abandoned_call_hangs(ending: str) -> None:
-    """Daemon threads are not joined."""
-    began = time.monotonic()
-    done = run_python(
-        f"""
-        import time
-        from resilience import Timeout
-
-        assert str(Timeout(0.01).capture(lambda ctx: time.sleep(60)).error) == "no result within 0.01 s"
-        assert Timeout.abandoned() == 1
-        print("end", flush=True)
-        {ending}
-        """
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
-    assert time.monotonic() - began < 15
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this platform")
 def test_the_child_of_a_fork_has_its_own_workers() -> None:
     """The threads of the parent do not exist there, so none of them may get a job."""

@@ -23,8 +23,7 @@ from resilience import (
     current_context,
     deadline,
 )
-from resilience.testing import virtual_time
-from tests.conftest import Boom, World
+from tests.conftest import Boom, Virtual, World
 from tests.streams.sources import Consumed, Source, outcome, paced, retry, streamed
 
 
@@ -36,77 +35,63 @@ class Sleeps(Policy[Any]):
         return await call(ctx)
 
 
-def in_virtual_asyncio(main: Any) -> None:
-    with virtual_time():
-        asyncio.run(main())
+async def test_first_and_idle_each_limit_one_pull(in_virtual_asyncio: Virtual) -> None:
+    streaming = retry(2, on=TimeoutExceeded).streaming(first=5.0, idle=1.0)
+    got: list[float] = []
+    with pytest.raises(TimeoutExceeded, match="no item within 1 s") as caught:
+        async for item in streaming.call(paced, 4, 0.5, 1.5):
+            await asyncio.sleep(30)  # the consumer's own time does not count
+            got.append(item)
+    assert got == [4, 0.5]
+    assert caught.value.policy == "streaming"
+    assert caught.value.timeout == 1.0
+    starts = asyncio.get_running_loop().time()
+    with pytest.raises(TimeoutExceeded, match="no item within 5 s"):
+        await anext(streaming.call(paced, 6))
+    assert asyncio.get_running_loop().time() - starts == pytest.approx(10)  # twice
 
 
-def test_first_and_idle_each_limit_one_pull() -> None:
-    async def main() -> None:
-        streaming = retry(2, on=TimeoutExceeded).streaming(first=5.0, idle=1.0)
-        got: list[float] = []
-        with pytest.raises(TimeoutExceeded, match="no item within 1 s") as caught:
-            async for item in streaming.call(paced, 4, 0.5, 1.5):
-                await asyncio.sleep(30)  # the consumer's own time does not count
-                got.append(item)
-        assert got == [4, 0.5]
-        assert caught.value.policy == "streaming"
-        assert caught.value.timeout == 1.0
-        starts = asyncio.get_running_loop().time()
-        with pytest.raises(TimeoutExceeded, match="no item within 5 s"):
-            await anext(streaming.call(paced, 6))
-        assert asyncio.get_running_loop().time() - starts == pytest.approx(10)  # twice
-
-    in_virtual_asyncio(main)
-
-
-def test_first_includes_the_opening_of_the_source() -> None:
+async def test_first_includes_the_opening_of_the_source(in_virtual_asyncio: Virtual) -> None:
     async def opens() -> AsyncIterator[float]:
         await asyncio.sleep(3)
         return paced(3)
 
-    async def main() -> None:
-        with pytest.raises(TimeoutExceeded, match="no item within 5 s"):
-            await anext(retry().streaming(first=5.0).call(opens))
-        with pytest.raises(TimeoutExceeded, match="no item within 2 s"):
-            await anext(retry().streaming(first=2.0).call(opens))
-
-    in_virtual_asyncio(main)
+    with pytest.raises(TimeoutExceeded, match="no item within 5 s"):
+        await anext(retry().streaming(first=5.0).call(opens))
+    with pytest.raises(TimeoutExceeded, match="no item within 2 s"):
+        await anext(retry().streaming(first=2.0).call(opens))
 
 
-def test_a_timeout_cuts_off_a_pull_or_a_wait_but_not_the_consumer() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        bulkhead = Bulkhead(1, queue=1)
-        got: list[float] = []
-        began = loop.time()
-        with pytest.raises(TimeoutExceeded, match="no result within 5 s"):
-            await Consumed(World("asyncio"), Pipeline(Timeout(5), bulkhead).streaming().call(paced, 1, 1, 10)).all(got)
-        assert (got, loop.time() - began) == ([1, 1], pytest.approx(5))
-        began = loop.time()
-        with pytest.raises(TimeoutExceeded):
-            async for _ in Timeout(5).streaming().call(paced, 1, 0):
-                await asyncio.sleep(20)  # is not cut off: the next pull is
-        assert loop.time() - began == pytest.approx(21)
-        began = loop.time()
-        with pytest.raises(Boom):  # in a Retry, which foresees that the second wait does not fit
-            await anext(Pipeline(Timeout(5), Retry(on=Boom, backoff=[2, 60])).streaming().call(boom))
-        assert loop.time() - began == pytest.approx(2)
-        with pytest.raises(TimeoutExceeded):  # in the wait of a policy that does not look ahead
-            await anext(Pipeline(Timeout(5), Sleeps()).streaming().call(paced))
-        assert loop.time() - began == pytest.approx(7)
-        assert await anext(Pipeline(Timeout(500), Sleeps()).streaming().call(paced, 0)) == 0
-        with bulkhead.slot():
-            began = loop.time()
-            with pytest.raises(TimeoutExceeded):
-                await anext(Pipeline(Timeout(5), bulkhead).streaming().call(paced, 1))
-            assert loop.time() - began == pytest.approx(5)
-
+async def test_a_timeout_cuts_off_a_pull_or_a_wait_but_not_the_consumer(in_virtual_asyncio: Virtual) -> None:
     async def boom() -> AsyncIterator[int]:
         raise Boom
         yield 1
 
-    in_virtual_asyncio(main)
+    loop = asyncio.get_running_loop()
+    bulkhead = Bulkhead(1, queue=1)
+    got: list[float] = []
+    began = loop.time()
+    with pytest.raises(TimeoutExceeded, match="no result within 5 s"):
+        await Consumed(World("asyncio"), Pipeline(Timeout(5), bulkhead).streaming().call(paced, 1, 1, 10)).all(got)
+    assert (got, loop.time() - began) == ([1, 1], pytest.approx(5))
+    began = loop.time()
+    with pytest.raises(TimeoutExceeded):
+        async for _ in Timeout(5).streaming().call(paced, 1, 0):
+            await asyncio.sleep(20)  # is not cut off: the next pull is
+    assert loop.time() - began == pytest.approx(21)
+    began = loop.time()
+    with pytest.raises(Boom):  # in a Retry, which foresees that the second wait does not fit
+        await anext(Pipeline(Timeout(5), Retry(on=Boom, backoff=[2, 60])).streaming().call(boom))
+    assert loop.time() - began == pytest.approx(2)
+    with pytest.raises(TimeoutExceeded):  # in the wait of a policy that does not look ahead
+        await anext(Pipeline(Timeout(5), Sleeps()).streaming().call(paced))
+    assert loop.time() - began == pytest.approx(7)
+    assert await anext(Pipeline(Timeout(500), Sleeps()).streaming().call(paced, 0)) == 0
+    with bulkhead.slot():
+        began = loop.time()
+        with pytest.raises(TimeoutExceeded):
+            await anext(Pipeline(Timeout(5), bulkhead).streaming().call(paced, 1))
+        assert loop.time() - began == pytest.approx(5)
 
 
 def test_a_thread_abandons_a_pull_at_its_limit(threads: World) -> None:

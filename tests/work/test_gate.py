@@ -14,11 +14,10 @@ import anyio
 import pytest
 
 from resilience import Context, Fallback, Pipeline, Retry, events
-from resilience.testing import virtual_time
 from resilience.work import Gate, GateStats, ShuttingDown
 from resilience.work import gate as gates
 from tests.callers import run_all, wait_until
-from tests.conftest import Boom, Script, World
+from tests.conftest import Boom, Script, Virtual, World
 
 
 async def test_a_shut_gate_refuses_new_calls(world: World, heard: list[Any]) -> None:
@@ -92,22 +91,18 @@ def test_a_drain_waits_for_threads_and_tasks() -> None:
     )
 
 
-def test_a_drain_in_a_task_waits_in_virtual_time() -> None:
+async def test_a_drain_in_a_task_waits_in_virtual_time(in_virtual_asyncio: Virtual) -> None:
     gate = Gate()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        task = asyncio.create_task(gate.acall(asyncio.sleep, 30))
-        await asyncio.sleep(0)
-        began = loop.time()
-        assert await gate.adrain(10) is False
-        assert loop.time() - began == pytest.approx(10)
-        assert await gate.adrain(100) is True
-        assert loop.time() - began == pytest.approx(30)
-        await task
-
-    with virtual_time():
-        asyncio.run(main())
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(gate.acall(asyncio.sleep, 30))
+    await asyncio.sleep(0)
+    began = loop.time()
+    assert await gate.adrain(10) is False
+    assert loop.time() - began == pytest.approx(10)
+    assert await gate.adrain(100) is True
+    assert loop.time() - began == pytest.approx(30)
+    await task
 
 
 async def test_a_cancelled_drain_is_removed(in_asyncio: World) -> None:
@@ -121,40 +116,32 @@ async def test_a_cancelled_drain_is_removed(in_asyncio: World) -> None:
     await task
 
 
-def test_a_gate_opened_during_a_drain_also_waits_for_new_calls() -> None:
+async def test_a_gate_opened_during_a_drain_also_waits_for_new_calls(in_virtual_asyncio: Virtual) -> None:
     gate = Gate()
 
-    async def main() -> None:
-        first = asyncio.create_task(gate.acall(asyncio.sleep, 10))
-        await asyncio.sleep(0)
-        drain = asyncio.create_task(gate.adrain(60))
-        await asyncio.sleep(0)
-        gate.open()
-        second = asyncio.create_task(gate.acall(asyncio.sleep, 20))
-        await asyncio.sleep(1)
-        gate.shut()
-        await asyncio.gather(first, second)
+    first = asyncio.create_task(gate.acall(asyncio.sleep, 10))
+    await asyncio.sleep(0)
+    drain = asyncio.create_task(gate.adrain(60))
+    await asyncio.sleep(0)
+    gate.open()
+    second = asyncio.create_task(gate.acall(asyncio.sleep, 20))
+    await asyncio.sleep(1)
+    gate.shut()
+    await asyncio.gather(first, second)
+    assert await drain is True
+
+
+async def test_a_drain_ends_with_the_last_call_also_if_the_gate_was_opened(in_virtual_asyncio: Virtual) -> None:
+    gate = Gate()
+
+    call = asyncio.create_task(gate.acall(asyncio.sleep, 10))
+    await asyncio.sleep(0)
+    drain = asyncio.create_task(gate.adrain(60))
+    await asyncio.sleep(0)
+    gate.open()
+    await call
+    async with asyncio.timeout(1):
         assert await drain is True
-
-    with virtual_time():
-        asyncio.run(main())
-
-
-def test_a_drain_ends_with_the_last_call_also_if_the_gate_was_opened() -> None:
-    gate = Gate()
-
-    async def main() -> None:
-        call = asyncio.create_task(gate.acall(asyncio.sleep, 10))
-        await asyncio.sleep(0)
-        drain = asyncio.create_task(gate.adrain(60))
-        await asyncio.sleep(0)
-        gate.open()
-        await call
-        async with asyncio.timeout(1):
-            assert await drain is True
-
-    with virtual_time():
-        asyncio.run(main())
 
 
 def test_a_refused_call_does_not_delay_a_drain() -> None:

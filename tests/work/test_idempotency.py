@@ -46,9 +46,7 @@ async def test_the_key_is_in_the_ambient_context(world: World) -> None:
     async def fn() -> Any:
         return current_context().properties["idempotency_key"]
 
-    function = world.native(fn)
-    pipeline = Pipeline(twice(), numbered())
-    assert (pipeline.call(function) if world.blocking else await pipeline.acall(fn)) == "key-1"
+    assert await world.call(Pipeline(twice(), numbered()), fn) == "key-1"
 
 
 @pytest.mark.parametrize("inside", [False, True])

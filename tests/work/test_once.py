@@ -18,11 +18,10 @@ from sqlalchemy import create_engine
 
 from resilience import Fallback, Keyed, Pipeline, Policy, Rejected, Retry, Timeout, TimeoutExceeded, events
 from resilience.shared import MemoryStore
-from resilience.testing import virtual_time
 from resilience.work import KeyInUse, KeyMismatch, Once, claims
 from resilience.work.claims import Claim
 from tests.callers import run_all
-from tests.conftest import Boom, FakeClock, World
+from tests.conftest import Boom, FakeClock, Virtual, World
 
 
 def by_order(order: str, *rest: Any, **keywords: Any) -> str:
@@ -232,7 +231,9 @@ def test_an_async_store_works_in_tasks_only() -> None:
     ],
     ids=["around", "inside", "inside, in a Keyed"],
 )
-def test_a_holder_that_was_cut_off_keeps_its_claim(limited: Callable[[Once], Policy[Any]]) -> None:
+async def test_a_holder_that_was_cut_off_keeps_its_claim(
+    in_virtual_asyncio: Virtual, limited: Callable[[Once], Policy[Any]]
+) -> None:
     once = Once({}, key=by_order, lease=30)
     policy = limited(once)
 
@@ -240,16 +241,12 @@ def test_a_holder_that_was_cut_off_keeps_its_claim(limited: Callable[[Once], Pol
         await asyncio.sleep(10)
         return "fine"
 
-    async def main() -> None:
-        with pytest.raises(TimeoutExceeded):
-            await policy.acall(slow, "a")
-        with pytest.raises(KeyInUse):
-            await policy.acall(slow, "a")
-        await asyncio.sleep(29)
-        assert await once.acall(slow, "a") == "fine"
-
-    with virtual_time():
-        asyncio.run(main())
+    with pytest.raises(TimeoutExceeded):
+        await policy.acall(slow, "a")
+    with pytest.raises(KeyInUse):
+        await policy.acall(slow, "a")
+    await asyncio.sleep(29)
+    assert await once.acall(slow, "a") == "fine"
 
 
 def test_a_key_is_in_use_while_its_abandoned_call_runs_in_a_thread() -> None:

@@ -13,15 +13,10 @@ import pytest
 
 from resilience import events
 from resilience.backoff import Constant, Exponential
-from resilience.testing import seeded, virtual_time
+from resilience.testing import seeded
 from resilience.work import Supervisor
 from resilience.work import supervisor as supervisors
-from tests.conftest import Boom, World, no_collector
-
-
-def in_virtual_asyncio(main: Any) -> None:
-    with virtual_time():
-        asyncio.run(main())
+from tests.conftest import Boom, Virtual, World, no_collector
 
 
 class Task:
@@ -42,30 +37,25 @@ class Task:
         return [round(after - before, 3) for before, after in zip(self.began, self.began[1:], strict=False)]
 
 
-def test_a_failed_task_is_restarted_after_increasing_delays(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        task = Task(0, 0, 0, 0)
-        async with Supervisor(restart=[1, 2, 4, 60]) as supervisor:
-            supervisor.start_soon(task, name="feed")
-        assert task.pauses == [1, 2, 4, 60]
-        assert supervisor.parked == ()
-
-    in_virtual_asyncio(main)
+async def test_a_failed_task_is_restarted_after_increasing_delays(
+    in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = Task(0, 0, 0, 0)
+    async with Supervisor(restart=[1, 2, 4, 60]) as supervisor:
+        supervisor.start_soon(task, name="feed")
+    assert task.pauses == [1, 2, 4, 60]
+    assert supervisor.parked == ()
     assert caplog.records[0].message == "Supervisor: feed failed with Boom and is restarted in 1 s"
 
 
-def test_delays_are_exponential_by_default() -> None:
+async def test_delays_are_exponential_by_default(in_virtual_asyncio: Virtual) -> None:
     """From one second to a minute, with full jitter."""
-
-    async def main() -> None:
-        task = Task(*[0] * 8)
+    task = Task(*[0] * 8)
+    with seeded(7):
         async with Supervisor() as supervisor:
             supervisor.start_soon(task)
-        expected = Exponential(1.0, cap=60.0).delays(random.Random(7))
-        assert task.pauses == [round(next(expected), 3) for _ in range(8)]
-
-    with seeded(7):
-        in_virtual_asyncio(main)
+    expected = Exponential(1.0, cap=60.0).delays(random.Random(7))
+    assert task.pauses == [round(next(expected), 3) for _ in range(8)]
 
 
 async def test_no_failure_is_kept_during_a_delay(tasks_world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -91,113 +81,97 @@ async def test_no_failure_is_kept_during_a_delay(tasks_world: World, caplog: pyt
             await supervisor.adrain(0)
 
 
-def test_a_long_run_resets_the_delays() -> None:
-    async def main() -> None:
-        task = Task(0, 0, 300, 0)
-        async with Supervisor(restart=[1, 2, 4, 60]) as supervisor:
-            supervisor.start_soon(task)
-        assert task.pauses == [1, 2, 301, 2]
-
-    in_virtual_asyncio(main)
+async def test_a_long_run_resets_the_delays(in_virtual_asyncio: Virtual) -> None:
+    task = Task(0, 0, 300, 0)
+    async with Supervisor(restart=[1, 2, 4, 60]) as supervisor:
+        supervisor.start_soon(task)
+    assert task.pauses == [1, 2, 301, 2]
 
 
-def test_a_task_that_keeps_failing_is_parked_and_the_others_continue(heard: list[Any]) -> None:
+async def test_a_task_that_keeps_failing_is_parked_and_the_others_continue(
+    in_virtual_asyncio: Virtual, heard: list[Any]
+) -> None:
     parked: list[Any] = []
 
     def reports(event: Any) -> None:
         parked.append(event)
         raise RuntimeError("changes nothing")
 
-    async def main() -> None:
-        bad, good = Task(*[0] * 100), Task(0, 500)
-        async with Supervisor(
-            restart=Constant(1), max_restarts=3, within=60, on_parked=reports, name="feeds"
-        ) as supervisor:
-            supervisor.start_soon(bad, name="bad")
-            supervisor.start_soon(good, name="good")
-        assert len(bad.began) == 4
-        assert good.pauses == [1, 501]
-        assert supervisor.parked == ("bad",)
-
-    in_virtual_asyncio(main)
+    bad, good = Task(*[0] * 100), Task(0, 500)
+    async with Supervisor(
+        restart=Constant(1), max_restarts=3, within=60, on_parked=reports, name="feeds"
+    ) as supervisor:
+        supervisor.start_soon(bad, name="bad")
+        supervisor.start_soon(good, name="good")
+    assert len(bad.began) == 4
+    assert good.pauses == [1, 501]
+    assert supervisor.parked == ("bad",)
     [event] = parked
     assert isinstance(event, events.Parked)
     assert (event.policy, event.name, event.restarts, str(event.last.error)) == ("feeds", "bad", 3, "after 0")
     assert event in heard
 
 
-def test_logging_that_raises_ends_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        task = Task(0, 0)
-        async with Supervisor(restart=[1]) as supervisor:
-            supervisor.start_soon(task)
-        assert task.pauses == [1, 1]
-
+async def test_logging_that_raises_ends_no_task(in_virtual_asyncio: Virtual, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisors.logger, "filters", [lambda record: record.request_id])
-    in_virtual_asyncio(main)
+    task = Task(0, 0)
+    async with Supervisor(restart=[1]) as supervisor:
+        supervisor.start_soon(task)
+    assert task.pauses == [1, 1]
 
 
-def test_only_restarts_within_the_window_count() -> None:
-    async def main() -> None:
-        task = Task(*[50] * 20)
-        async with Supervisor(restart=Constant(1), max_restarts=2, within=100) as supervisor:
-            supervisor.start_soon(task)
-        assert len(task.began) == 21
-
-    in_virtual_asyncio(main)
+async def test_only_restarts_within_the_window_count(in_virtual_asyncio: Virtual) -> None:
+    task = Task(*[50] * 20)
+    async with Supervisor(restart=Constant(1), max_restarts=2, within=100) as supervisor:
+        supervisor.start_soon(task)
+    assert len(task.began) == 21
 
 
-def test_max_restarts_of_zero_restarts_no_task() -> None:
-    async def main() -> None:
-        async with Supervisor(max_restarts=0) as supervisor:
-            supervisor.start_soon(Task(0))
-        assert supervisor.parked == ("Task",)
-
-    in_virtual_asyncio(main)
+async def test_max_restarts_of_zero_restarts_no_task(in_virtual_asyncio: Virtual) -> None:
+    async with Supervisor(max_restarts=0) as supervisor:
+        supervisor.start_soon(Task(0))
+    assert supervisor.parked == ("Task",)
 
 
-def test_a_drain_waits_for_the_tasks_and_then_cancels_them() -> None:
-    async def main() -> None:
-        loop, cleaned = asyncio.get_running_loop(), []
+async def test_a_drain_waits_for_the_tasks_and_then_cancels_them(in_virtual_asyncio: Virtual) -> None:
+    loop, cleaned = asyncio.get_running_loop(), []
 
-        async def rounds(supervisor: Supervisor) -> None:
-            while not supervisor.is_stopping:
-                await asyncio.sleep(1)
+    async def rounds(supervisor: Supervisor) -> None:
+        while not supervisor.is_stopping:
+            await asyncio.sleep(1)
 
-        async def forever() -> None:
-            try:
-                await asyncio.sleep(10**6)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await asyncio.sleep(0)
-                cleaned.append(1)
+    async def forever() -> None:
+        try:
+            await asyncio.sleep(10**6)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await asyncio.sleep(0)
+            cleaned.append(1)
 
-        async with Supervisor() as supervisor:
-            supervisor.start_soon(rounds, supervisor)
-            await asyncio.sleep(3.5)
-            assert await supervisor.adrain(10) is True
-            assert loop.time() == pytest.approx(4, abs=0.1)
-            with pytest.raises(RuntimeError, match="until it stops"):
-                supervisor.start_soon(forever)
-        async with Supervisor(restart=[60]) as supervisor:
+    async with Supervisor() as supervisor:
+        supervisor.start_soon(rounds, supervisor)
+        await asyncio.sleep(3.5)
+        assert await supervisor.adrain(10) is True
+        assert loop.time() == pytest.approx(4, abs=0.1)
+        with pytest.raises(RuntimeError, match="until it stops"):
             supervisor.start_soon(forever)
-            supervisor.start_soon(supervisor.wait_stopping)
-            failing = Task(0)
-            supervisor.start_soon(failing)
-            await asyncio.sleep(0.1)
-            began = loop.time()
-            assert await supervisor.adrain(10) is False
-            assert loop.time() - began == pytest.approx(10)
-            assert cleaned == [1]
-            assert len(failing.began) == 1  # it waited to be restarted
-        async with Supervisor() as supervisor:
-            late = Task(5)
-            supervisor.start_soon(late)
-            assert await supervisor.adrain(60) is True
-            assert len(late.began) == 1
-            assert supervisor.parked == ()
-
-    in_virtual_asyncio(main)
+    async with Supervisor(restart=[60]) as supervisor:
+        supervisor.start_soon(forever)
+        supervisor.start_soon(supervisor.wait_stopping)
+        failing = Task(0)
+        supervisor.start_soon(failing)
+        await asyncio.sleep(0.1)
+        began = loop.time()
+        assert await supervisor.adrain(10) is False
+        assert loop.time() - began == pytest.approx(10)
+        assert cleaned == [1]
+        assert len(failing.began) == 1  # it waited to be restarted
+    async with Supervisor() as supervisor:
+        late = Task(5)
+        supervisor.start_soon(late)
+        assert await supervisor.adrain(60) is True
+        assert len(late.began) == 1
+        assert supervisor.parked == ()
 
 
 async def test_an_error_of_the_block_cancels_the_tasks_and_is_in_no_group(tasks_world: World) -> None:
@@ -253,50 +227,48 @@ async def test_a_task_cannot_drain_its_own_supervisor(tasks_world: World) -> Non
     assert len(errors) == 1
 
 
-def test_a_task_whose_awaited_future_was_cancelled_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_task_whose_awaited_future_was_cancelled_has_failed(
+    in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture
+) -> None:
     """The other tasks continue: the task itself was not cancelled."""
 
-    async def main() -> None:
-        futures: list[asyncio.Future[None]] = []
+    futures: list[asyncio.Future[None]] = []
 
-        async def waits() -> None:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            futures.append(future)
-            if len(futures) < 3:
-                future.cancel()
-                await future
+    async def waits() -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        futures.append(future)
+        if len(futures) < 3:
+            future.cancel()
+            await future
 
-        other = Task(5, 5)
-        async with Supervisor(restart=[1]) as supervisor:
-            supervisor.start_soon(waits, name="waits")
-            supervisor.start_soon(other)
-        assert len(futures) == len(other.began) == 3
-
-    in_virtual_asyncio(main)
+    other = Task(5, 5)
+    async with Supervisor(restart=[1]) as supervisor:
+        supervisor.start_soon(waits, name="waits")
+        supervisor.start_soon(other)
+    assert len(futures) == len(other.began) == 3
     assert caplog.records[0].message == "Supervisor: waits failed with RuntimeError and is restarted in 1 s"
     assert caplog.records[0].exc_info
     assert isinstance(caplog.records[0].exc_info[1].__cause__, asyncio.CancelledError)
 
 
-def test_a_cancelled_block_in_asyncio_restarts_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cancelled_block_in_asyncio_restarts_nothing(
+    in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture
+) -> None:
     """A cancellation of asyncio reaches each task."""
 
-    async def main() -> None:
-        async def serve() -> None:
-            async with Supervisor(restart=[60]) as supervisor:
-                supervisor.start_soon(asyncio.sleep, 10**6)
-                supervisor.start_soon(Task(0))
-                await asyncio.sleep(10**6)
+    async def serve() -> None:
+        async with Supervisor(restart=[60]) as supervisor:
+            supervisor.start_soon(asyncio.sleep, 10**6)
+            supervisor.start_soon(Task(0))
+            await asyncio.sleep(10**6)
 
-        server = asyncio.create_task(serve())
-        await asyncio.sleep(1)
-        server.cancel()
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(asyncio.CancelledError):
-            await server
-        assert asyncio.get_running_loop().time() - began < 1
-
-    in_virtual_asyncio(main)
+    server = asyncio.create_task(serve())
+    await asyncio.sleep(1)
+    server.cancel()
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(asyncio.CancelledError):
+        await server
+    assert asyncio.get_running_loop().time() - began < 1
     assert [it.message.partition(" failed")[0] for it in caplog.records] == ["Supervisor: Task"]
 
 

@@ -6,18 +6,19 @@ A test is `async def test_x(client)`, which runs in the client's world, and open
         reply = await send("PUT", url, data=b"...", headers={...})   # a `Reply`, or what the client raises
         reply = await send("GET", url, stream=True)                   # an open one: `await reply.read()`
 
-Each has a pool of one connection, so that a connection which is not returned makes the test fail.
+Each has a pool of one connection, unless `connections=` says more: one that is not returned makes the test fail.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import httpx
@@ -34,9 +35,15 @@ from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTr
 from resilience.integrations.requests import ResilienceAdapter
 from resilience.integrations.urllib3 import ResiliencePoolManager, ResilienceProxyManager
 from tests.conftest import World
+from tests.integrations.aiohttp_sessions import pieces
+from tests.integrations.upload_bodies import ONCE, OnlyRead, OnlySeek, Reader, Unsized, pipe
 
 QUICK = Retry(3, backoff=[0])
 NO_TLS = ssl.create_default_context()  # loading certificates takes 30 ms, and few tests need them
+
+
+#: Options of requests with a body that contains `b"once"`, by the name of the body.
+Bodies = Mapping[str, Callable[[], dict[str, Any]]]
 
 
 @dataclass
@@ -60,6 +67,9 @@ class HTTPClient(ABC):
     reads_in_attempt = False
     #: What is raised if a redirect would need a body that cannot be sent a second time.
     used_up: Any = NotRepeatable
+    #: Options of a request with a body that can be sent again, and with one that cannot, besides those of all clients.
+    repeatable: ClassVar[Bodies] = {"json": lambda: {"json": ["once"]}}
+    one_shots: ClassVar[Bodies] = {}
 
     @property
     def takes_no_file(self) -> bool:
@@ -95,17 +105,37 @@ class HTTPClient(ABC):
         """Return a function that sends. It has a method `end`, which closes the client early."""
 
 
+class Reiterable:
+    """Can be iterated again and again."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from (b"on", b"ce")
+
+
 class Requests(HTTPClient):
     error = requests.RequestException
     reads_in_attempt = True
+    repeatable: ClassVar[Bodies] = {
+        **HTTPClient.repeatable,
+        "form": lambda: {"data": {"a": "once"}},
+        "multipart": lambda: {"files": {"f": ("name", io.BytesIO(ONCE))}},
+        "array": lambda: {"data": bytearray(ONCE)},
+        "iterable": lambda: {"data": Reiterable()},
+    }
+    one_shots: ClassVar[Bodies] = {
+        "reader": lambda: {"data": OnlyRead()},
+        "reader from nowhere": lambda: {"data": OnlySeek()},
+    }
     make = ResilienceAdapter  # type: ignore[assignment]
 
     @contextlib.asynccontextmanager
-    async def open(self, policy: Any = QUICK, *, proxy: str | None = None, **options: Any) -> AsyncIterator[Any]:
+    async def open(
+        self, policy: Any = QUICK, *, proxy: str | None = None, connections: int = 1, **options: Any
+    ) -> AsyncIterator[Any]:
         session = requests.Session()
         session.proxies = {} if proxy is None else {"https": proxy}
         for scheme in ("http://", "https://"):
-            session.mount(scheme, ResilienceAdapter(policy, pool_maxsize=1, pool_block=True, **options))
+            session.mount(scheme, ResilienceAdapter(policy, pool_maxsize=connections, pool_block=True, **options))
 
         async def send(method: str, url: str, *, data: Any = None, stream: bool = False, **how: Any) -> Reply:
             response = session.request(method, url, data=data, stream=stream, **how)
@@ -121,11 +151,14 @@ class Requests(HTTPClient):
 class Urllib3(HTTPClient):
     error = urllib3.exceptions.HTTPError
     reads_in_attempt = True
+    repeatable: ClassVar[Bodies] = {**HTTPClient.repeatable, "multipart": lambda: {"fields": {"a": ("name", ONCE)}}}
     make = ResiliencePoolManager  # type: ignore[assignment]
 
     @contextlib.asynccontextmanager
-    async def open(self, policy: Any = QUICK, *, proxy: str | None = None, **options: Any) -> AsyncIterator[Any]:
-        options |= {"maxsize": 1, "block": True}
+    async def open(
+        self, policy: Any = QUICK, *, proxy: str | None = None, connections: int = 1, **options: Any
+    ) -> AsyncIterator[Any]:
+        options |= {"maxsize": connections, "block": True}
         manager = ResiliencePoolManager(policy, **options)
         if proxy is not None:
             manager = ResilienceProxyManager(policy, proxy, **options)
@@ -142,6 +175,19 @@ class Urllib3(HTTPClient):
 
 class Httpx(HTTPClient):
     library: ModuleType = httpx
+    repeatable: ClassVar[Bodies] = {
+        **HTTPClient.repeatable,
+        "form": lambda: {"data": {"a": "once"}},
+        "multipart": lambda: {"files": {"p": ("p.txt", ONCE)}, "data": {"a": "b"}},
+        "multipart-file": lambda: {"files": {"p": ("p.txt", io.BytesIO(ONCE))}},
+        "multipart-memory": lambda: {"files": {"p": ("p.txt", "once")}},
+    }
+    one_shots: ClassVar[Bodies] = {
+        "pipe": lambda: {"data": Unsized()},
+        "reader": lambda: {"data": Reader()},
+        "iterator": lambda: {"data": iter([b"on", b"ce"])},
+        "multipart-pipe": lambda: {"files": {"p": ("p.txt", Unsized())}},
+    }
 
     @property
     def error(self) -> type[Exception]:  # type: ignore[override]
@@ -160,8 +206,10 @@ class Httpx(HTTPClient):
         return (ResilienceTransport if self.world.blocking else AsyncResilienceTransport)(policy, **options)
 
     @contextlib.asynccontextmanager
-    async def open(self, policy: Any = QUICK, *, proxy: str | None = None, **options: Any) -> AsyncIterator[Any]:
-        limits = self.library.Limits(max_connections=1)
+    async def open(
+        self, policy: Any = QUICK, *, proxy: str | None = None, connections: int = 1, **options: Any
+    ) -> AsyncIterator[Any]:
+        limits = self.library.Limits(max_connections=connections)
         kind = self.library.HTTPTransport if self.world.blocking else self.library.AsyncHTTPTransport
         transport = self.make(policy, transport=kind(verify=NO_TLS, limits=limits, proxy=proxy), **options)
         if self.world.blocking:
@@ -180,7 +228,8 @@ class Httpx(HTTPClient):
             return value if self.world.blocking else await value
 
         async def send(method: str, url: str, *, data: Any = None, stream: bool = False, **how: Any) -> Reply:
-            request = client.build_request(method, url, content=data, **how)
+            how["data" if isinstance(data, dict) else "content"] = data
+            request = client.build_request(method, url, **how)
             response = await awaited(client.send(request, stream=stream))
 
             async def read() -> bytes:
@@ -200,8 +249,28 @@ class Httpx2(Httpx):
     library = httpx2
 
 
+def form(**fields: Any) -> aiohttp.FormData:
+    data = aiohttp.FormData()
+    for name, value in fields.items():
+        data.add_field(name, value, filename=name if isinstance(value, io.IOBase) else None)
+    return data
+
+
 class Aiohttp(HTTPClient):
     error = aiohttp.ClientError
+    repeatable: ClassVar[Bodies] = {
+        **HTTPClient.repeatable,
+        "form": lambda: {"data": {"a": "once"}},
+        "multipart": lambda: {"data": form(a="1", b=io.BytesIO(ONCE))},
+        "text": lambda: {"data": io.StringIO("once")},
+        "expected": lambda: {"data": ONCE, "expect100": True},
+        "compressed": lambda: {"data": ONCE, "compress": True},
+    }
+    one_shots: ClassVar[Bodies] = {
+        "pipe": lambda: {"data": pipe()},
+        "form with a pipe": lambda: {"data": form(a=pipe())},
+        "payload": lambda: {"data": aiohttp.AsyncIterablePayload(pieces())},
+    }
     used_up = (NotRepeatable, aiohttp.ClientPayloadError)  # newer versions check this themselves
     make = staticmethod(resilience_middleware)  # type: ignore[assignment]
 
@@ -209,8 +278,10 @@ class Aiohttp(HTTPClient):
         super().__init__("asyncio")
 
     @contextlib.asynccontextmanager
-    async def open(self, policy: Any = QUICK, *, proxy: str | None = None, **options: Any) -> AsyncIterator[Any]:
-        connector = aiohttp.TCPConnector(limit=1)
+    async def open(
+        self, policy: Any = QUICK, *, proxy: str | None = None, connections: int = 1, **options: Any
+    ) -> AsyncIterator[Any]:
+        connector = aiohttp.TCPConnector(limit=connections)
         middleware = resilience_middleware(policy, **options)
         async with aiohttp.ClientSession(connector=connector, middlewares=[middleware], proxy=proxy) as session:
 

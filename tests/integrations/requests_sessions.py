@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import requests
@@ -29,13 +28,6 @@ def outcome_of(fn: Callable[[], requests.Response]) -> Any:
         return fn()
     except requests.RequestException as error:
         return error
-
-
-def file_in_the_middle(data: bytes, path: Path) -> io.BufferedReader:
-    path.write_bytes(b"skipped" + data)
-    file = path.open("rb")
-    file.seek(len(b"skipped"))
-    return file
 
 
 class Recorder(BaseAdapter):

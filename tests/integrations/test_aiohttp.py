@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from resilience import Timeout, TimeoutExceeded
+from resilience import Timeout
 from resilience.integrations.aiohttp import resilience_middleware
 from tests.integrations.aiohttp_sessions import QUICK, outcome_of, session
-from tests.integrations.servers import PATIENCE, Answer, FlakyServer
+from tests.integrations.servers import PATIENCE, FlakyServer
 
 # --- statuses ---------------------------------------------------------------------------------
 
@@ -29,25 +28,6 @@ async def test_raise_for_status_applies_to_the_last_response(server: FlakyServer
 
 
 # --- responses --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("chunked", [True, False])
-async def test_a_body_that_is_read_in_the_attempt_is_retried(server: FlakyServer, chunked: bool) -> None:
-    """If the policy covers the body, one that breaks off is a failure like any other."""
-    cut = Answer(body=[b"first", b"rest"], fault="cut", chunked=chunked)
-    slow = Answer(body=[b"first", b"rest"], drip=threading.Event(), chunked=chunked)
-    async with session(QUICK, read_body=True) as client:
-        response = await client.get(server.script("/", cut, 503, Answer(body=b'{"a": 1}')))
-        assert await response.json(content_type=None) == {"a": 1}
-    async with session(QUICK.wrap(Timeout(0.1)), read_body=True) as client:
-        assert type(await outcome_of(client.get(server.script("/", slow)))) is TimeoutExceeded
-
-
-async def test_read_body_keeps_the_connections_of_discarded_responses(server: FlakyServer) -> None:
-    """A response that was read completely returns its connection."""
-    async with session(QUICK, read_body=True) as client:
-        assert (await outcome_of(client.get(server.script("/", 503, 503, 200)))).status == 200
-    assert server.connections == 1
 
 
 # --- a session as usual -----------------------------------------------------------------------

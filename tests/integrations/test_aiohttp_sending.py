@@ -16,8 +16,8 @@ from resilience import CircuitBreaker, Policy, Retry, Timeout
 from resilience.integrations.aiohttp import resilience_middleware
 from resilience.integrations.http import NotRepeatable
 from tests.integrations.aiohttp_sessions import QUICK, notes_of, outcome_of, pieces, session
+from tests.integrations.http_clients import form
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
-from tests.integrations.upload_bodies import pipe
 
 
 async def test_an_outer_middleware_cannot_send_a_one_shot_body_again(server: FlakyServer) -> None:
@@ -119,59 +119,12 @@ async def test_a_failed_request_is_freed(server: FlakyServer, kind: str) -> None
     assert reference() is None
 
 
-def form(**fields: Any) -> aiohttp.FormData:
-    data = aiohttp.FormData()
-    for name, value in fields.items():
-        data.add_field(name, value, filename=name if isinstance(value, io.IOBase) else None)
-    return data
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"data": {"a": "1"}}, b"a=1"),
-        ({"json": [1]}, b"[1]"),
-        ({"data": io.StringIO("text")}, b"text"),
-        ({"data": b"packed", "compress": True}, None),
-        ({"data": form(a="1", b=io.BytesIO(b"file"))}, None),
-        ({"data": b"expected", "expect100": True}, b"expected"),
-    ],
-    ids=lambda it: "" if isinstance(it, bytes) else " ".join(it or ()),
-)
-async def test_a_repeatable_body_is_sent_whole_at_each_attempt(
-    server: FlakyServer, options: Any, expected: bytes | None
-) -> None:
-    async with session() as client:
-        response = await outcome_of(client.put(server.script("/", 503, Answer(fault="reset"), 200), **options))
-        assert response.status == 200
-    bodies = [it.body for it in server.requests]
-    assert bodies == [bodies[0] if expected is None else expected] * 3
-    assert bodies[0]
-
-
 async def test_each_attempt_waits_for_100_continue(server: FlakyServer) -> None:
     """An attempt that was not allowed to send its body has not used it up."""
     async with session() as client:
         url = server.script("/", Answer(fault="refuse"), 503, 200)
         assert (await outcome_of(client.put(url, data=b"body", expect100=True))).status == 200
     assert [it.body for it in server.requests] == [b"", b"body", b"body"]
-
-
-@pytest.mark.parametrize("answer", [503, Answer(fault="reset")])
-@pytest.mark.parametrize("kind", ["pipe", "form with a pipe", "payload"])
-async def test_a_one_shot_body_is_sent_once(server: FlakyServer, answer: Any, kind: str) -> None:
-    """A second attempt would send an empty body, with any method."""
-    with pipe() as file:
-        data = {"pipe": file, "form with a pipe": form(a=file)}.get(kind)
-        if kind == "payload":
-            data = aiohttp.AsyncIterablePayload(pieces())
-        async with session() as client:
-            outcome = await outcome_of(client.put(server.script("/", answer, 200), data=data))
-    if isinstance(outcome, Exception):
-        assert "its body can be sent only once" in notes_of(outcome)
-    else:
-        assert outcome.status == 503
-    assert [b"once" in it.body for it in server.requests] == [True]
 
 
 @pytest.mark.parametrize("mode", ["r", "rb"])

@@ -136,16 +136,3 @@ async def test_aiohttps_timeouts_of_one_wait_are_retried_and_the_total_is_not(se
         assert type(outcome) is TimeoutError
         assert "1 attempt in" in notes_of(outcome)
         assert "the request is not sent again: the total timeout of its session is over" in notes_of(outcome)
-
-
-async def test_a_cancelled_request_is_not_retried(server: FlakyServer) -> None:
-    """Its connection is free again."""
-    async with session() as client:
-        task = asyncio.create_task(outcome_of(client.get(server.script("/", Answer(hold=threading.Event()), 200))))
-        while not server.requests:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert len(server.requests) == 1
-        assert (await outcome_of(client.get(server.script("/", 200)))).status == 200

@@ -6,6 +6,7 @@ import contextlib
 import io
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -296,32 +297,37 @@ async def test_a_client_that_is_closed_between_two_attempts_sends_nothing_more(
 async def test_a_repeatable_body_is_sent_whole_at_each_attempt(
     server: FlakyServer, client: HTTPClient, tmp_path: Path
 ) -> None:
-    """A body in memory, and a file from the position at which it was given."""
+    """A body in memory, a file, and forms."""
     path = tmp_path / "file"
-    path.write_bytes(b"content")
+    path.write_bytes(b"once")
     with path.open("rb") as file:
-        bodies: list[Any] = [b"content", "content"]
+        bodies: list[Any] = [b"once", "once"]
         if not client.takes_no_file:
-            bodies += [io.BytesIO(b"content"), file]
+            bodies += [io.BytesIO(b"once"), file]
         async with client.open() as send:
-            for body in bodies:
+            for options in [*({"data": it} for it in bodies), *(make() for make in client.repeatable.values())]:
+                server.requests.clear()
                 url = server.script("/", 503, Answer(fault="reset"), 200)
-                assert (await send("PUT", url, data=body)).status == 200
-    assert [it.body for it in server.requests] == [b"content"] * 3 * len(bodies)
+                assert (await send("PUT", url, **options)).status == 200
+                sent = [it.body for it in server.requests]
+                assert sent == sent[:1] * 3
+                assert sent[0].count(b"once") == 1 or "compress" in options
 
 
 @pytest.mark.parametrize("answer", [503, Answer(fault="reset")], ids=["503", "reset"])
 async def test_a_one_shot_body_is_sent_once(server: FlakyServer, client: HTTPClient, answer: Any) -> None:
     """A second attempt would send an empty body, and be answered with 200. An idempotency key does not change that."""
     async with client.open() as send:
-        body = client.generator(b"on", b"ce")
-        url = server.script("/", answer, 200)
-        outcome = await outcome_of(send("PUT", url, data=body, headers={"Idempotency-Key": "4711"}))
-        if isinstance(outcome, Exception):
-            assert "its body can be sent only once" in notes_of(outcome)
-        else:
-            assert outcome.status == 503
-    assert [it.body for it in server.requests] == [b"once"]
+        forms = {} if client.takes_no_file else client.one_shots
+        for options in [{"data": client.generator(b"on", b"ce")}, *(make() for make in forms.values())]:
+            server.requests.clear()
+            url = server.script("/", answer, 200)
+            outcome = await outcome_of(send("PUT", url, headers={"Idempotency-Key": "4711"}, **options))
+            if isinstance(outcome, Exception):
+                assert "its body can be sent only once" in notes_of(outcome)
+            else:
+                assert outcome.status == 503
+            assert [b"once" in it.body for it in server.requests] == [True]
 
 
 async def test_a_redirect_does_not_send_a_one_shot_body_again(server: FlakyServer, client: HTTPClient) -> None:
@@ -333,14 +339,20 @@ async def test_a_redirect_does_not_send_a_one_shot_body_again(server: FlakyServe
     assert [(it.path, it.body) for it in server.requests] == [("/from", b"once")]
 
 
-async def test_each_hop_of_a_redirect_has_its_own_attempts(server: FlakyServer, client: HTTPClient) -> None:
-    """A file is rewound for each hop if the client itself does so, and the headers stay."""
+async def test_each_hop_of_a_redirect_has_its_own_attempts(
+    server: FlakyServer, client: HTTPClient, tmp_path: Path
+) -> None:
+    """A file is rewound for each hop, to its position before, if the client itself does so; and the headers stay."""
     server.script("/from", 503, Answer(307, {"Location": "/to"}))
     server.script("/to", 503, Answer(body=b"there"))
-    data = b"body" if "httpx" in repr(client) else io.BytesIO(b"body")
-    async with client.open() as send:
-        reply = await send("PUT", f"{server.url}/from", data=data, headers={"X-A": "1"})
-        assert (reply.status, reply.body) == (200, b"there")
+    path = tmp_path / "file"
+    path.write_bytes(b"skipped body")
+    with path.open("rb") as file:
+        file.seek(len(b"skipped "))
+        async with client.open() as send:
+            data = b"body" if "httpx" in repr(client) else file
+            reply = await send("PUT", f"{server.url}/from", data=data, headers={"X-A": "1"})
+            assert (reply.status, reply.body) == (200, b"there")
     assert [(it.path, it.body) for it in server.requests] == [(it, b"body") for it in ("/from", "/from", "/to", "/to")]
     assert {it.headers["X-A"] for it in server.requests} == {"1"}
 
@@ -367,12 +379,27 @@ async def test_a_file_that_is_still_being_read_is_not_sent_again(
 async def test_connections_of_discarded_responses_return_to_the_pool(
     server: FlakyServer, client: HTTPClient, stream: bool
 ) -> None:
-    """With one connection for all, they keep no request waiting."""
+    """With one connection for all, they keep no request waiting. A body that was read keeps its connection."""
     discarded = Answer(503, body=b"x" * 1_000_000)
     async with client.open() as send:
         for _ in range(3):
             reply = await send("GET", server.script("/", discarded, discarded, 200), stream=stream)
             assert await reply.read() == b"ok"
+    before = server.connections
+    async with client.open(**({} if client.reads_in_attempt else {"read_body": True})) as send:
+        assert (await send("GET", server.script("/", discarded, discarded, 200))).body == b"ok"
+    assert server.connections == before + 1
+
+
+async def test_threads_can_share_a_client(server: FlakyServer, blocking_client: HTTPClient) -> None:
+    """It keeps no data of a request."""
+    paths = [f"/{number}" for number in range(40)]
+    for path in paths:
+        server.script(path, 503, Answer(body=path.encode()))
+    async with blocking_client.open(connections=8) as send:
+        with ThreadPoolExecutor(8) as pool:
+            replies = list(pool.map(lambda path: drive(send("GET", server.url + path)), paths))
+    assert [it.body for it in replies] == [path.encode() for path in paths]
 
 
 async def test_a_stream_is_open_when_it_is_returned(server: FlakyServer, client: HTTPClient) -> None:
@@ -389,15 +416,16 @@ async def test_a_stream_is_open_when_it_is_returned(server: FlakyServer, client:
         assert (await send("GET", f"{server.url}/other")).body == b"ok"
 
 
+@pytest.mark.parametrize("chunked", [True, False])
 async def test_a_body_that_breaks_off_is_retried_only_if_it_is_read_in_the_attempt(
-    server: FlakyServer, client: HTTPClient
+    server: FlakyServer, client: HTTPClient, chunked: bool
 ) -> None:
     """An error of a stream that the caller reads is raised, and not retried."""
-    cut = Answer(body=[b"first", b"rest"], fault="cut")
-    in_attempt = client.reads_in_attempt
-    options = {} if in_attempt else {"read_body": True}
-    async with client.open(**options) as send:
-        reply = await send("GET", server.script("/", cut, cut, Answer(body=b"whole")))
+    cut = Answer(body=[b"first", b"rest"], fault="cut", chunked=chunked)
+    slow = Answer(body=[b"first", b"rest"], drip=threading.Event(), chunked=chunked)
+    options = {} if client.reads_in_attempt else {"read_body": True}
+    async with client.open(QUICK.wrap(Timeout(0.2)), **options) as send:
+        reply = await send("GET", server.script("/", cut, slow, Answer(body=b"whole")))
         assert reply.body == b"whole"
     async with client.open() as send:
         url = server.script("/once", cut, 200)
@@ -505,12 +533,15 @@ async def test_the_timeout_of_an_attempt_is_named_and_retried(
 
 
 async def test_a_timeout_of_the_client_is_a_failure_like_others(server: FlakyServer, client: HTTPClient) -> None:
-    """If it is shorter than the time left, the error is the client's, and is retried."""
-    url = server.script("/", Answer(hold=threading.Event()))
+    """If it is shorter than the time left, the error is the client's, and is retried unless a stream is being read."""
     async with client.open(Timeout(PATIENCE).wrap(Retry(2, backoff=[0]))) as send:
-        error = await outcome_of(send("GET", url, timeout=0.1))
+        error = await outcome_of(send("GET", server.script("/", Answer(hold=threading.Event())), timeout=0.1))
         assert isinstance(error, client.error)
         assert "2 attempts" in notes_of(error)
+        url = server.script("/", Answer(body=[b"a", b"b"], drip=threading.Event()))
+        reply = await send("GET", url, timeout=0.1, stream=True)
+        assert isinstance(await outcome_of(reply.read()), client.error)
+        await reply.close()
 
 
 async def test_a_client_timeout_just_before_the_deadline_counts_as_the_deadline(
@@ -541,6 +572,30 @@ async def test_reading_a_body_ends_at_the_deadline_of_its_attempt(
         assert type(caught.value) is kind
         assert time.monotonic() - began < PATIENCE / 2
         await reply.close()
+
+
+async def test_a_dripping_body_ends_at_the_deadline(server: FlakyServer, client: HTTPClient) -> None:
+    """Although no single wait for a piece is too long. The connection is free again."""
+    url = server.script("/", Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02))
+    async with client.open() as send:
+        began = time.monotonic()
+        with deadline(0.1):
+            assert type(await outcome_of(send("GET", url))) is DeadlineExceeded
+        assert time.monotonic() - began < PATIENCE / 2
+        assert (await send("GET", f"{server.url}/other")).status == 200
+
+
+@pytest.mark.parametrize("client", [it for it in CLIENTS if not it.world.blocking], ids=repr)
+async def test_a_cancelled_request_is_not_retried(server: FlakyServer, client: HTTPClient) -> None:
+    """Its connection is free again."""
+    url = server.script("/", Answer(hold=threading.Event()), 200)
+    async with client.open(Timeout(PATIENCE).wrap(QUICK)) as send:
+        async with anyio.create_task_group() as group:
+            group.start_soon(send, "GET", url)
+            await until(client.world, lambda: server.requests)
+            group.cancel_scope.cancel()
+        assert len(server.requests) == 1
+        assert (await send("GET", url)).status == 200
 
 
 async def test_limit_body_false_lets_a_body_outlast_its_attempt(server: FlakyServer, client: HTTPClient) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from typing_extensions import override
 from resilience import CircuitBreaker, Context, Fallback
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.requests import ResilienceAdapter
-from tests.integrations.requests_sessions import QUICK, Make, Recorder, file_in_the_middle
+from tests.integrations.requests_sessions import QUICK, Make, Recorder
 from tests.integrations.servers import Answer, FlakyServer
 
 # --- sessions ---------------------------------------------------------------------------------
@@ -32,15 +30,6 @@ def test_the_response_of_a_fallback_needs_no_connection(server: FlakyServer, ses
 
     response = session(Fallback(handler=cached)).get(server.script("/", 503), stream=True)
     assert (response.status_code, response.text) == (203, "cached")
-
-
-def test_a_file_is_sent_whole_after_retries_and_a_redirect(server: FlakyServer, session: Make, tmp_path: Path) -> None:
-    """Both requests and the adapter rewind it."""
-    server.script("/from", 503, Answer(307, {"Location": "/to"}))
-    server.script("/to", 503, 200)
-    with file_in_the_middle(b"content", tmp_path / "file") as file:
-        assert session().put(f"{server.url}/from", data=file).status_code == 200
-    assert [it.body for it in server.requests] == [b"content"] * 4
 
 
 @pytest.mark.parametrize(
@@ -83,17 +72,6 @@ def test_hooks_get_only_the_response_that_is_returned(server: FlakyServer, sessi
     seen: list[int] = []
     session().get(server.script("/", 503, 200), hooks={"response": lambda it, **_: seen.append(it.status_code)})
     assert seen == [200]
-
-
-def test_threads_can_share_a_session(server: FlakyServer, session: Make) -> None:
-    """An adapter keeps no data of a request."""
-    client = session()
-    paths = [f"/{number}" for number in range(40)]
-    for path in paths:
-        server.script(path, 503, Answer(body=path.encode()))
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda path: client.get(server.url + path).content, paths))
-    assert answers == [path.encode() for path in paths]
 
 
 # --- the adapter ------------------------------------------------------------------------------

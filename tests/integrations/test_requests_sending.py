@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from resilience.integrations.http import NotRepeatable
 from resilience.integrations.http.bodies import Body
 from resilience.integrations.requests import ResilienceAdapter
 from resilience.runtimes.driving import drive
-from tests.integrations.requests_sessions import QUICK, Make, Recorder, notes_of, outcome_of
+from tests.integrations.requests_sessions import QUICK, Make, Recorder, notes_of
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
 from tests.integrations.upload_bodies import SlowFile
 
@@ -61,75 +60,6 @@ def test_an_invalid_certificate_is_not_retried(server: FlakyServer, session: Mak
     with pytest.raises(requests.exceptions.SSLError) as caught:
         client.get(server.url.replace("http", "https"))
     assert not hasattr(caught.value, "__notes__") or "attempts" not in notes_of(caught.value)
-
-
-class Reiterable:
-    """Can be iterated again and again."""
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from (b"in ", b"pieces")
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"data": {"a": "1"}}, b"a=1"),
-        ({"json": [1]}, b"[1]"),
-        ({"data": bytearray(b"array")}, b"array"),
-        ({"data": Reiterable()}, b"in pieces"),
-    ],
-    ids=lambda it: "" if isinstance(it, bytes) else " ".join(it or ()),
-)
-def test_a_repeatable_body_is_sent_whole_at_each_attempt(
-    server: FlakyServer, session: Make, options: Any, expected: bytes
-) -> None:
-    response = session().put(server.script("/", 503, Answer(fault="reset"), 200), **options)
-    assert response.status_code == 200
-    assert [it.body for it in server.requests] == [expected] * 3
-
-
-def test_an_upload_is_sent_again_whole(server: FlakyServer, session: Make) -> None:
-    """A multipart form is encoded in memory before it is sent."""
-    response = session().put(server.script("/", 503, 200), files={"f": ("name", io.BytesIO(b"content"))})
-    assert response.status_code == 200
-    first, second = server.requests
-    assert b"content" in first.body
-    assert first.body == second.body
-
-
-class OnlyRead:
-    """A length, and `read`: all that the encoder of `requests_toolbelt` has."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = io.BytesIO(data)
-        self.len = len(data)
-
-    def read(self, size: int = -1) -> bytes:
-        return self._data.read(size)
-
-
-class Seekable(OnlyRead):
-    """Its position can be set, but not read."""
-
-    def seek(self, position: int) -> None:
-        self._data.seek(position)
-
-
-@pytest.mark.parametrize("answer", [503, Answer(fault="reset")])
-@pytest.mark.parametrize(
-    "make",
-    [lambda: iter([b"on", b"ce"]), lambda: OnlyRead(b"once"), lambda: Seekable(b"once")],
-    ids=["generator", "reader", "reader from nowhere"],
-)
-def test_a_one_shot_body_is_sent_once(server: FlakyServer, session: Make, answer: Any, make: Any) -> None:
-    """A second attempt would send an empty body, with any method."""
-    url = server.script("/", answer, 200)
-    outcome = outcome_of(lambda: session().put(url, data=make()))
-    if isinstance(outcome, requests.ConnectionError):
-        assert "its body can be sent only once" in notes_of(outcome)
-    else:
-        assert outcome.status_code == 503
-    assert [it.body for it in server.requests] == [b"once"]
 
 
 def test_the_body_of_a_response_is_sent_once(server: FlakyServer, session: Make) -> None:

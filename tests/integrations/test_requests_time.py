@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from resilience import DeadlineExceeded, Timeout, TimeoutExceeded, deadline
 from resilience.clock import clock as process_clock
 from resilience.integrations.http import Rules
 from tests.integrations.http_clients import process_clock_ahead
-from tests.integrations.requests_sessions import QUICK, Make, Recorder
+from tests.integrations.requests_sessions import Make, Recorder
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
 
 
@@ -96,16 +95,6 @@ def test_the_read_timeout_of_a_stream_is_the_users_or_the_time_left(
         assert seconds == most
 
 
-def test_a_read_timeout_of_the_user_in_a_stream_is_the_users_error(server: FlakyServer, session: Make) -> None:
-    """It was shorter than the time left."""
-    url = server.script("/", Answer(body=[b"a", b"b"], drip=threading.Event()))
-    with (
-        session(Timeout(PATIENCE)).get(url, stream=True, timeout=0.1) as response,
-        pytest.raises(requests.ConnectionError, match="Read timed out"),
-    ):
-        response.content  # noqa: B018
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_each_wait_for_a_piece_is_limited_to_the_time_left(
     server: FlakyServer, session: Make, monkeypatch, stream: bool
@@ -175,14 +164,3 @@ def test_an_empty_body_can_be_read_after_the_deadline(server: FlakyServer, sessi
     response = session(Timeout(PATIENCE, cooperative=True)).get(server.script("/", 204), stream=True)
     with process_clock_ahead(2 * PATIENCE):
         assert response.content == b""
-
-
-def test_a_dripping_body_ends_at_the_deadline(server: FlakyServer, session: Make) -> None:
-    """The clock is read between the pieces, although no single wait is too long."""
-    answer = Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02)
-    began = time.monotonic()
-    client = session(QUICK, pool_maxsize=1, pool_block=True)
-    with pytest.raises(DeadlineExceeded), deadline(0.1):
-        client.get(server.script("/", answer))
-    assert time.monotonic() - began < PATIENCE / 2
-    assert client.get(server.script("/", 200)).status_code == 200  # its connection is free

@@ -60,16 +60,6 @@ def test_a_request_through_a_proxy_is_retried(server: FlakyServer) -> None:
         assert http.request("GET", url).data == b"from the proxy"
 
 
-def test_forms_and_json_are_sent_again(server: FlakyServer) -> None:
-    """urllib3 encodes them as bytes."""
-    with ResiliencePoolManager(QUICK, maxsize=1, block=True) as http:
-        for options in ({"fields": {"a": ("name", b"content")}}, {"json": {"a": 1}}):
-            server.requests.clear()
-            assert http.request("PUT", server.script("/", 503, 200), **options).status == 200  # type: ignore[arg-type]
-            first, second = server.requests
-            assert first.body == second.body != b""
-
-
 def test_each_method_of_reading_a_stream_has_the_deadline(server: FlakyServer) -> None:
     """`read`, `read1`, `stream` and `read_chunked` are cut off; `json` and `data` are based on them."""
     stuck = [Answer(body=[b"a", b"b"], drip=threading.Event(), chunked=it) for it in (False, True)]

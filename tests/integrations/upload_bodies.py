@@ -7,7 +7,7 @@ import itertools
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.integrations.servers import PATIENCE
@@ -74,6 +74,45 @@ class SeekableStream(Stream):
         return self._file.tell()
 
 
+class OnlyRead:
+    """A length, and `read`: all that the encoder of `requests_toolbelt` has."""
+
+    len = len(ONCE)
+
+    def __init__(self) -> None:
+        self._file = io.BytesIO(ONCE)
+
+    def read(self, size: int = -1) -> bytes:
+        return self._file.read(size)
+
+
+class OnlySeek(OnlyRead):
+    """Its position can be set, but not read."""
+
+    def seek(self, position: int) -> None:
+        self._file.seek(position)
+
+
+class Reader(OnlyRead):
+    """A readable object that is neither a file nor an iterator, as the bodies of some clients are."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._file)
+
+
+class Unsized(io.RawIOBase):
+    """A file of unknown length, as a pipe is one."""
+
+    def __init__(self) -> None:
+        self._file = io.BytesIO(ONCE)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._file.readinto(buffer)
+
+
 class Spool(tempfile.SpooledTemporaryFile[bytes]):
     """A temporary file that closes itself, because no client does."""
 
@@ -81,11 +120,18 @@ class Spool(tempfile.SpooledTemporaryFile[bytes]):
         self.close()
 
 
-def pipe() -> Any:
+class Pipe(io.BufferedReader):
+    """The end of a pipe from which to read; it closes itself, too."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def pipe() -> Pipe:
     reader, writer = os.pipe()
     os.write(writer, ONCE)
     os.close(writer)
-    return open(reader, "rb")
+    return Pipe(io.FileIO(reader))
 
 
 def spooled() -> Any:

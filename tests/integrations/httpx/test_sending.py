@@ -10,8 +10,8 @@ import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Retry, Timeout, TimeoutExceeded
 from tests.conftest import FakeClock
-from tests.integrations.httpx.conftest import QUICK, Kit, full_port, notes_of
-from tests.integrations.servers import Answer, FlakyServer
+from tests.integrations.httpx.conftest import QUICK, Kit, full_port
+from tests.integrations.servers import FlakyServer
 from tests.integrations.upload_bodies import ONCE, Asynchronous
 
 # --- statuses --------------------------------------------------------------------------------
@@ -102,83 +102,12 @@ async def test_a_stream_of_an_unknown_class_is_sent_once(kit: Kit, server: Flaky
     assert [it.body for it in server.requests] == [b"payload"]
 
 
-class Unsized(io.RawIOBase):
-    """A file of unknown length, as a pipe is one."""
-
-    def __init__(self, content: bytes) -> None:
-        self.left = io.BytesIO(content)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self.left.readinto(buffer)
-
-
-class Reader:
-    """A readable object that is neither a file nor an iterator, as the bodies of some clients are."""
-
-    def __init__(self, content: bytes) -> None:
-        self.left = io.BytesIO(content)
-
-    def read(self, size: int = -1) -> bytes:
-        return self.left.read(size)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self.left)
-
-
-BODIES = {
-    "json": lambda: {"json": {"p": "payload"}},
-    "form": lambda: {"data": {"p": "payload"}},
-    "multipart": lambda: {"files": {"p": ("p.txt", b"payload")}, "data": {"a": "b"}},
-    "multipart-file": lambda: {"files": {"p": ("p.txt", io.BytesIO(b"payload"))}},
-    "multipart-memory": lambda: {"files": {"p": ("p.txt", "payload")}},
-}
-
-
-@pytest.mark.parametrize("body", BODIES)
-async def test_a_body_in_memory_is_sent_again(some_kit: Kit, server: FlakyServer, body: str) -> None:
-    url = server.script("/", 503, Answer(fault="reset"), 200)
-    async with some_kit.client() as client:
-        assert (await client.request("PUT", url, **BODIES[body]())).status_code == 200
-    sent = [it.body for it in server.requests]
-    assert len(sent) == 3
-    assert len(set(sent)) == 1
-    assert b"payload" in sent[0]
-
-
 def test_a_list_of_pieces_is_sent_again(sync_kit: Kit, server: FlakyServer) -> None:
     """A list can be iterated again; an iterator over it cannot."""
     url = server.script("/", 503, 200)
     with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
         assert client.put(url, content=[b"pay", b"load"]).status_code == 200
     assert [it.body for it in server.requests] == [b"payload", b"payload"]
-
-
-ONE_SHOTS = {
-    "pipe": lambda: {"content": Unsized(b"payload")},
-    "reader": lambda: {"content": Reader(b"payload")},
-    "iterator": lambda: {"content": iter([b"pay", b"load"])},
-    "multipart-pipe": lambda: {"files": {"p": ("p.txt", Unsized(b"payload"))}},
-}
-
-
-@pytest.mark.parametrize("failure", [503, Answer(fault="reset")], ids=["503", "reset"])
-@pytest.mark.parametrize("body", ONE_SHOTS)
-def test_a_one_shot_body_is_not_sent_again(sync_kit: Kit, server: FlakyServer, body: str, failure: Any) -> None:
-    """The second attempt would send an empty one. An idempotency key does not change that."""
-    url = server.script("/", failure, 200)
-    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
-        options = {**ONE_SHOTS[body](), "headers": {"Idempotency-Key": "4711"}}
-        if failure == 503:
-            assert client.put(url, **options).status_code == 503
-        else:
-            with pytest.raises(sync_kit.library.TransportError) as caught:
-                client.put(url, **options)
-            assert "its body can be sent only once" in notes_of(caught.value)
-    (request,) = server.requests
-    assert b"payload" in request.body
 
 
 async def test_a_generator_that_was_not_sent_can_be_sent_in_another_call(kit: Kit, server: FlakyServer) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded, deadline
+from resilience import Policy, Retry, Timeout, TimeoutExceeded, deadline
 from tests.conftest import FakeClock
-from tests.integrations.httpx.conftest import PATIENT, QUICK, Kit, dripping, full_port
+from tests.integrations.httpx.conftest import PATIENT, QUICK, Kit, full_port
 from tests.integrations.servers import Answer, FlakyServer
 
 
@@ -66,18 +66,6 @@ async def test_other_extensions_and_headers_of_a_request_are_kept(kit: Kit) -> N
         await client.get("http://example.org/", headers={"X-A": "1"}, extensions={"sni_hostname": "a.example"})
     assert seen[0].extensions["sni_hostname"] == "a.example"
     assert seen[0].headers["x-a"] == "1"
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [Answer(200, hold=threading.Event()), Answer(200, body=[b"a", b"b"], drip=threading.Event())],
-    ids=["headers", "body"],
-)
-async def test_a_timeout_of_the_client_is_the_clients_error(some_kit: Kit, server: FlakyServer, answer: Answer) -> None:
-    """The client's own limit was shorter than the time left, for the headers or for the body."""
-    url = server.script("/", answer)
-    async with some_kit.client(Timeout(PATIENT)) as client:
-        assert isinstance(await client.failure("GET", url, timeout=0.1), some_kit.library.ReadTimeout)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -285,50 +273,7 @@ async def test_each_wait_of_an_attempt_is_limited_to_the_time_left(kit: Kit, clo
     assert seen == ([60, 60, 60] if enforced and not kit.blocking else [10, 7, 4])
 
 
-def test_a_cancelled_call_returns_its_connection_to_the_pool(tasks_kit: Kit, server: FlakyServer) -> None:
-    """A cancellation is no failure: nothing is retried, and the next call has the pool to itself."""
-    held = threading.Event()
-    url = server.script("/", Answer(200, hold=held), 200)
-
-    async def main() -> None:
-        inner = tasks_kit.network(limits=tasks_kit.library.Limits(max_connections=1))
-        async with tasks_kit.client(Policy.wrap(Timeout(PATIENT), QUICK), inner) as client:
-            with anyio.move_on_after(PATIENT) as scope:
-                async with anyio.create_task_group() as group:
-                    group.start_soon(client.get, url)
-                    await anyio.to_thread.run_sync(server.wait_until, lambda: server.requests)
-                    group.cancel_scope.cancel()
-            assert not scope.cancelled_caught
-            assert len(server.requests) == 1
-            held.set()
-            assert (await client.get(url)).status_code == 200
-
-    try:
-        tasks_kit.run(main)
-    finally:
-        held.set()
-
-
 # --- the deadline of a body ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("policy", "kind"),
-    [(Timeout(0.1), TimeoutExceeded), (QUICK, DeadlineExceeded)],
-    ids=["timeout", "deadline"],
-)
-async def test_a_dripping_body_is_cut_off_at_the_deadline_of_its_attempt(
-    some_kit: Kit, server: FlakyServer, policy: Policy[Any], kind: type[Exception]
-) -> None:
-    """Each byte is in time for the client's read timeout."""
-    url = dripping(server)
-    began = time.monotonic()
-    async with some_kit.client(policy) as client:
-        with contextlib.ExitStack() as stack:
-            if kind is DeadlineExceeded:
-                stack.enter_context(deadline(0.1))
-            assert type(await client.failure("GET", url)) is kind
-    assert time.monotonic() - began < PATIENT
 
 
 async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Kit, server: FlakyServer) -> None:

@@ -29,6 +29,12 @@ def anthropic_error(status: int, kind: str = "api_error", **headers: str) -> Ans
     return reply({"type": "error", "error": {"type": kind, "message": "sorry"}}, status, **headers)
 
 
+def models() -> Answer:
+    """Return the only page of a list, as both APIs write it."""
+    page = {"data": [{"id": "m", "type": "model"}], "has_more": False, "first_id": "m", "last_id": "m"}
+    return reply({"object": "list", **page})
+
+
 def completion(text: str = "fine") -> Answer:
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}

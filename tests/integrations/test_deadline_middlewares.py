@@ -93,16 +93,10 @@ def raising(error: Exception, *, late: bool = False) -> Callable[[], None]:
     ("headers", "settings", "seconds"),
     [
         ({}, {}, 60.0),
-        ({}, {"cap": 2.0}, 2.0),
         ({}, {"default": inf}, inf),
-        ({}, {"default": 5.0}, 5.0),
         ({EXPECTED: "1500"}, {}, 1.5),
-        ({EXPECTED: "rubbish"}, {"default": 5.0}, 5.0),
         ({EXPECTED: "1500,1500"}, {"default": 5.0}, 5.0),
-        ({EXPECTED: "9999999999"}, {}, 60.0),
         ({EXPECTED: "9000"}, {"cap": 2.0}, 2.0),
-        ({"grpc-timeout": "250m"}, {}, 0.25),
-        ({"grpc-timeout": "99999999H"}, {"default": 10.0}, 10.0),
         ({"connect-timeout-ms": "300", "grpc-timeout": "1S"}, {}, 0.3),
         ({"connect-timeout-ms": "300"}, {"headers": ["x-ms"]}, 60.0),
         ({"X-Ms": "300"}, {"headers": ["x-ms"]}, 0.3),
@@ -111,7 +105,7 @@ def raising(error: Exception, *, late: bool = False) -> Callable[[], None]:
 def test_the_deadline_of_the_app_follows_the_request_and_the_settings(
     service: Service, clock: FakeClock, headers: dict[str, str], settings: dict[str, Any], seconds: float
 ) -> None:
-    """The headers that are read, the cap and the default; it is ambient in the app only."""
+    """The headers that are read, the cap and the default, as `wire.Acceptance`; it is ambient in the app only."""
     answer = service.get(headers, **settings)
     assert (answer.status, answer.body) == (200, b"fine")
     assert service.contexts[0].remaining() == pytest.approx(seconds)

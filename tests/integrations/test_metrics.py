@@ -3,110 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families as parse
 
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
-from resilience.integrations import opentelemetry, prometheus
 from resilience.integrations.http import PerHost, standard
 from resilience.integrations.httpx import ResilienceTransport
-from resilience.integrations.telemetry import INSTRUMENTS
 from tests.conftest import Boom, FakeClock, Script, World
-
-#: Name and labels of a series (an empty label is left out) -> its value; of a histogram, the count and the sum.
-Series = dict[tuple[str, frozenset[tuple[str, str]]], Any]
-
-NAMES = {it.name.replace(".", "_") + ("_seconds" if it.unit == "s" else ""): it for it in INSTRUMENTS}
-
-
-class Prometheus:
-    """A registry, and the series in a scrape of it."""
-
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-
-    def instrument(self, *policies: Any, **options: Any) -> Callable[[], None]:
-        return prometheus.instrument(*policies, registry=self._registry, **options)
-
-    def series(self) -> Series:
-        found: Series = {}
-        for family in parse(generate_latest(self._registry).decode()):
-            if family.name not in NAMES:  # the instant at which a series was created
-                continue
-            samples: Series = {}
-            for it in family.samples:
-                key = it.name.removeprefix(family.name), frozenset((k, v) for k, v in it.labels.items() if v)
-                assert key not in samples, "one series, one sample"
-                samples[key] = it.value
-            name = NAMES[family.name].name.removeprefix("resilience.")
-            for (kind, labels), value in samples.items():
-                if kind in ("", "_total"):
-                    found[name, labels] = value
-                elif kind == "_count":
-                    found[name, labels] = value, samples["_sum", labels]
-        return found
-
-
-class OpenTelemetry:
-    """A meter provider, and the series in a reader of it."""
-
-    def __init__(self) -> None:
-        self._reader = InMemoryMetricReader()
-        self._provider = MeterProvider([self._reader], shutdown_on_exit=False)
-
-    def instrument(self, *policies: Any, **options: Any) -> Callable[[], None]:
-        return opentelemetry.instrument(*policies, meter_provider=self._provider, **options)
-
-    def series(self) -> Series:
-        data = self._reader.get_metrics_data()
-        metrics = [] if data is None else data.resource_metrics[0].scope_metrics[0].metrics
-        return {
-            (metric.name.removeprefix("resilience."), self._labels(point)): (
-                (point.count, point.sum) if hasattr(point, "count") else point.value
-            )
-            for metric in metrics
-            for point in metric.data.data_points
-        }
-
-    def _labels(self, point: Any) -> frozenset[tuple[str, str]]:
-        assert all(name.startswith("resilience.") or name == "error.type" for name in point.attributes)
-        names = {
-            name: name.removeprefix("resilience.").replace("error.type", "error_type") for name in point.attributes
-        }
-        return frozenset((names[name], text) for name, text in point.attributes.items())
-
-
-class Metrics:
-    """One of the two exporters."""
-
-    def __init__(self, exporter: Any) -> None:
-        self.exporter = exporter
-        self._ends: list[Callable[[], None]] = []
-
-    def instrument(self, *policies: Any, **options: Any) -> Callable[[], None]:
-        self._ends.append(self.exporter.instrument(*policies, **options))
-        return self._ends[-1]
-
-    def value(self, name: str, **labels: str) -> Any:
-        return self.exporter.series().get((name, frozenset(labels.items())))
-
-    def labels(self, label: str, prefix: str = "") -> set[str]:
-        return {
-            dict(labels)[label]
-            for name, labels in self.exporter.series()
-            if label in dict(labels) and name.startswith(prefix)
-        }
-
-    def end(self) -> None:
-        for end in self._ends:
-            end()
+from tests.integrations.exporters import Metrics, OpenTelemetry, Prometheus
 
 
 @pytest.fixture(params=[Prometheus, OpenTelemetry], ids=["prometheus", "opentelemetry"])
@@ -174,6 +81,23 @@ def test_instrumenting_one_registry_twice_counts_everything_once(
     metrics.instrument()
     assert executed() == 3
     assert caplog.records == []
+
+
+def test_a_rejected_response_is_counted_by_its_status(clock: FakeClock, metrics: Metrics) -> None:
+    """Although its caller gets a response, and no error."""
+    metrics.instrument()
+    transport = ResilienceTransport(Retry(2, backoff=[1]), transport=httpx.MockTransport(lambda _: httpx.Response(503)))
+    with httpx.Client(transport=transport) as client:
+        assert client.get("https://example.org/").status_code == 503
+    assert metrics.labels("error_type", "retries") == {"503"}
+
+
+def test_instrumenting_a_value_that_is_no_policy_is_refused(metrics: Metrics) -> None:
+    """And nothing is counted after the error."""
+    with pytest.raises(TypeError, match="only policies can be observed, not 'weather'"):
+        metrics.instrument("weather")
+    Retry().execute(lambda ctx: None)
+    assert metrics.labels("pipeline") == set()
 
 
 # --- the number of series --------------------------------------------------------------------

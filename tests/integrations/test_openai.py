@@ -5,12 +5,10 @@ The tests that hold for both SDKs are in `test_sdks.py`, those of `openai` alone
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import io
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -22,30 +20,11 @@ from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, R
 from resilience.integrations.http import NotRepeatable, PerHost
 from tests.conftest import World, no_collector
 from tests.integrations import llm_server as llm
-from tests.integrations.sdks import Later, openai
+from tests.integrations.sdks import OPENAI, QUESTION, SOON, openai
 from tests.integrations.servers import Answer, FlakyServer, unused_url
 
 PATH = llm.OPENAI_PATH
-SOON = Retry(3, backoff=[0.001])
-
-
-def protect(client: Any, policy: Any) -> Any:
-    return Later("resilience.integrations.openai").protect(client, policy)
-
-
-@contextlib.contextmanager
-def protected(url: str, policy: Any, **options: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(api_key="k", base_url=f"{url}/v1", **options) as client:
-        yield protect(client, policy)
-
-
-def ask(client: openai.OpenAI, **options: Any) -> Any:
-    """Complete a conversation."""
-    return client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], **options)
-
-
-def text(completion: Any) -> str:
-    return completion.choices[0].message.content
+ask, text, protect, protected, aprotected = OPENAI.ask, OPENAI.text, OPENAI.protect, OPENAI.protected, OPENAI.aprotected
 
 
 # --- failures and results ---
@@ -92,7 +71,7 @@ def test_a_reply_that_does_not_match_the_schema_is_a_result(server: FlakyServer)
     server.script(PATH, llm.completion('{"number": "none"}'))
     breaker = CircuitBreaker(1)
     with protected(server.url, Fallback(None).wrap(SOON, breaker)) as client, pytest.raises(pydantic.ValidationError):
-        client.chat.completions.parse(model="m", messages=[{"role": "user", "content": "hi"}], response_format=Number)
+        client.chat.completions.parse(**QUESTION, response_format=Number)
     assert len(server.requests) == 1
     assert breaker.state.name == "CLOSED"
 
@@ -111,11 +90,8 @@ def test_an_exhausted_quota_is_a_failure_that_is_not_repeated(server: FlakyServe
 # --- time ---
 
 
-@pytest.mark.parametrize("own", [5.0, {"timeout": 5.0, "connect": 0.9}, {"timeout": None, "read": 0.9}, 0.9, None])
-@pytest.mark.parametrize("where", ["client", "call"])
-def test_the_sdks_timeouts_hold_if_they_are_shorter_than_the_deadline(own: Any, where: str) -> None:
-    """Each of the four timeouts is the shorter of the two; None becomes the time left."""
-    own = openai.Timeout(**own) if isinstance(own, dict) else own
+def timeouts_of(policy: Any, on_client: dict[str, Any], on_call: dict[str, Any]) -> dict[str, float | None]:
+    """Return the timeouts of a request."""
     seen: list[dict[str, float | None]] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -123,25 +99,25 @@ def test_the_sdks_timeouts_hold_if_they_are_shorter_than_the_deadline(own: Any, 
         return httpx2.Response(200, json={})
 
     http_client = httpx2.Client(transport=httpx2.MockTransport(answer))
-    on_client, on_call = ({"timeout": own}, {}) if where == "client" else ({}, {"timeout": own})
-    with protected("http://x", Timeout(3.0, cooperative=True), http_client=http_client, **on_client) as client:
+    with protected("http://x", policy, http_client=http_client, **on_client) as client:
         ask(client, **on_call)
+    return seen[0]
+
+
+@pytest.mark.parametrize("own", [5.0, {"timeout": 5.0, "connect": 0.9}, {"timeout": None, "read": 0.9}, 0.9, None])
+@pytest.mark.parametrize("where", ["client", "call"])
+def test_the_sdks_timeouts_hold_if_they_are_shorter_than_the_deadline(own: Any, where: str) -> None:
+    """Each of the four timeouts is the shorter of the two; None becomes the time left."""
+    own = openai.Timeout(**own) if isinstance(own, dict) else own
+    on_client, on_call = ({"timeout": own}, {}) if where == "client" else ({}, {"timeout": own})
     expected = httpx2.Timeout(**(own.as_dict() if isinstance(own, openai.Timeout) else {"timeout": own})).as_dict()
-    for key, value in seen[0].items():
+    for key, value in timeouts_of(Timeout(3.0, cooperative=True), on_client, on_call).items():
         assert value is not None
         assert value == expected[key] if (expected[key] or 9.0) < 3.0 else 1.0 < value <= 3.0
 
 
 def test_without_a_deadline_the_sdks_timeouts_are_unchanged() -> None:
-    seen: list[dict[str, float | None]] = []
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        seen.append(request.extensions["timeout"])
-        return httpx2.Response(200, json={})
-
-    with protected("http://x", SOON, http_client=httpx2.Client(transport=httpx2.MockTransport(answer))) as client:
-        ask(client)
-    assert seen[0]["read"] == 600
+    assert timeouts_of(SOON, {}, {})["read"] == 600
 
 
 # --- streams ---
@@ -162,7 +138,7 @@ def test_the_method_stream_is_protected(server: FlakyServer) -> None:
     server.script(PATH, llm.openai_error(503), llm.completion_stream("a", "b"))
     with (
         protected(server.url, SOON) as client,
-        client.chat.completions.stream(model="m", messages=[{"role": "user", "content": "hi"}]) as stream,
+        client.chat.completions.stream(**QUESTION) as stream,
     ):
         assert [it.delta for it in stream if it.type == "content.delta"] == ["a", "b"]
 
@@ -184,7 +160,8 @@ def test_a_stream_that_opens_after_its_deadline_is_closed(server: FlakyServer, r
     with openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=http_client, max_retries=0) as original:
         client = protect(original, Timeout(0.2))
         with pytest.raises(TimeoutExceeded):
-            ask_through(client.chat.completions.with_raw_response if raw else client.chat.completions, stream=True)
+            completions = client.chat.completions.with_raw_response if raw else client.chat.completions
+            completions.create(**QUESTION, stream=True)
         go.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
         server.script(PATH, llm.completion())
@@ -223,10 +200,6 @@ def test_the_base_url_selects_the_policy_of_a_host(server: FlakyServer) -> None:
         with pytest.raises(CircuitOpen):
             ask(client)
         assert text(ask(client.with_options(base_url=f"{server.url}/v1"))) == "fine"
-
-
-def ask_through(completions: Any, **options: Any) -> Any:
-    return completions.create(model="m", messages=[{"role": "user", "content": "hi"}], **options)
 
 
 def test_each_page_of_a_list_is_one_execution(server: FlakyServer) -> None:
@@ -293,20 +266,6 @@ class SlowFile(io.BytesIO):
         return super().read(4)
 
 
-def test_a_file_that_is_still_being_read_is_not_rewound(server: FlakyServer) -> None:
-    """A thread that a `Timeout` has abandoned reads it: each of the two attempts would send a part of it."""
-    server.script("/v1/files", llm.reply({"id": "f1"}))
-    file = SlowFile(b"the content")
-    with protected(server.url, SOON.wrap(Timeout(0.3))) as client:
-        try:
-            with pytest.raises(TimeoutError):
-                client.files.create(file=("name", file), purpose="batch")
-            assert file.reads == 2
-        finally:
-            file.resume.set()
-        server.wait_until(lambda: Timeout.abandoned() == 0)
-
-
 class AlwaysAgain(Policy[Any]):
     """Tries again after a timeout, also if the request must not be repeated."""
 
@@ -317,17 +276,23 @@ class AlwaysAgain(Policy[Any]):
             return await call(ctx)
 
 
-def test_a_policy_that_does_not_check_repeatable_cannot_rewind_a_file(server: FlakyServer) -> None:
-    """The second attempt fails before it has touched the file, and the first one sends it whole."""
+@pytest.mark.parametrize(("policy", "error"), [(SOON, TimeoutExceeded), (AlwaysAgain(), NotRepeatable)])
+def test_a_file_that_is_still_being_read_is_not_rewound(
+    server: FlakyServer, policy: Policy[Any], error: type[Exception]
+) -> None:
+    """A thread that a `Timeout` has abandoned reads it: each of the two attempts would send a part of it."""
     server.script("/v1/files", llm.reply({"id": "f1"}))
     file = SlowFile(b"the content")
-    with protected(server.url, AlwaysAgain().wrap(Timeout(0.3))) as client:
+    with protected(server.url, policy.wrap(Timeout(0.3))) as client:
         try:
-            with pytest.raises(NotRepeatable, match="still being read by an earlier attempt"):
+            with pytest.raises(error) as caught:
                 client.files.create(file=("name", file), purpose="batch")
+            assert file.reads == 2
         finally:
             file.resume.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
+    if error is NotRepeatable:
+        assert "still being read by an earlier attempt" in str(caught.value)
     (sent,) = server.requests
     assert b"the content" in sent.body
 
@@ -358,16 +323,6 @@ def test_all_attempts_carry_the_same_idempotency_key(server: FlakyServer) -> Non
 # --- asyncio ---
 
 
-@contextlib.asynccontextmanager
-async def aprotected(url: str, policy: Any, **options: Any) -> Any:
-    async with openai.AsyncOpenAI(api_key="k", base_url=f"{url}/v1", **options) as client:
-        yield protect(client, policy)
-
-
-async def aask(client: openai.AsyncOpenAI, **options: Any) -> Any:
-    return await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], **options)
-
-
 class Upload(io.BytesIO):
     """A file to which a test can hold a weak reference."""
 
@@ -392,36 +347,12 @@ async def test_the_body_of_a_finished_request_is_freed(server: FlakyServer) -> N
     assert len(contexts) == len(server.requests) == 1
 
 
-async def test_an_async_client_is_protected_like_a_blocking_one(server: FlakyServer, tasks_world: World) -> None:
-    """Errors, results, pages and copies; and one protection around another."""
-    breaker = CircuitBreaker(1)
-    async with aprotected(server.url, SOON) as client:
-        assert type(client) is openai.AsyncOpenAI
-        server.script(PATH, llm.openai_error(429), Answer(fault="reset"), llm.completion())
-        assert text(await aask(client)) == "fine"
-        server.script(PATH, llm.openai_error(401))
-        with pytest.raises(openai.AuthenticationError):
-            await aask(protect(client.with_options(max_retries=4), breaker))
-        assert breaker.state.name == "CLOSED"
-        server.script("/v1/models", llm.openai_error(503), llm.reply({"object": "list", "data": [{"id": "m"}]}))
-        assert [it.id async for it in client.models.list()] == ["m"]
-    assert len(server.requests) == 3 + 1 + 2
-
-
-async def test_an_async_stream_is_tried_again_until_it_is_open(server: FlakyServer) -> None:
-    """Only in asyncio: under trio the SDK leaves its generators to the garbage collector, with a warning."""
-    server.script(PATH, llm.openai_error(503), llm.completion_stream("a", "b"))
-    async with aprotected(server.url, SOON) as client, await aask(client, stream=True) as stream:
-        assert [it.choices[0].delta.content async for it in stream] == ["a", "b"]
-    assert len(server.requests) == 2
-
-
 async def test_an_async_call_is_cut_off_at_the_deadline(server: FlakyServer, tasks_world: World) -> None:
     """By the client's own timeout or by the `Timeout`, whichever is earlier."""
     server.script(PATH, Answer(delay=20))
     async with aprotected(server.url, Timeout(0.1)) as client:
         with pytest.raises((openai.APITimeoutError, TimeoutError)):
-            await aask(client)
+            await ask(client)
 
 
 # --- telemetry ---

@@ -7,11 +7,9 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -19,74 +17,31 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from resilience import AdaptiveThrottle, Bulkhead, Cache, CircuitBreaker, Keyed, Policy, RateLimiter, Retry
-from resilience.integrations.httpx import ResilienceTransport
+from resilience import Bulkhead, Policy, Retry
 from resilience.integrations.prometheus import instrument
 from resilience.integrations.telemetry import INSTRUMENTS
-from tests.conftest import FakeClock
-
-
-class Scraped:
-    """A registry, and the samples in a scrape of it."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.ends: list[Callable[[], None]] = []
-
-    def instrument(self, *policies: Policy[Any], **options: Any) -> Callable[[], None]:
-        end = instrument(*policies, registry=self.registry, **options)
-        self.ends.append(end)
-        return end
-
-    def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        """Name and labels of each sample (an empty label is left out) -> value."""
-        found = {}
-        for family in parse(generate_latest(self.registry).decode()):
-            for it in family.samples:
-                key = it.name, frozenset((name, text) for name, text in it.labels.items() if text)
-                assert key not in found, "one series, one sample"
-                found[key] = it.value
-        return found
-
-    def value(self, name: str, **labels: str) -> float | None:
-        return self.samples().get((f"resilience_{name}", frozenset(labels.items())))
+from tests.integrations.exporters import policies_with_state
 
 
 @pytest.fixture
-def scraped() -> Iterator[Scraped]:
-    scraped = Scraped()
-    yield scraped
-    for end in scraped.ends:
-        end()
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
 
 
-def test_a_rejected_response_is_counted_by_its_status(clock: FakeClock, scraped: Scraped) -> None:
-    """Although its caller gets a response, and no error."""
-    scraped.instrument()
-    answer = httpx.MockTransport(lambda request: httpx.Response(503))
-    transport = ResilienceTransport(Policy.wrap(Retry(2, backoff=[1]), name="api"), transport=answer)
-    with httpx.Client(transport=transport) as client:
-        assert client.get("https://example.org/").status_code == 503
-    found = scraped.samples().items()
-    retries = {dict(labels)["error_type"]: value for (name, labels), value in found if "retries_total" in name}
-    assert retries == {"503": 1}
-
-
-def test_all_instruments_are_in_both_formats(scraped: Scraped) -> None:
+def test_all_instruments_are_in_both_formats(registry: CollectorRegistry) -> None:
     """Also before any event; the output in the format of OpenMetrics can be parsed."""
-    pipeline = Policy.wrap(
-        AdaptiveThrottle(), CircuitBreaker(), RateLimiter(1), Bulkhead(1), Cache(1), Keyed(lambda key: Retry(), str)
-    )
-    scraped.instrument(pipeline)
+    policies = policies_with_state()
+    end = instrument(*policies, registry=registry)
     for text, parser in [
-        (generate_latest(scraped.registry).decode(), parse),
-        (generate_openmetrics(scraped.registry).decode(), parse_openmetrics),
+        (generate_latest(registry).decode(), parse),
+        (generate_openmetrics(registry).decode(), parse_openmetrics),
     ]:
         families = {family.name: family for family in parser(text)}
         for it in INSTRUMENTS:
             name = it.name.replace(".", "_") + ("_seconds" if it.unit == "s" else "")
             assert families[name].type == it.kind
             assert families[name].documentation == it.description
+    end()
 
 
 def test_the_default_registry_is_that_of_prometheus_client() -> None:
@@ -98,27 +53,24 @@ def test_the_default_registry_is_that_of_prometheus_client() -> None:
     assert REGISTRY.get_sample_value("resilience_bulkhead_limit", labels) is None
 
 
-def test_a_name_in_use_is_an_error_that_leaves_the_registry_unchanged(scraped: Scraped) -> None:
-    mine = Counter("resilience_retries", "mine", registry=scraped.registry)
+def test_a_name_in_use_is_an_error_that_leaves_the_registry_unchanged(registry: CollectorRegistry) -> None:
+    mine = Counter("resilience_retries", "mine", registry=registry)
     with pytest.raises(ValueError, match="resilience_retries"):
-        scraped.instrument()
-    assert {family.name for family in scraped.registry.collect()} == {"resilience_retries"}
-    scraped.registry.unregister(mine)
-    scraped.instrument()
+        instrument(registry=registry)
+    assert {family.name for family in registry.collect()} == {"resilience_retries"}
+    registry.unregister(mine)
+    instrument(registry=registry)()
 
 
-def test_the_buckets_of_a_registry_cannot_change(scraped: Scraped) -> None:
+def test_the_buckets_of_a_registry_cannot_change(registry: CollectorRegistry) -> None:
     """One histogram has one set of bounds."""
-    scraped.instrument(buckets=[0.1, 1])
+    end = instrument(registry=registry, buckets=[0.1, 1])
     Retry().execute(lambda ctx: None)
-    bounds = {
-        dict(labels)["le"]
-        for name, labels in scraped.samples()
-        if name == "resilience_execution_duration_seconds_bucket"
-    }
-    assert bounds == {"0.1", "1.0", "+Inf"}
+    [durations] = [it for it in registry.collect() if it.name == "resilience_execution_duration_seconds"]
+    assert [it.labels["le"] for it in durations.samples if it.name.endswith("_bucket")] == ["0.1", "1.0", "+Inf"]
     with pytest.raises(ValueError, match=r"buckets of this registry are \(0.1, 1.0\) already"):
-        scraped.instrument()
+        instrument(registry=registry)
+    end()
 
 
 @pytest.mark.parametrize(
@@ -134,14 +86,6 @@ def test_wrong_arguments_are_refused(options: Any, error: type[Exception], messa
     """The message names the parameter and the value."""
     with pytest.raises(error, match=message):
         instrument(**{"registry": CollectorRegistry(), **options})
-
-
-def test_instrumenting_a_value_that_is_no_policy_is_refused(scraped: Scraped) -> None:
-    """And nothing is counted after the error."""
-    with pytest.raises(TypeError, match="only policies can be observed"):
-        scraped.instrument("weather")  # type: ignore[arg-type]
-    Retry().execute(lambda ctx: None)
-    assert scraped.value("execution_duration_seconds_count", pipeline="Retry", outcome="success") is None
 
 
 def test_a_registry_is_freed_after_the_end_of_the_export() -> None:

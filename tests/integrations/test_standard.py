@@ -22,6 +22,7 @@ from resilience.integrations.http import PerHost, Rules, standard
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
+from tests.integrations.http_clients import HTTPClient, Httpx
 from tests.integrations.servers import Answer, FlakyServer
 
 PATIENT = 10.0
@@ -396,29 +397,13 @@ DRIPS = {
 }
 
 
+@pytest.mark.parametrize("client", [Httpx(), Httpx("asyncio"), Httpx("trio")], ids=repr)
 @pytest.mark.parametrize("where", DRIPS)
-def test_a_dripping_server_cannot_outlast_the_total_timeout(where: str) -> None:
-    """In blocking code, where each byte is in time for every timeout of the client."""
-    policies = standard(total_timeout=0.1, attempt_timeout=0.1, attempts=1)
-    began = time.monotonic()
-    with dripping_server(*DRIPS[where]) as url, client_of(policies) as client:
-        with pytest.raises(TimeoutExceeded):
-            client.get(url)
-        assert time.monotonic() - began < PATIENT
-
-
-@pytest.mark.parametrize("where", DRIPS)
-def test_a_dripping_server_cannot_outlast_the_total_timeout_in_a_task(tasks_world: Any, where: str) -> None:
-    """Cancellation cuts the attempt off exactly."""
-    policies = standard(total_timeout=0.1, attempt_timeout=0.1, attempts=1)
-
-    async def main(url: str) -> None:
-        inner = httpx.AsyncHTTPTransport(verify=False)
-        async with httpx.AsyncClient(transport=AsyncResilienceTransport(policies, inner), timeout=None) as client:
-            with pytest.raises(TimeoutExceeded):
-                await client.get(url)
-
+async def test_a_dripping_server_cannot_outlast_the_total_timeout(client: HTTPClient, where: str) -> None:
+    """Also in blocking code, where each byte is in time for every timeout of the client."""
     began = time.monotonic()
     with dripping_server(*DRIPS[where]) as url:
-        anyio.run(main, url, backend=tasks_world.name)
+        async with client.open(standard(total_timeout=0.1, attempt_timeout=0.1, attempts=1)) as send:
+            with pytest.raises(TimeoutExceeded):
+                await send("GET", url)
         assert time.monotonic() - began < PATIENT

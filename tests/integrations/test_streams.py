@@ -14,10 +14,10 @@ import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
 from tests.integrations import llm_server as llm
-from tests.integrations.sdks import anthropic, openai
+from tests.integrations.sdks import ANTHROPIC, OPENAI
 from tests.integrations.servers import Answer, FlakyServer
 
-HELLO = [{"role": "user", "content": "hi"}]
+SDKS = {"openai": OPENAI, "anthropic": ANTHROPIC}
 
 
 class Case:
@@ -26,29 +26,18 @@ class Case:
     `answers` makes the answer with some texts, and may be asked for a fault.
     """
 
-    path: str
-    answers: Callable[..., Answer]
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_async = name.endswith("async")
-        self.path, self.answers = {
-            "openai": (llm.OPENAI_PATH, llm.completion_stream),
-            "anthropic": (llm.ANTHROPIC_PATH, llm.message_stream),
-            "httpx": ("/lines", lines),
-        }[name.partition(" ")[0]]
+        self.sdk = SDKS.get(name.partition(" ")[0])
+        self.path: str = self.sdk.path if self.sdk else "/lines"
+        self.answers: Callable[..., Answer] = self.sdk.stream if self.sdk else lines
 
     def opener(self, url: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """Return the function that opens a stream, and the one that closes the client."""
-        kind = self.name.partition(" ")[0]
-        if kind == "openai":
-            make = openai.AsyncOpenAI if self.is_async else openai.OpenAI
-            client = make(api_key="k", base_url=f"{url}/v1", max_retries=0)
-            return partial(client.chat.completions.create, model="m", messages=HELLO, stream=True), client.close
-        if kind == "anthropic":
-            make = anthropic.AsyncAnthropic if self.is_async else anthropic.Anthropic
-            client = make(api_key="k", base_url=url, max_retries=0)
-            return partial(client.messages.create, model="m", max_tokens=9, messages=HELLO, stream=True), client.close
+        if self.sdk:
+            client = self.sdk.make("Async" if self.is_async else "", url, max_retries=0)
+            return partial(self.sdk.ask, client, stream=True), client.close
         if self.is_async:
             tasks = httpx.AsyncClient(base_url=url)
             return partial(aread, tasks), tasks.aclose
@@ -127,9 +116,7 @@ def consume(
     return got
 
 
-@pytest.fixture(
-    params=["openai", "openai async", "anthropic", "anthropic async", "httpx", "httpx async"],
-)
+@pytest.fixture(params=["openai", "openai async", "anthropic", "anthropic async", "httpx", "httpx async"])
 def case(request: pytest.FixtureRequest) -> Case:
     return Case(request.param)
 

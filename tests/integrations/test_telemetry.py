@@ -11,17 +11,12 @@ import grpc.aio  # type: ignore[import-untyped]
 import pytest
 
 from resilience import (
-    AdaptiveThrottle,
     Bulkhead,
     Cache,
-    Chaos,
     CircuitBreaker,
     Context,
-    Fallback,
-    Hedge,
     Keyed,
     Policy,
-    RateLimiter,
     Retry,
     Timeout,
 )
@@ -29,7 +24,7 @@ from resilience.integrations.http import PerHost, TransientStatus
 from resilience.integrations.telemetry import INSTRUMENTS, Feed, Instrument, Labels, Measurement, Observed, error_type
 from resilience.outcome import Failure, Success
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.listening import park_a_task, retry_without_budget
+from tests.integrations.exporters import policies_with_state, report_everything
 
 
 @pytest.fixture
@@ -67,29 +62,9 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
     world: World, clock: FakeClock, measurements: list[Measurement]
 ) -> None:
     """All of them and no others, as text; an unknown one is empty."""
-    breaker, bulkhead = CircuitBreaker(2), Bulkhead(1)
-    pipeline = Fallback("x").wrap(Retry(3, on=Boom, backoff=[0]), breaker, bulkhead)
-    for _ in range(2):
-        await world.execute(pipeline, Script(Boom()).function())
-    await world.attempt(Timeout(5), Script(1).function(), Context(timeout=0))
-    await world.attempt(retry_without_budget(), Script(Boom()).function())
-    await world.attempt(Hedge(5, on=Boom, eager=True), Script(Boom()).function())
-    await world.attempt(Retry(1, on=Boom), Script(Boom()).function(), Context(timeout=5))
-    chaos = Chaos(result=1)
-    with chaos.injecting(rate=1.0):
-        await world.attempt(chaos, Script(1).function())
-    cache, keyed = Cache(1), Keyed(lambda key: Retry(), key=str)
-    for _ in range(2):
-        cache.call(str, 1)
-    [*Retry().streaming().call(iter, [1])]
-    park_a_task()
-    throttle = AdaptiveThrottle()
-    limiter = RateLimiter(1)
-    measurements += list(Observed(throttle, limiter, cache, keyed).gauges())
-    shadow = CircuitBreaker(observe_only=True)
-    shadow.isolate()
-    await world.attempt(shadow, Script(1).function())
-    measurements += list(Observed(pipeline).gauges())
+    policies = policies_with_state()
+    await report_everything(world, *policies)
+    measurements += Observed(*policies).gauges()
     assert {it.instrument for it in measurements} == set(INSTRUMENTS)
     for it in measurements:
         assert set(it.labels) == set(it.instrument.labels)

@@ -214,6 +214,7 @@ class TestAcceptance:
             [("grpc-timeout", "5")],
             [("connect-timeout-ms", "-5")],
             [("connect-timeout-ms", "5"), ("Connect-Timeout-Ms", "5")],
+            [("x-envoy-expected-rq-timeout-ms", "rubbish")],
         ],
     )
     def test_ignores_missing_invalid_and_repeated_headers(self, fields: list[tuple[str, str]]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import redis
 import redis.asyncio
 from redis.asyncio.connection import AbstractConnection as AbstractAsyncConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
@@ -38,7 +39,7 @@ def protect(client: ClientT, policy: Policy[Any], *, repeat_writes: bool | Colle
     :param repeat_writes: which commands may be sent again although they may have been executed. False:
         `REPEATABLE_COMMANDS` only. Names of commands: these as well. True: all, as redis-py's own retries do.
     :raises ValueError: if the client is connected or has a client-side cache, or if the policy would abandon a thread
-        that uses a connection.
+        that uses a connection, or use a connection twice at once, as a `Hedge` does.
     :raises TypeError: for a cluster client, which has many pools and its own retry loop.
 
     The deadline of the context shortens the timeouts of the sockets (in asyncio: the attempt as a whole). It does not
@@ -61,6 +62,9 @@ def protect(client: ClientT, policy: Policy[Any], *, repeat_writes: bool | Colle
     pool.connection_kwargs["retry"] = retry
     return client
 
+
+#: What a pipeline that has watched keys sends when it gives its connection back. It handles only redis-py's own errors.
+_RESET = [("UNWATCH",)]
 
 #: `_connection_class` adds the real base, a class of redis-py: over TCP, TLS or a Unix socket, or of a Sentinel.
 _RedisConnection: Any = object
@@ -86,6 +90,9 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
         self._connecting, outer = True, self._connecting
         try:
             await maybe_await(super().connect())
+        except BaseException:  # redis-py would use the connection after half a handshake: without login, in another db
+            await maybe_await(self.disconnect(nowait=True))
+            raise
         finally:
             self._connecting = outer
 
@@ -102,6 +109,8 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
     async def _resilient_send_packed_command(self, command: Any, check_health: bool = True) -> None:
         commands, self._commands = self._commands, None  # before the handshake or a PING overwrites it
         if not self.is_connected:
+            if commands == _RESET and self._call() is None:
+                raise RedisConnectionError("the connection is closed, and watches nothing")
             await self._connect_now()
         if check_health and self.health_check_interval:
             await maybe_await(self.check_health())
@@ -119,12 +128,18 @@ class _AsyncConnection(_Connection):
     send_packed_command = _Connection._resilient_send_packed_command
 
     @override
-    async def can_read(self) -> bool:
-        return self.is_connected and bool(await super().can_read())
+    async def can_read(self, *args: Any) -> bool:
+        return self.is_connected and bool(await super().can_read(*args))
 
     @override
     async def can_read_destructive(self) -> bool:  # the name of `can_read` before redis-py 8
         return self.is_connected and bool(await super().can_read_destructive())
+
+    @override
+    async def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        if "timeout" in kwargs and not self.is_connected and self._call() is not None:  # a subscriber only reads
+            await self._connect_now()
+        return await super().read_response(*args, **kwargs)
 
     def _shorten_timeout(self) -> None:
         """Leave the socket's timeout as it is."""
@@ -185,7 +200,7 @@ class _BlockingConnection(_Connection):
     def _shorten_timeout(self) -> None:
         """Set the socket's timeout to at most the time left."""
         timeout = self._capped(self._socket_timeout)
-        if self._sock is not None and self._sock.gettimeout() != timeout:
+        if hasattr(self._sock, "gettimeout") and self._sock.gettimeout() != timeout:  # that of fakeredis has none
             self._sock.settimeout(timeout)
 
     def _capped(self, limit: Any) -> Any:

@@ -23,6 +23,7 @@ from resilience import execution
 from resilience.callables import maybe_await
 from resilience.context import waits_until
 from resilience.integrations.redis.commands import Command, also_repeatable, may_repeat
+from resilience.policies.keyed import Keyed
 from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
 from resilience.runtimes.driving import drive
@@ -43,11 +44,16 @@ class OutcomeUnknown(RedisTimeoutError):
     repeatable: bool = False
 
 
+def _policies_of(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
+    return policy.policies if isinstance(policy, Pipeline) else (policy,)
+
+
 class PolicyDriven:
     """The common base of the two Retry classes. Copies, of which redis-py makes many, share the policy.
 
     :param policy: the policy around each command.
     :param repeat_writes: which commands may be sent again although they may have been executed: see `protect`.
+    :raises ValueError: for a `Hedge`: two attempts would use one connection at once.
     """
 
     _supported_errors: tuple[type[Any], ...]
@@ -55,6 +61,12 @@ class PolicyDriven:
     def __init__(self, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> None:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be a policy, not {policy!r}")
+        for each in _policies_of(policy):
+            if each.races and not isinstance(each, Keyed):
+                raise ValueError(
+                    f"policy must not make two attempts at once, as {each!r} does: they would use one connection, and "
+                    "each may read the answer to the other; put it around the calls of the client"
+                )
         super().__init__(NoBackoff(), 0)  # type: ignore[call-arg]  # redis-py itself retries 0 times
         self.policy: Policy[Any] = policy
         self.also_repeatable: frozenset[str] | None = also_repeatable(repeat_writes)
@@ -115,12 +127,12 @@ class PolicyRetry(PolicyDriven, _Retry):
         timeouts of the socket.
     :param repeat_writes: see `protect`. Only the connections that `protect` sets up report what they send; with other
         connections, every command is repeated.
-    :raises ValueError: for a `Timeout` that is not cooperative.
+    :raises ValueError: for a `Timeout` that is not cooperative, or a `Hedge`.
     """
 
     def __init__(self, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> None:
         super().__init__(policy, repeat_writes=repeat_writes)
-        for each in policy.policies if isinstance(policy, Pipeline) else (policy,):
+        for each in _policies_of(policy):
             if isinstance(each, Timeout) and not each.settings()["cooperative"]:
                 raise ValueError(
                     f"policy must not leave the connection to a thread that still reads from it, as {each!r} does; "

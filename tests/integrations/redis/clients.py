@@ -41,8 +41,12 @@ class Side:
 
     def client(self, policy: Policy[Any] | None = None, *, repeat_writes: Any = False, **options: Any) -> Any:
         """Make a client, protected if there is a policy."""
-        kind: Any = redis.Redis if self.blocking else redis.asyncio.Redis
-        client = kind(port=self._port, **{"socket_timeout": PATIENCE, **options})
+        kind: Any = redis if self.blocking else redis.asyncio
+        options = {"port": self._port, "socket_timeout": PATIENCE, **options}
+        if "connection_class" in options:
+            client = kind.Redis.from_pool(kind.ConnectionPool(**options))
+        else:
+            client = kind.Redis(**options)
         self._clients.append(client)
         return client if policy is None else protect(client, policy, repeat_writes=repeat_writes)
 

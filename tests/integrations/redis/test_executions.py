@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 import redis.asyncio
 import redis.cluster
 
-from resilience import CircuitBreaker, CircuitOpen, CircuitState, Context, Fallback, Policy, Retry, events
+from resilience import (
+    CircuitBreaker,
+    CircuitOpen,
+    CircuitState,
+    Context,
+    Fallback,
+    Hedge,
+    Keyed,
+    Policy,
+    Retry,
+    deadline,
+    events,
+)
 from resilience.integrations.redis import protect
 from resilience.testing import recording
-from tests.conftest import FakeClock
+from tests.conftest import Boom, FakeClock
 from tests.integrations.redis.clients import NO_HANDSHAKE, PATIENCE, QUICK, Count, Side, done, failure, warm
 from tests.integrations.redis.server import RedisServer
 
@@ -59,6 +73,48 @@ async def test_a_connection_that_is_not_established_has_nothing_to_read(side: Si
         if hasattr(connection, name):
             assert await done(getattr(connection, name)()) is False
     assert not connection.is_connected
+
+
+async def test_a_connection_class_may_be_a_stand_in(side: Side, server: RedisServer) -> None:
+    """Such as those of fakeredis: a socket without timeouts, and a `can_read` with one."""
+
+    class Socket:
+        def __init__(self, real: Any) -> None:
+            self.recv, self.sendall, self.settimeout = real.recv, real.sendall, real.settimeout
+            self.shutdown, self.close = real.shutdown, real.close
+
+    class Connection(redis.Connection):
+        def _connect(self) -> Any:
+            return Socket(super()._connect())
+
+    class AsyncConnection(redis.asyncio.Connection):
+        async def can_read(self, timeout: float = 0) -> bool:
+            return timeout > 0
+
+        async def read_response(self, *args: Any, **kwargs: Any) -> Any:
+            assert await self.can_read(1.0)
+            return await super().read_response(*args, **kwargs)
+
+    client = side.client(Retry(), connection_class=Connection if side.blocking else AsyncConnection)
+    with deadline(PATIENCE):
+        assert await done(client.set("a", 1))
+
+
+async def test_a_connection_whose_handshake_was_cut_off_is_closed(side: Side, server: RedisServer) -> None:
+    """redis-py itself would send the next command on it, without login and in another database."""
+    failures = [Boom("no password today")]
+
+    class Passwords(redis.CredentialProvider):
+        def get_credentials(self) -> Any:
+            if failures:
+                raise failures.pop()
+            return "default", ""
+
+    client = side.client(Count(), db=3, credential_provider=Passwords())
+    await failure(Boom, lambda: client.set("a", 1))
+    await done(client.set("a", 1))
+    assert await done(side.client().get("a")) is None
+    assert await done(side.client(db=3).get("a")) == b"1"
 
 
 async def test_connecting_adds_no_attempts(side: Side, server: RedisServer) -> None:
@@ -131,6 +187,10 @@ def test_wrong_arguments_are_refused() -> None:
     client = redis.Redis()
     with pytest.raises(TypeError, match="policy must be a policy, not 3"):
         protect(client, 3)  # type: ignore[arg-type]
+    for kind in (redis.Redis, redis.asyncio.Redis):
+        with pytest.raises(ValueError, match="must not make two attempts at once, as Hedge"):
+            protect(kind(), Retry().wrap(Hedge()))
+        protect(kind(), Keyed(lambda operation: CircuitBreaker(), key=lambda ctx: ctx.operation))
     for wrong in ("INCR", 1, None):
         with pytest.raises(TypeError, match="repeat_writes must be True, False or names of commands"):
             protect(client, Retry(), repeat_writes=wrong)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import redis.cluster
 
 from resilience import CircuitBreaker, CircuitOpen, CircuitState, Policy, Retry, Timeout, deadline, transient
 from resilience.integrations.redis import protect
-from tests.integrations.redis.clients import PATIENCE, Side, done, in_use, warm
+from tests.integrations.redis.clients import PATIENCE, Count, Side, done, in_use, warm
 from tests.integrations.redis.server import RedisServer
 
 
@@ -33,6 +33,18 @@ async def test_a_subscription_survives_the_restart_of_the_server(side: Side, ser
         message = await done(pubsub.get_message(timeout=0.2))
     assert message is not None
     assert message["data"] == b"again"
+    await done(pubsub.close() if side.blocking else pubsub.aclose())
+
+
+async def test_a_subscriber_whose_connection_is_closed_connects_in_the_attempt_that_reads(side: Side) -> None:
+    count = Count()
+    pubsub = side.client(count).pubsub()
+    await done(pubsub.subscribe("news"))
+    for _ in range(2):
+        message = await done(pubsub.get_message(timeout=PATIENCE))
+        assert message["type"] == "subscribe"
+        await done(pubsub.connection.disconnect())
+    assert count.failures == []
     await done(pubsub.close() if side.blocking else pubsub.aclose())
 
 

@@ -13,10 +13,10 @@ import redis.asyncio
 import redis.cluster
 from redis.exceptions import WatchError
 
-from resilience import DeadlineExceeded, Policy, Retry, Timeout, deadline
+from resilience import CircuitBreaker, DeadlineExceeded, Policy, Retry, Timeout, deadline
 from resilience.integrations.redis import OutcomeUnknown, protect
 from tests.conftest import FakeClock
-from tests.integrations.redis.clients import PATIENCE, Count, Side, done, failure, warm
+from tests.integrations.redis.clients import PATIENCE, Count, Side, done, failure, in_use, warm
 from tests.integrations.redis.server import RedisServer
 
 
@@ -171,6 +171,18 @@ async def test_a_watching_transaction_does_not_continue_on_another_connection(si
     assert admin.get("a") is None
     await done(pipeline.reset())
     admin.close()
+
+
+async def test_a_watching_transaction_returns_its_connection_even_if_calls_are_refused(side: Side) -> None:
+    """A connection that is closed watches nothing, so none is made to end that."""
+    breaker = CircuitBreaker()
+    client = side.client(breaker)
+    pipeline = client.pipeline()
+    await done(pipeline.watch("a"))
+    await done(pipeline.connection.disconnect())
+    breaker.isolate()
+    await done(pipeline.reset())
+    assert in_use(client) == 0
 
 
 @pytest.mark.parametrize("side", ["asyncio"], indirect=True)

@@ -203,12 +203,12 @@ class Dashboard:
             elif now - shown_at >= _HEARTBEAT:
                 shown_at = now
                 yield b": nothing new\n\n"
-            await self._pause()
+            await self._pause(ends_at)
 
-    async def _pause(self) -> None:
-        """Wait until the next update, or until the dashboard is closed."""
+    async def _pause(self, ends_at: float) -> None:
+        """Wait until the next update, or until the stream ends or the dashboard is closed."""
         left = self._interval
-        while left > 0 and not self._is_closed:
+        while left > 0 and clock.now() < ends_at and not self._is_closed:
             step = min(left, _STEP)
             await anyio.sleep(step)
             left -= step

@@ -67,9 +67,10 @@ async def test_a_viewer_that_reconnects_gets_the_rows_since_then(
     assert (await rows(last))[:2] == (True, [1, 2])
 
 
-async def test_a_stream_ends_after_a_while(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+@pytest.mark.parametrize("interval", [0.1, 3600.0])
+async def test_a_stream_ends_after_a_while(make: Callable[..., Dashboard], clock: FakeClock, interval: float) -> None:
     """So that a server that shuts down need not wait for it; browsers reconnect."""
-    app = make()
+    app = make(interval=interval)
     async with Viewer(app) as viewer:
         await viewer.until(lambda it: bool(it.updates()))
         clock.advance(STREAM_LASTS)

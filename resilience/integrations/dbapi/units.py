@@ -19,6 +19,7 @@ from resilience.callables import (
     is_coroutine_function,
     is_generator_function,
     maybe_await,
+    mismatch,
     name_of,
 )
 from resilience.context import Context
@@ -122,15 +123,11 @@ class UnitOfWork(Generic[W, D]):
             )
 
         def blocking(*args: Any, **kwargs: Any) -> Any:
-            execution = _Execution(
-                self, name, connect, lambda connection: fn(connection, *args, **kwargs), _undo, drive
-            )
+            execution = _Execution(self, name, connect, _work(fn, args, kwargs), _undo, drive)
             return protect(self._policy, execution, takes_context=True)()
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
-            execution = _Execution(
-                self, name, self._connect, lambda connection: fn(connection, *args, **kwargs), _undo_shielded
-            )
+            execution = _Execution(self, name, self._connect, _work(fn, args, kwargs), _undo_shielded)
             return await aprotect(self._policy, execution, takes_context=True)()
 
         connect = functools.partial(_connect_for_plain, self._connect, fn)
@@ -218,6 +215,24 @@ class _Execution:
             elif not self._unit._repeat_unknown_commits:
                 error.repeatable = False  # type: ignore[attr-defined]
             raise
+
+
+def _work(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], Any]:
+    """Return the call of a function with these arguments after a connection. If they do not fit, it raises a misuse."""
+
+    def work(connection: Any) -> Any:
+        try:
+            return fn(connection, *args, **kwargs)
+        except TypeError as error:
+            misuse = mismatch(fn, (connection, *args), kwargs, error, takes_context=False)
+            try:
+                if misuse is not None:
+                    raise misuse from None
+                raise
+            finally:
+                del misuse  # no cycle: misuse -> traceback -> this frame -> misuse
+
+    return work
 
 
 def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> Any:

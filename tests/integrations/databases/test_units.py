@@ -11,7 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from resilience import Policy, Retry, Timeout, deadline, events
+from resilience import Fallback, Policy, Retry, Timeout, deadline, events
+from resilience.errors import ArgumentMisuse
 from resilience.integrations.dbapi import OutcomeUnknown, unit_of_work
 from resilience.testing import recording
 from tests.integrations.databases.sqlite import AGAIN, PATIENCE, connecting, note, notes
@@ -209,6 +210,14 @@ def rows_of(connection: sqlite3.Connection) -> Any:
 async def arows_of(connection: sqlite3.Connection) -> Any:
     for row in connection.execute("select text from notes"):
         yield row
+
+
+def test_arguments_that_do_not_fit_are_a_misuse(path: Path) -> None:
+    """Such as a connection of the caller's. No fallback answers, other than after a `TypeError` of the function."""
+    unit = unit_of_work(Fallback("instead"), connecting(path))
+    with pytest.raises(ArgumentMisuse, match="note cannot be called with these arguments"):
+        unit(note)("own connection", "a")  # type: ignore[call-arg]
+    assert unit(lambda connection: note(connection))() == "instead"  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("fn", [rows_of, arows_of])

@@ -9,7 +9,7 @@ import pytest
 
 from resilience import events
 from resilience.integrations.dashboard import Dashboard
-from tests.integrations.dashboard.requests import SUBSCRIBED
+from tests.integrations.dashboard.requests import SUBSCRIBED, Make
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +33,8 @@ def subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., Dashboard]]:
-    """A function: `make(*policies)` returns a dashboard with fast updates that is closed after the test."""
+def make() -> Iterator[Make]:
+    """See `Make`."""
     made: list[Dashboard] = []
 
     def dashboard(*policies: Any, **options: Any) -> Dashboard:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import anyio
@@ -12,6 +12,9 @@ import anyio
 from resilience import Context, events
 from resilience.integrations.dashboard import Dashboard, Served, serve
 from tests.conftest import Boom
+
+#: `make(*policies)` returns a dashboard with fast updates that is closed after the test.
+Make = Callable[..., Dashboard]
 
 
 class Answer:
@@ -97,6 +100,14 @@ class Viewer:
                 await anyio.sleep(0.01)
 
 
+@contextlib.asynccontextmanager
+async def viewing(app: Dashboard, **headers: str) -> AsyncIterator[Viewer]:
+    """Open the event stream, and wait for its first update."""
+    async with Viewer(app, **headers) as viewer:
+        await viewer.until(lambda it: bool(it.updates()))
+        yield viewer
+
+
 async def state_of(app: Dashboard) -> Any:
     return json.loads((await ask(app, "/state")).body)
 
@@ -129,7 +140,3 @@ async def has_room(app: Dashboard) -> bool:
     async with Viewer(app) as viewer:
         await viewer.until(lambda it: it.status in (200, 503))
         return viewer.answer.status == 200
-
-
-def run(main: Callable[[], Awaitable[Any]]) -> Any:
-    return anyio.run(main)

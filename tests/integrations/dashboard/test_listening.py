@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -16,33 +14,29 @@ from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.dashboard.rates import MOST_PIPELINES, RATES, SPAN
 from resilience.integrations.dashboard.watch import LINGER
 from tests.conftest import Boom, FakeClock
-from tests.integrations.dashboard.requests import Viewer, fail, is_subscribed, run, state_of
+from tests.integrations.dashboard.requests import Make, fail, is_subscribed, state_of, viewing
 
 
-def test_executions_are_counted_for_each_second_with_a_viewer(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_executions_are_counted_for_each_second_with_a_viewer(make: Make, clock: FakeClock) -> None:
     """Complete seconds only; the time before the first viewer is unknown."""
     pipeline = Policy.wrap(Retry(1), name="p")
     app = make(pipeline)
 
-    async def main() -> Any:
-        pipeline.call(int)  # without a viewer
-        clock.advance(10.5)
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            for number in (3, 0, 2):
-                for _ in range(number):
-                    pipeline.call(int)
-                clock.advance(1)
-            pipeline.capture(fail())
-            return (await state_of(app))["now"]["rates"]
-
-    rates = run(main)
+    pipeline.call(int)  # without a viewer
+    clock.advance(10.5)
+    async with viewing(app):
+        for number in (3, 0, 2):
+            for _ in range(number):
+                pipeline.call(int)
+            clock.advance(1)
+        pipeline.capture(fail())
+        rates = (await state_of(app))["now"]["rates"]
     assert rates["executions"]["seconds"][-4:] == [None, 3, 0, 2]
     assert len(rates["executions"]["seconds"]) == 59
     assert (rates["executions"]["total"], rates["failures"]["total"]) == (6, 1)
 
 
-def test_the_counts_of_a_second_are_dropped_after_a_minute(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_the_counts_of_a_second_are_dropped_after_a_minute(make: Make, clock: FakeClock) -> None:
     """The memory is bounded, and old counts are in none of the new ones."""
     breaker = CircuitBreaker()
     app = make(breaker)
@@ -51,26 +45,22 @@ def test_the_counts_of_a_second_are_dropped_after_a_minute(make: Callable[..., D
         for _ in range(number):
             breaker.capture(fail())
         clock.advance(1)
-    rejections = run(lambda: state_of(app))["now"]["rates"]["rejections"]
+    rejections = (await state_of(app))["now"]["rates"]["rejections"]
     assert (rejections["seconds"], rejections["total"]) == ([*[1] * (SPAN - 3), 0, 2], 3 + SPAN + 2)
 
 
-def test_each_pipeline_has_its_own_rates(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_each_pipeline_has_its_own_rates(make: Make, clock: FakeClock) -> None:
     """So that nested executions are visible; a rate is the mean of the last complete seconds."""
     inside = Policy.wrap(Retry(2, on=Boom, backoff=[0]), name="inside")
     outside = Policy.wrap(Fallback("x"), name="outside")
     app = make()
 
-    async def main() -> Any:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            for _ in range(4):
-                for _ in range(3):
-                    outside.execute(lambda ctx: inside.execute(fail()))
-                clock.advance(1)
-            return (await state_of(app))["now"]
-
-    now = run(main)
+    async with viewing(app):
+        for _ in range(4):
+            for _ in range(3):
+                outside.execute(lambda ctx: inside.execute(fail()))
+            clock.advance(1)
+        now = (await state_of(app))["now"]
     rates = {it["name"]: {name: rate["present"] for name, rate in it["rates"].items()} for it in now["pipelines"]}
     none = dict.fromkeys(RATES, 0.0)
     assert rates == {
@@ -81,85 +71,70 @@ def test_each_pipeline_has_its_own_rates(make: Callable[..., Dashboard], clock: 
     assert now["rates"]["executions"]["total"] == 24
 
 
-def test_a_refused_block_counts_for_the_process_only(make: Callable[..., Dashboard]) -> None:
+async def test_a_refused_block_counts_for_the_process_only(make: Make) -> None:
     """No pipeline is executed in it."""
     breaker = CircuitBreaker()
     app = make(breaker)
     breaker.isolate()
     with pytest.raises(CircuitOpen), breaker.guard():
         raise AssertionError("it was entered")
-    now = run(lambda: state_of(app))["now"]
+    now = (await state_of(app))["now"]
     assert (now["rates"]["rejections"]["total"], now["pipelines"]) == (1, [])
 
 
-def test_a_bounded_number_of_pipelines_has_its_own_rates(make: Callable[..., Dashboard]) -> None:
+async def test_a_bounded_number_of_pipelines_has_its_own_rates(make: Make) -> None:
     """The counts of the process include the others."""
     app = make()
 
-    async def main() -> Any:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            for number in range(MOST_PIPELINES + 10):
-                Policy.wrap(Retry(), name=f"p{number}").call(int)
-            return (await state_of(app))["now"]
-
-    now = run(main)
+    async with viewing(app):
+        for number in range(MOST_PIPELINES + 10):
+            Policy.wrap(Retry(), name=f"p{number}").call(int)
+        now = (await state_of(app))["now"]
     assert len(now["pipelines"]) == MOST_PIPELINES
     assert now["rates"]["executions"]["total"] == MOST_PIPELINES + 10
 
 
-def test_no_count_is_lost_between_threads(make: Callable[..., Dashboard]) -> None:
+async def test_no_count_is_lost_between_threads(make: Make) -> None:
     breaker = CircuitBreaker(name="db")
     app = make(breaker)
     breaker.isolate()
 
-    async def main() -> Any:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            threads = [threading.Thread(target=lambda: [breaker.capture(fail()) for _ in range(250)]) for _ in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                await anyio.to_thread.run_sync(thread.join)
-            return await state_of(app)
-
-    state = run(main)
+    async with viewing(app):
+        threads = [threading.Thread(target=lambda: [breaker.capture(fail()) for _ in range(250)]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            await anyio.to_thread.run_sync(thread.join)
+        state = await state_of(app)
     totals = {name: rate["total"] for name, rate in state["now"]["rates"].items()}
     assert (totals["executions"], totals["failures"], totals["rejections"]) == (2000, 2000, 2000)
     assert sum(row["count"] for row in state["rows"] if row["kind"] == "call_rejected") == 2000
 
 
-async def test_the_ends_of_executions_are_subscribed_to_while_there_is_a_viewer(
-    make: Callable[..., Dashboard], clock: FakeClock
-) -> None:
+async def test_the_ends_of_executions_are_subscribed_to_while_there_is_a_viewer(make: Make, clock: FakeClock) -> None:
     """And for a while after the last one."""
     app = make()
     assert not is_subscribed(events.ExecutionFinished)
     assert is_subscribed(events.CircuitChanged)
-    async with Viewer(app) as viewer:
-        await viewer.until(lambda it: bool(it.updates()))
+    async with viewing(app):
         assert is_subscribed(events.ExecutionFinished)
     for seconds in (0, LINGER - 1, 2):
         assert is_subscribed(events.ExecutionFinished)
         clock.advance(seconds)
         Retry().call(int)  # the first execution after the time notices
     assert not is_subscribed(events.ExecutionFinished)
-    async with Viewer(app) as viewer:
-        await viewer.until(lambda it: bool(it.updates()))
+    async with viewing(app):
         assert is_subscribed(events.ExecutionFinished)
 
 
-async def test_without_history_nothing_is_subscribed_to_without_a_viewer(
-    make: Callable[..., Dashboard], clock: FakeClock
-) -> None:
+async def test_without_history_nothing_is_subscribed_to_without_a_viewer(make: Make, clock: FakeClock) -> None:
     """Events before the first viewer are unknown."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker, history=False)
     kinds = (events.CircuitChanged, events.RetryScheduled, events.ExecutionFinished)
     assert not any(map(is_subscribed, kinds))
     breaker.isolate()
-    async with Viewer(app) as viewer:
-        await viewer.until(lambda it: bool(it.updates()))
+    async with viewing(app) as viewer:
         assert all(map(is_subscribed, kinds))
         breaker.close()
         await viewer.until(lambda it: bool(it.rows()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
@@ -12,12 +11,12 @@ import pytest
 
 from resilience import events
 from resilience.integrations.dashboard import Dashboard
-from tests.integrations.dashboard.requests import Answer, Viewer, ask, is_subscribed, run
+from tests.integrations.dashboard.requests import Make, Viewer, ask, is_subscribed
 
 
-def test_the_page_may_run_nothing_but_its_own_script(make: Callable[..., Dashboard]) -> None:
+async def test_the_page_may_run_nothing_but_its_own_script(make: Make) -> None:
     """One document without external references; the policy names its style and script by their hashes."""
-    answer = run(lambda: ask(make(title="<b>Ada & Bob</b>")))
+    answer = await ask(make(title="<b>Ada & Bob</b>"))
     page = answer.body.decode()
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert "<title>&lt;b&gt;Ada &amp; Bob&lt;/b&gt;</title>" in page
@@ -32,17 +31,14 @@ def test_the_page_may_run_nothing_but_its_own_script(make: Callable[..., Dashboa
 
 
 @pytest.mark.parametrize("path", ["/", "/events", "/state", "/nowhere"])
-def test_every_response_has_protective_headers(make: Callable[..., Dashboard], path: str) -> None:
+async def test_every_response_has_protective_headers(make: Make, path: str) -> None:
     """No sniffing, no framing, no cache; HEAD has the status and headers of GET, and no body."""
     app = make()
 
-    async def main() -> tuple[Answer, Answer]:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: it.status > 0)
-            get = viewer.answer if path == "/events" else await ask(app, path)
-            return get, await ask(app, path, "HEAD")
-
-    get, head = run(main)
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: it.status > 0)
+        get = viewer.answer if path == "/events" else await ask(app, path)
+        head = await ask(app, path, "HEAD")
     assert head.body == b""
     assert head.status == get.status
     assert head.headers["content-type"] == get.headers["content-type"]
@@ -56,8 +52,8 @@ def test_every_response_has_protective_headers(make: Callable[..., Dashboard], p
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
 @pytest.mark.parametrize("path", ["/", "/events", "/state"])
-def test_other_methods_are_refused(make: Callable[..., Dashboard], path: str, method: str) -> None:
-    answer = run(lambda: ask(make(), path, method))
+async def test_other_methods_are_refused(make: Make, path: str, method: str) -> None:
+    answer = await ask(make(), path, method)
     assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
@@ -77,11 +73,9 @@ def test_other_methods_are_refused(make: Callable[..., Dashboard], path: str, me
         ("/../state", "", 404),
     ],
 )
-def test_the_dashboard_can_be_mounted_under_a_prefix(
-    make: Callable[..., Dashboard], path: str, root: str, status: int
-) -> None:
+async def test_the_dashboard_can_be_mounted_under_a_prefix(make: Make, path: str, root: str, status: int) -> None:
     """A framework may leave the prefix in the path or cut it off."""
-    answer = run(lambda: ask(make(), path, root=root))
+    answer = await ask(make(), path, root=root)
     assert answer.status == status
     if status == 307:
         assert answer.headers["location"] == "monitor/"
@@ -105,14 +99,14 @@ def test_the_dashboard_can_be_mounted_under_a_prefix(
     ],
 )
 @pytest.mark.parametrize("path", ["/", "/state", "/events"])
-def test_only_allowed_host_names_are_answered(
-    make: Callable[..., Dashboard], path: str, allowed: Any, host: str, status: int
+async def test_only_allowed_host_names_are_answered(
+    make: Make, path: str, allowed: Any, host: str, status: int
 ) -> None:
     """A page elsewhere whose name resolves to this address cannot read it."""
-    assert run(lambda: ask(make(allowed_hosts=allowed), path, "HEAD", host=host)).status == status
+    assert (await ask(make(allowed_hosts=allowed), path, "HEAD", host=host)).status == status
 
 
-async def test_other_asgi_scopes_are_answered(make: Callable[..., Dashboard]) -> None:
+async def test_other_asgi_scopes_are_answered(make: Make) -> None:
     """A lifespan is completed, a websocket is refused, and another one is an error."""
     app = make()
 

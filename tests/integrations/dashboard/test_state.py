@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import re
 import weakref
-from collections.abc import Callable
 
+import anyio
 import pytest
 
 from resilience import (
@@ -29,12 +29,12 @@ from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.dashboard.log import Row
 from resilience.integrations.dashboard.state import MOST
 from tests.conftest import Boom, FakeClock
-from tests.integrations.dashboard.requests import Viewer, ask, fail, run, state_of
+from tests.integrations.dashboard.requests import Make, ask, fail, state_of, viewing
 
 SECRET = "hunter2"
 
 
-async def test_the_state_of_circuits_and_bulkheads_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_the_state_of_circuits_and_bulkheads_is_shown(make: Make, clock: FakeClock) -> None:
     """State, time until the next probe and last failure; running, queued and refused calls."""
     breaker = CircuitBreaker(2, open_for=30, name="db")
     bulkhead = Bulkhead(3, queue=2, name="pool")
@@ -54,68 +54,68 @@ async def test_the_state_of_circuits_and_bulkheads_is_shown(make: Callable[..., 
     assert [held[it] for it in ("limit", "in_flight", "queue", "queued", "rejected")] == [3, 1, 2, 0, 0]
 
 
-def test_the_state_of_rate_limiters_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_the_state_of_rate_limiters_is_shown(make: Make, clock: FakeClock) -> None:
     """How many calls wait, and how long another would; a call that can never run has no number."""
     limiter, never = RateLimiter(2, name="partner"), RateLimiter(Rate(0.5, cost=lambda ctx: 1))
     for _ in range(2):
         limiter.call(int)
-    first, second = run(lambda: state_of(make(limiter, never)))["now"]["limiters"]
+    first, second = (await state_of(make(limiter, never)))["now"]["limiters"]
     assert [first[it] for it in ("name", "queued", "next_turn", "rejected")] == ["partner", 0, 1.0, 0]
     assert first["about"] == "at most 2 calls in any second; the others wait for their turn"
     assert second["next_turn"] is None
 
 
-def test_the_state_of_throttles_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_the_state_of_throttles_is_shown(make: Make, clock: FakeClock) -> None:
     """The share of refused calls, and the counts that it is computed from."""
     throttle = AdaptiveThrottle(on=Boom, min_calls=10, name="search")
     for number in range(10):
         throttle.capture(fail() if number else int)
-    (shown,) = run(lambda: state_of(make(throttle)))["now"]["throttles"]
+    (shown,) = (await state_of(make(throttle)))["now"]["throttles"]
     assert [shown[it] for it in ("name", "requests", "accepts", "rejected")] == ["search", 10, 1, 0]
     assert shown["rejection_rate"] == throttle.stats().rejection_rate > 0.5
     assert shown["about"].startswith("lets 2 calls through for each that was accepted in the last 30 s")
 
 
-def test_the_state_of_caches_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_the_state_of_caches_is_shown(make: Make, clock: FakeClock) -> None:
     """How its calls were answered, also if a key's policy holds the cache."""
     cache = Cache(10, stale=50, name="prices")
     keyed = Keyed(lambda key: Policy.wrap(cache, CircuitBreaker(name=key)), key=lambda text: text)
     for _ in range(3):
         keyed.call(str, "a")
-    now = run(lambda: state_of(make(keyed)))["now"]
+    now = (await state_of(make(keyed)))["now"]
     (shown,) = now["caches"]
     assert [shown[it] for it in ("name", "hits", "stale", "shared", "misses", "size")] == ["prices", 2, 0, 0, 1, 1]
     assert shown["about"].startswith("keeps values for 10 s, 50 s more if a refresh fails")
     assert [it["name"] for it in now["circuits"]] == ["a"]
 
 
-def test_a_policy_in_two_pipelines_is_shown_once(make: Callable[..., Dashboard]) -> None:
+async def test_a_policy_in_two_pipelines_is_shown_once(make: Make) -> None:
     """With the names of both."""
     breaker = CircuitBreaker(name="db")
     first, second = Policy.wrap(Retry(), breaker, name="read"), Policy.wrap(breaker, name="write")
-    (circuit,) = run(lambda: state_of(make(first, second, first)))["now"]["circuits"]
+    (circuit,) = (await state_of(make(first, second, first)))["now"]["circuits"]
     assert circuit["pipelines"] == ["read", "write"]
 
 
-def test_of_many_circuits_the_ones_that_are_not_closed_are_shown_first(make: Callable[..., Dashboard]) -> None:
+async def test_of_many_circuits_the_ones_that_are_not_closed_are_shown_first(make: Make) -> None:
     """The others are left out, and counted."""
     breakers = [CircuitBreaker(name=f"b{number}") for number in range(MOST + 5)]
     app = make(*breakers)
     breakers[-1].isolate()
-    now = run(lambda: state_of(app))["now"]
+    now = (await state_of(app))["now"]
     assert len(now["circuits"]) == MOST
     assert now["circuits"][0]["name"] == f"b{MOST + 4}"
     assert now["left_out"] == {"circuits": 5, "bulkheads": 0, "throttles": 0, "limiters": 0, "caches": 0}
 
 
-def test_failures_before_the_first_viewer_are_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+def test_failures_before_the_first_viewer_are_shown(make: Make, clock: FakeClock) -> None:
     """The rows and counts of all events but executions, which are counted only for a viewer."""
     pipeline = Policy.wrap(
         Fallback("x"), Retry(2, on=Boom, backoff=[0.5]), CircuitBreaker(2, name="db"), name="weather"
     )
     app = make(pipeline)
     pipeline.call(fail(), Context())
-    state = run(lambda: state_of(app))
+    state = anyio.run(state_of, app)
     kinds = ["retry_scheduled", "circuit_changed", "retry_gave_up", "fallback_used"]
     assert [row["kind"] for row in state["rows"]] == kinds
     assert [row["number"] for row in state["rows"]] == [1, 2, 3, 4]
@@ -133,7 +133,7 @@ def test_failures_before_the_first_viewer_are_shown(make: Callable[..., Dashboar
     assert set(rates["executions"]["seconds"]) == {None}
 
 
-def test_equal_events_in_a_row_are_one_row(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_equal_events_in_a_row_are_one_row(make: Make, clock: FakeClock) -> None:
     """With a count. Later they are another row, so that the viewer sees the time."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker)
@@ -142,7 +142,7 @@ def test_equal_events_in_a_row_are_one_row(make: Callable[..., Dashboard], clock
         breaker.capture(fail())
     clock.advance(5)
     breaker.capture(fail())
-    rows = run(lambda: state_of(app))["rows"]
+    rows = (await state_of(app))["rows"]
     assert [(row["kind"], row["count"]) for row in rows] == [
         ("circuit_changed", 1),
         ("call_rejected", 50),
@@ -150,9 +150,7 @@ def test_equal_events_in_a_row_are_one_row(make: Callable[..., Dashboard], clock
     ]
 
 
-def test_timeouts_of_attempts_and_of_the_execution_are_different_rows(
-    make: Callable[..., Dashboard], clock: FakeClock
-) -> None:
+async def test_timeouts_of_attempts_and_of_the_execution_are_different_rows(make: Make, clock: FakeClock) -> None:
     """Also if the policies have the same name, and the events are close together."""
     limits = [Timeout(seconds, cooperative=True, name="limit") for seconds in (1.0, 0.5)]
     pipeline = Policy.wrap(limits[0], Retry(9, on=TimeoutExceeded, backoff=[0]), limits[1], name="weather")
@@ -165,7 +163,7 @@ def test_timeouts_of_attempts_and_of_the_execution_are_different_rows(
         ctx.check()
 
     pipeline.capture(slow, Context(operation="get"))
-    state = run(lambda: state_of(app))
+    state = await state_of(app)
     rows = [(row["text"], row["count"]) for row in state["rows"] if row["kind"] == "timed_out"]
     assert rows == [
         ("weather (get): an attempt took longer than the 0.5 s of limit", 1),
@@ -199,7 +197,7 @@ def rows_in_memory() -> int:
     return sum(isinstance(it, Row) for it in gc.get_objects())
 
 
-def test_the_log_keeps_a_bounded_number_of_rows(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_the_log_keeps_a_bounded_number_of_rows(make: Make, clock: FakeClock) -> None:
     """The latest ones; the others are freed."""
     breaker = CircuitBreaker(name="db")
     before = rows_in_memory()
@@ -207,7 +205,7 @@ def test_the_log_keeps_a_bounded_number_of_rows(make: Callable[..., Dashboard], 
     for _ in range(10):
         breaker.isolate()
         breaker.close()
-    state = run(lambda: state_of(app))
+    state = await state_of(app)
     assert [row["number"] for row in state["rows"]] == [18, 19, 20]
     for number in range(10):
         refusing = CircuitBreaker(name=f"b{number}")
@@ -217,7 +215,7 @@ def test_the_log_keeps_a_bounded_number_of_rows(make: Callable[..., Dashboard], 
 
 
 @pytest.mark.parametrize("messages", [False, True])
-def test_no_secret_is_shown(make: Callable[..., Dashboard], messages: bool) -> None:
+async def test_no_secret_is_shown(make: Make, messages: bool) -> None:
     """Never arguments, results or properties; the messages of errors only on request."""
     pipeline = Policy.wrap(
         Fallback(f"fallback {SECRET}"),
@@ -227,15 +225,11 @@ def test_no_secret_is_shown(make: Callable[..., Dashboard], messages: bool) -> N
     )
     app = make(pipeline, messages=messages)
 
-    async def main() -> bytes:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            pipeline.execute(lambda ctx: f"result {SECRET}", Context(properties={"token": f"property {SECRET}"}))
-            pipeline.call(lambda token: SECRET, f"argument {SECRET}")
-            CircuitBreaker(1).capture(fail(f"message {SECRET}"))
-            await viewer.until(lambda it: any(row["kind"] == "execution_finished" for row in it.rows()))
-            return viewer.answer.body + (await ask(app, "/state")).body
-
-    sent = run(main).decode()
+    async with viewing(app) as viewer:
+        pipeline.execute(lambda ctx: f"result {SECRET}", Context(properties={"token": f"property {SECRET}"}))
+        pipeline.call(lambda token: SECRET, f"argument {SECRET}")
+        CircuitBreaker(1).capture(fail(f"message {SECRET}"))
+        await viewer.until(lambda it: any(row["kind"] == "execution_finished" for row in it.rows()))
+        sent = (viewer.answer.body + (await ask(app, "/state")).body).decode()
     assert set(re.findall(rf"(\w+) {SECRET}", sent)) == ({"message"} if messages else set())
     assert "Boom" in sent

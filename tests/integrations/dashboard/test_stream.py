@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -11,22 +10,18 @@ import anyio.to_thread
 import pytest
 
 from resilience import CircuitBreaker
-from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.dashboard import app as app_module
 from resilience.integrations.dashboard.app import STREAM_LASTS
 from tests.conftest import FakeClock, World
-from tests.integrations.dashboard.requests import Viewer, ask, has_room, scope
+from tests.integrations.dashboard.requests import Make, Viewer, ask, has_room, scope, viewing
 
 
-async def test_a_stream_begins_with_the_whole_state_and_continues_with_changes(
-    tasks_world: World, make: Callable[..., Dashboard]
-) -> None:
+async def test_a_stream_begins_with_the_whole_state_and_continues_with_changes(tasks_world: World, make: Make) -> None:
     """Each row is sent once, when it occurs."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker, max_viewers=1)
     breaker.isolate()
-    async with Viewer(app) as viewer:
-        await viewer.until(lambda it: bool(it.updates()))
+    async with viewing(app) as viewer:
         breaker.close()
         await viewer.until(lambda it: len(it.rows()) > 1)
         answer = viewer.answer
@@ -41,17 +36,14 @@ async def test_a_stream_begins_with_the_whole_state_and_continues_with_changes(
     assert await has_room(app)
 
 
-async def test_a_viewer_that_reconnects_gets_the_rows_since_then(
-    make: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_viewer_that_reconnects_gets_the_rows_since_then(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """By `Last-Event-ID`. An invalid one, or one of another process, be it a fork, is a new beginning."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker)
     breaker.isolate()
 
     async def rows(last: str) -> tuple[bool, list[int], str]:
-        async with Viewer(app, last_event_id=last) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
+        async with viewing(app, last_event_id=last) as viewer:
             sent = viewer.answer.sent()
             was_reset = any(it.get("event") == "reset" for it in sent)
             return was_reset, [row["number"] for row in viewer.answer.rows()], sent[-1]["id"]
@@ -68,33 +60,30 @@ async def test_a_viewer_that_reconnects_gets_the_rows_since_then(
 
 
 @pytest.mark.parametrize("interval", [0.1, 3600.0])
-async def test_a_stream_ends_after_a_while(make: Callable[..., Dashboard], clock: FakeClock, interval: float) -> None:
+async def test_a_stream_ends_after_a_while(make: Make, clock: FakeClock, interval: float) -> None:
     """So that a server that shuts down need not wait for it; browsers reconnect."""
     app = make(interval=interval)
-    async with Viewer(app) as viewer:
-        await viewer.until(lambda it: bool(it.updates()))
+    async with viewing(app) as viewer:
         clock.advance(STREAM_LASTS)
         await viewer.until(lambda it: it.is_whole)
         assert not viewer._leaves.is_set()
 
 
-async def test_a_closed_dashboard_ends_its_streams(make: Callable[..., Dashboard]) -> None:
+async def test_a_closed_dashboard_ends_its_streams(make: Make) -> None:
     """Without waiting for the next update."""
     app = make(interval=3600)
-    async with Viewer(app) as viewer:
-        await viewer.until(lambda it: bool(it.updates()))
+    async with viewing(app) as viewer:
         app.close()
         await viewer.until(lambda it: it.is_whole)
 
 
-async def test_a_comment_keeps_a_stream_without_news_alive(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_a_comment_keeps_a_stream_without_news_alive(make: Make, clock: FakeClock) -> None:
     """After some seconds; the earlier update is not sent again."""
     app = make()
-    async with Viewer(app) as viewer:
-        await viewer.until(lambda it: bool(it.updates()))
+    async with viewing(app):
+        pass
     clock.advance(100)  # every second that is shown had a viewer and no event
-    async with Viewer(app) as viewer:
-        await viewer.until(lambda it: bool(it.updates()))
+    async with viewing(app) as viewer:
         await anyio.sleep(0.3)
         assert viewer.answer.body.endswith(b"}\n\n")
         clock.advance(6)
@@ -102,7 +91,7 @@ async def test_a_comment_keeps_a_stream_without_news_alive(make: Callable[..., D
         assert len(viewer.answer.updates()) == 1
 
 
-async def test_a_slow_viewer_delays_neither_calls_nor_other_viewers(make: Callable[..., Dashboard]) -> None:
+async def test_a_slow_viewer_delays_neither_calls_nor_other_viewers(make: Make) -> None:
     """While it does not read, the dashboard buffers no more than one update for it."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker, keep=10)
@@ -128,18 +117,17 @@ async def test_a_slow_viewer_delays_neither_calls_nor_other_viewers(make: Callab
         assert len(slow.answer.rows()) <= 10
 
 
-async def test_the_number_of_viewers_is_bounded(make: Callable[..., Dashboard]) -> None:
+async def test_the_number_of_viewers_is_bounded(make: Make) -> None:
     """A further one is asked to come again later; one that leaves makes room."""
     app = make(max_viewers=1)
-    async with Viewer(app) as viewer:
-        await viewer.until(lambda it: bool(it.updates()))
+    async with viewing(app) as viewer:
         answer = await ask(app, "/events")
         assert (answer.status, answer.headers["retry-after"]) == (503, "5")
     async with Viewer(app) as viewer:
         await viewer.until(lambda it: it.status == 200)
 
 
-async def test_an_error_of_a_closed_connection_ends_the_stream(make: Callable[..., Dashboard]) -> None:
+async def test_an_error_of_a_closed_connection_ends_the_stream(make: Make) -> None:
     """Some servers report a viewer who has left in this way; there is room for another."""
     app = make(max_viewers=1)
 
@@ -153,7 +141,7 @@ async def test_an_error_of_a_closed_connection_ends_the_stream(make: Callable[..
 
 
 async def test_a_viewer_that_does_not_read_is_disconnected(
-    tasks_world: World, make: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
+    tasks_world: World, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sleeping laptop keeps its connection for hours, but neither its place nor the server's task."""
     monkeypatch.setattr(app_module, "STREAM_LASTS", 0.1)

@@ -24,7 +24,8 @@ def target(dependency: Dependency) -> Iterator[str]:
         "Join": grpc.stream_unary_rpc_method_handler(dependency.join),
         "Chat": grpc.stream_stream_rpc_method_handler(dependency.chat),
     }
-    yield from serving(handlers)
+    with serving(handlers) as target:
+        yield target
 
 
 @pytest.fixture(params=["blocking", "asyncio"])

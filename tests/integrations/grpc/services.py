@@ -6,6 +6,7 @@ Messages are bytes: no compiler of protocol buffers is needed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -17,7 +18,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from resilience import Context, Policy, Retry
+from resilience import CircuitBreaker, Context, Fallback, Policy, Retry
 from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
 
 UNAVAILABLE, EXCEEDED, INTERNAL = (
@@ -92,7 +93,9 @@ class Dependency:
         yield from requests
 
 
+@contextlib.contextmanager
 def serving(handlers: dict[str, Any], *interceptors: Any) -> Iterator[str]:
+    """Serve handlers on a blocking server; yield its address."""
     with futures.ThreadPoolExecutor(8) as pool:
         server = grpc.server(pool, interceptors=interceptors)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", handlers),))
@@ -102,6 +105,13 @@ def serving(handlers: dict[str, Any], *interceptors: Any) -> Iterator[str]:
             yield f"127.0.0.1:{port}"
         finally:
             server.stop(None).wait(PATIENCE)
+
+
+@contextlib.contextmanager
+def protected(target: str, *policies: Policy[Any]) -> Iterator[Any]:
+    """Open a blocking channel under these policies, the outermost first."""
+    with grpc.insecure_channel(target) as channel:
+        yield grpc.intercept_channel(channel, *map(PolicyInterceptor, policies))
 
 
 class Client:
@@ -146,6 +156,13 @@ class Recording(Policy[Any]):
     async def around(self, call: Any, ctx: Context) -> Any:
         self.seen.append(ctx)
         return await call(ctx)
+
+
+def answering(answer: Any) -> Policy[Any]:
+    """Return a fallback that answers every call."""
+    breaker = CircuitBreaker(1)
+    breaker.isolate()
+    return Fallback(answer).wrap(breaker)
 
 
 def status(call: Callable[[], Any]) -> Any:

@@ -14,7 +14,17 @@ import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, DeadlineExceeded, Fallback, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
-from tests.integrations.grpc.services import INTERNAL, KINDS, NOW, PATIENCE, REQUEST, UNAVAILABLE, Dependency
+from tests.integrations.grpc.services import (
+    INTERNAL,
+    KINDS,
+    NOW,
+    PATIENCE,
+    REQUEST,
+    UNAVAILABLE,
+    Dependency,
+    answering,
+    protected,
+)
 
 
 class TestBlocking:
@@ -22,8 +32,8 @@ class TestBlocking:
 
     @pytest.fixture
     def channel(self, target: str) -> Iterator[Any]:
-        with grpc.insecure_channel(target) as plain:
-            yield grpc.intercept_channel(plain, PolicyInterceptor(NOW))
+        with protected(target, NOW) as channel:
+            yield channel
 
     def test_with_call_returns_the_call_of_the_last_attempt(self, channel: Any, dependency: Dependency) -> None:
         dependency.steps = [UNAVAILABLE, b"fine"]
@@ -71,17 +81,13 @@ class TestBlocking:
         dependency.steps = [[b"bad", Dependency.hang], [b"fine"]]
         kept: list[Any] = []  # so that it is not the collector that ends the call
         refuse = Retry(2, backoff=[0], on_result=lambda replies: kept.append(replies) or len(kept) == 1)
-        with grpc.insecure_channel(target) as plain:
-            channel = grpc.intercept_channel(plain, PolicyInterceptor(refuse))
+        with protected(target, refuse) as channel:
             assert list(channel.unary_stream("/test.Test/Many")(b"")) == [b"fine"]
             assert dependency.gone.wait(PATIENCE)
 
     def test_the_result_of_a_fallback_is_a_finished_call(self, target: str) -> None:
         """With all methods of a call."""
-        breaker = CircuitBreaker(1)
-        breaker.isolate()
-        with grpc.insecure_channel(target) as plain:
-            channel = grpc.intercept_channel(plain, PolicyInterceptor(Fallback(b"cached").wrap(breaker)))
+        with protected(target, answering(b"cached")) as channel:
             reply, call = channel.unary_unary("/test.Test/One").with_call(b"")
             future = channel.unary_unary("/test.Test/One").future(b"")
         called: list[Any] = []
@@ -96,21 +102,17 @@ class TestBlocking:
         """The outer one sees what the inner one raises."""
         breaker = CircuitBreaker(1)
         breaker.isolate()
-        with grpc.insecure_channel(target) as plain:
-            inner = grpc.intercept_channel(plain, PolicyInterceptor(breaker))
-            outer = grpc.intercept_channel(inner, PolicyInterceptor(Fallback(b"cached", on=CircuitOpen)))
-            assert outer.unary_unary("/test.Test/One")(b"") == b"cached"
+        with protected(target, Fallback(b"cached", on=CircuitOpen), breaker) as channel:
+            assert channel.unary_unary("/test.Test/One")(b"") == b"cached"
 
-
-def test_an_iterator_of_requests_is_not_sent_again_after_a_timeout(target: str, dependency: Dependency) -> None:
-    """The second call would have no requests, and the server would accept it."""
-    dependency.steps = [Dependency.hang, b"fine"]
-    policy = NOW.wrap(Timeout(0.3))
-    with grpc.insecure_channel(target) as plain:
-        channel = grpc.intercept_channel(plain, PolicyInterceptor(policy))
-        with pytest.raises(TimeoutExceeded):
+    def test_an_iterator_of_requests_is_not_sent_again_after_a_timeout(
+        self, target: str, dependency: Dependency
+    ) -> None:
+        """The second call would have no requests, and the server would accept it."""
+        dependency.steps = [Dependency.hang, b"fine"]
+        with protected(target, NOW.wrap(Timeout(0.3))) as channel, pytest.raises(TimeoutExceeded):
             channel.stream_unary("/test.Test/Join")(iter([b"a", b"b"]))
-    assert [requests for _, requests, _ in dependency.seen] == [b"ab"]
+        assert [requests for _, requests, _ in dependency.seen] == [b"ab"]
 
 
 class TestAsyncio:
@@ -183,8 +185,6 @@ class TestAsyncio:
     @pytest.mark.parametrize("method", Dependency.methods)
     def test_the_result_of_a_fallback_is_a_finished_call(self, target: str, method: str) -> None:
         """With all methods of a call."""
-        breaker = CircuitBreaker(1)
-        breaker.isolate()
 
         async def main(channel: Any) -> None:
             call = getattr(channel, KINDS[method])(f"/test.Test/{method}")(REQUEST[method])
@@ -202,15 +202,13 @@ class TestAsyncio:
             assert not await call.trailing_metadata()
             await call.wait_for_connection()
 
-        self.run(target, Fallback([b"cached"] if method in ("Many", "Chat") else b"cached").wrap(breaker), main)
+        self.run(target, answering([b"cached"] if method in ("Many", "Chat") else b"cached"), main)
 
     @pytest.mark.parametrize("method", Dependency.methods)
     def test_an_outer_interceptor_gets_a_finished_call(self, target: str, method: str) -> None:
         """It gets the result of the fallback, and may call all methods of a call of grpc."""
-        breaker = CircuitBreaker(1)
-        breaker.isolate()
         many = method in ("Many", "Chat")
-        policy = Fallback([b"a", b"b"] if many else b"a").wrap(breaker)
+        policy = answering([b"a", b"b"] if many else b"a")
 
         class Around:
             async def intercept(self, continuation: Any, details: Any, request: Any) -> Any:
@@ -244,13 +242,10 @@ class TestAsyncio:
             yield b"a"
             yield b"b"
 
-        breaker = CircuitBreaker(1)
-        breaker.isolate()
-
         async def main(channel: Any) -> Any:
             return [reply async for reply in channel.unary_stream("/test.Test/Many")(b"")]
 
-        assert self.run(target, Fallback(handler=lambda failure, ctx: cached()).wrap(breaker), main) == [b"a", b"b"]
+        assert self.run(target, answering(cached()), main) == [b"a", b"b"]
 
 
 def test_ctrl_c_in_the_wait_for_the_first_reply_cancels_the_call() -> None:

@@ -90,7 +90,8 @@ async def aserving(handlers: dict[str, Any], interceptor: Any, ready: Callable[[
 def served(kind: str, handlers: Handlers, **settings: Any) -> Iterator[str]:
     """Serve handlers: blocking ones, asynchronous ones, or blocking ones in an asynchronous server."""
     if kind == "blocking":
-        yield from serving(handlers.blocking(), DeadlineInterceptor(**settings))
+        with serving(handlers.blocking(), DeadlineInterceptor(**settings)) as target:
+            yield target
         return
     made = {"asyncio": handlers.asyncio, "writing": handlers.writing, "mixed": handlers.blocking}[kind]()
     found: futures.Future[str] = futures.Future()
@@ -219,10 +220,11 @@ def test_a_deadline_reaches_a_second_server(target: str, dependency: Dependency)
         reply: bytes = Client(target, "blocking").call(NOW, "One", request)
         return reply
 
-    running = serving({"One": grpc.unary_unary_rpc_method_handler(one)}, DeadlineInterceptor())
-    with grpc.insecure_channel(next(running)) as channel:
+    with (
+        serving({"One": grpc.unary_unary_rpc_method_handler(one)}, DeadlineInterceptor()) as address,
+        grpc.insecure_channel(address) as channel,
+    ):
         assert channel.unary_unary("/test.Test/One")(b"?", timeout=6.0) == b"fine"
-    next(running, None)
     assert 0 < dependency.seen[0][2] <= 5.7
 
 
@@ -239,13 +241,14 @@ def test_a_blocking_stream_is_closed_with_its_deadline() -> None:
             seen.append(current_context().remaining())
             closed.set()
 
-    running = serving(handlers_of(lambda request, context: b"", many), DeadlineInterceptor())
-    with grpc.insecure_channel(next(running)) as channel:
+    with (
+        serving(handlers_of(lambda request, context: b"", many), DeadlineInterceptor()) as address,
+        grpc.insecure_channel(address) as channel,
+    ):
         call = channel.unary_stream("/test.Test/Many")(b"", timeout=60.0)
         next(call)
         call.cancel()
         assert closed.wait(PATIENCE)
-    next(running, None)
     assert 30 < seen[0] <= 61
 
 
@@ -257,10 +260,8 @@ def test_a_blocking_handler_may_return_its_replies() -> None:
         seen.append(current_context().remaining())
         return [b"a", b"b"]
 
-    running = serving(handlers_of(many, many), DeadlineInterceptor())
-    with grpc.insecure_channel(next(running)) as channel:
+    with serving(handlers_of(many, many), DeadlineInterceptor()) as address, grpc.insecure_channel(address) as channel:
         assert list(channel.unary_stream("/test.Test/Many")(b"", timeout=60.0)) == [b"a", b"b"]
-    next(running, None)
     assert 30 < seen[0] <= 61
 
 
@@ -272,10 +273,11 @@ def test_a_handler_that_replies_through_a_callback_is_not_wrapped() -> None:
         reply(None)
 
     many.experimental_non_blocking = True  # type: ignore[attr-defined]
-    running = serving(handlers_of(many, many), DeadlineInterceptor(default=1e-9))
-    with grpc.insecure_channel(next(running)) as channel:
+    with (
+        serving(handlers_of(many, many), DeadlineInterceptor(default=1e-9)) as address,
+        grpc.insecure_channel(address) as channel,
+    ):
         assert list(channel.unary_stream("/test.Test/Many")(b"")) == [b"fine"]
-    next(running, None)
 
 
 class FakeServicerContext:

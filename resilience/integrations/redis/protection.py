@@ -91,7 +91,7 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
         try:
             await maybe_await(super().connect())
         except BaseException:  # redis-py would use the connection after half a handshake: without login, in another db
-            await maybe_await(self.disconnect(nowait=True))
+            await self._disconnect_now()
             raise
         finally:
             self._connecting = outer
@@ -144,6 +144,9 @@ class _AsyncConnection(_Connection):
     def _shorten_timeout(self) -> None:
         """Leave the socket's timeout as it is."""
 
+    async def _disconnect_now(self) -> None:
+        await self.disconnect(nowait=True)
+
     async def _send_now(self, command: Any) -> None:
         task = asyncio.current_task()
         cancellations = task.cancelling() if task is not None else 0
@@ -151,7 +154,7 @@ class _AsyncConnection(_Connection):
         if task is not None and task.cancelling() > cancellations:
             # redis-py sends in `asyncio.wait_for`, which before Python 3.12 may lose a cancellation that arrives as
             # it ends (https://github.com/python/cpython/issues/86296), and a Timeout does not cancel a second time.
-            await self.disconnect(nowait=True)
+            await self._disconnect_now()
             raise asyncio.CancelledError
 
 
@@ -182,6 +185,9 @@ class _BlockingConnection(_Connection):
         if not self.is_connected and self._call() is None:
             return False
         return bool(super().can_read(self._capped(timeout)))
+
+    async def _disconnect_now(self) -> None:
+        self.disconnect()
 
     async def _send_now(self, command: Any) -> None:
         super().send_packed_command(command, check_health=False)

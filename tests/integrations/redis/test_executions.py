@@ -80,8 +80,8 @@ async def test_a_connection_class_may_be_a_stand_in(side: Side, server: RedisSer
 
     class Socket:
         def __init__(self, real: Any) -> None:
-            self.recv, self.sendall, self.settimeout = real.recv, real.sendall, real.settimeout
-            self.shutdown, self.close = real.shutdown, real.close
+            for name in ("recv", "recv_into", "sendall", "settimeout", "shutdown", "close"):
+                setattr(self, name, getattr(real, name))
 
     class Connection(redis.Connection):
         def _connect(self) -> Any:

@@ -50,6 +50,11 @@ _Place: TypeAlias = tuple[FrameType, int]
 _worker_places: set[tuple[int, int]] = set()
 
 
+def real_now(read: Callable[[], float] = time.monotonic) -> float:
+    """Return the real time, even while freezegun replaces `time.monotonic` in all modules."""
+    return read()
+
+
 @final
 @dataclass(eq=False, slots=True)
 class _Standstill:
@@ -81,7 +86,7 @@ class Wait:
     has_happened: Callable[[], bool]
     is_real: bool = False
     looks: int = 0
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=real_now)
 
     @property
     def pause(self) -> float:
@@ -211,14 +216,14 @@ class VirtualClock:
             return True
 
     def _check_progress(self, busy: list[int]) -> None:
-        seconds = self._progress.missed(time.monotonic())
+        seconds = self._progress.missed(real_now())
         if seconds > self._patience + self._progress.limit:
             threads = [it for it in threading.enumerate() if it.ident in busy]
             raise stuck(threads, seconds, self._progress.limit)
 
     def _due(self) -> list[int]:
         """Return the threads that have been woken, by an event or by time, or may be by something real."""
-        earliest = time.monotonic() - self._patience
+        earliest = real_now() - self._patience
         return [
             ident
             for ident, wait in self._waits.items()
@@ -256,7 +261,7 @@ class VirtualClock:
         if look.worker_place in _worker_places:
             self._standstills.pop(ident, None)
             return True
-        now, ran, is_runnable = time.monotonic(), _seconds_run(thread), _is_runnable(thread)
+        now, ran, is_runnable = real_now(), _seconds_run(thread), _is_runnable(thread)
         standstill = self._standstills.get(ident)
         if standstill is None or standstill.place != place:
             self._standstills[ident] = _Standstill(place, now, ran)

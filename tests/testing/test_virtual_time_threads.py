@@ -229,6 +229,20 @@ def test_a_loop_waits_for_its_sockets_before_time_jumps(backend: str) -> None:
     server.join()
 
 
+def test_time_jumps_although_the_real_clock_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is by freezegun. A thread that waits for something real counts as waiting all the same."""
+    may_end = threading.Event()
+    thread = threading.Thread(target=may_end.wait, args=(10,))
+    thread.start()
+    with virtual_time(patience=0.01) as clock:
+        monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+        process_clock.sleep(60)
+        assert not may_end.is_set()
+        may_end.set()
+        assert clock.now() == 60
+    thread.join()
+
+
 def test_time_does_not_jump_over_a_wait_that_has_ended() -> None:
     """trio asks for a jump when no task can run, and its queue may have been filled a moment ago."""
     clock = VirtualClock(patience=0.01, stuck_after=60)

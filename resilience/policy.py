@@ -108,7 +108,7 @@ class Policy(Executable[D_co]):
     def __repr__(self) -> str:
         parameters = inspect.signature(type(self).__init__).parameters
         changed = (
-            f"{key}={value!r}"
+            f"{key}={_shown(key, value)}"
             for key, value in self.settings().items()
             # as text, because two equal backoffs are different objects
             if key not in parameters or repr(value) != repr(parameters[key].default)
@@ -371,3 +371,8 @@ def _flattened(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
     if type(policy) is Pipeline and not policy._given_name and not policy._resilience_listeners:
         return policy._parts
     return (policy,)
+
+
+def _shown(key: str, value: object) -> str:
+    """Return the repr of a setting, without the entries of a store: they are the results of calls."""
+    return f"<{type(value).__name__}>" if key == "store" and isinstance(value, Mapping) else repr(value)

@@ -276,6 +276,7 @@ def test_describe_and_repr_show_the_settings() -> None:
     once = Once(MemoryStore({}), key=by_order, name="pay")
     assert once.describe() == "pay: one call for each key, claimed for 60 s; its result is kept for 86400 s"
     assert repr(once).startswith("Once(store=<MemoryStore entries=0>, key=")
+    assert repr(Once({"key": "a result"}, key=by_order)).startswith("Once(store=<dict>, key="), "no results"
     with pytest.raises(TypeError, match="mutable mapping"):
         MemoryStore(5)  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from resilience.ambient import current_context
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.errors import Misuse
-from resilience.runtimes.tasks import TASKS
+from resilience.runtimes.tasks import TASKS, find_runtime
 
 
 class ScriptEnded(Misuse, AssertionError):
@@ -158,8 +158,9 @@ def _wait(step: Any) -> Any:
 
 
 async def _await(step: Any) -> Any:
+    runtime = TASKS if find_runtime() is TASKS else current_context().runtime  # without an event loop: of a simulation
     while isinstance(step, Hang):
-        await TASKS.waiter().wait(clock.now() + step.seconds, None)
+        await runtime.waiter().wait(clock.now() + step.seconds, None)
         step = step.then
     return step
 

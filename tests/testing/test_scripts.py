@@ -12,7 +12,7 @@ import pytest
 
 from resilience import Context, Fallback, Retry, Timeout
 from resilience.clock import clock
-from resilience.testing import ScriptEnded, ascript, hang, items, script, virtual_time
+from resilience.testing import ScriptEnded, Simulation, ascript, hang, items, script, virtual_time
 from tests.callers import run_all
 from tests.conftest import Boom
 
@@ -149,3 +149,15 @@ def test_a_stream_of_items_ends() -> None:
 def test_an_ellipsis_among_items_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be one of the items"):
         items("a", ...)
+
+
+def test_a_hang_in_a_simulation_takes_simulated_time() -> None:
+    fetch = ascript(hang(30), hang(2, "fine"))
+
+    async def client() -> None:
+        assert await simulation.execute(Retry(on=TimeoutError, backoff=[1]).wrap(Timeout(5)), fetch) == "fine"
+
+    with Simulation() as simulation:
+        simulation.start(client())
+        assert simulation.run() == 8
+    assert [(call.at, call.attempt) for call in fetch.calls] == [(0, 1), (6, 2)]

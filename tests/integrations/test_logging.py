@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import anyio
@@ -26,6 +27,7 @@ from resilience import (
 )
 from resilience.integrations.http import TransientStatus
 from resilience.integrations.logging import log_events
+from resilience.integrations.telemetry import DEFAULT_LEVELS, facts, kind_of
 from resilience.integrations.telemetry.sentences import _RAN_OUT
 from resilience.testing import script
 from tests.conftest import Boom, FakeClock, Script, World
@@ -237,6 +239,15 @@ async def test_records_hold_the_values_of_their_line(world: World, clock: FakeCl
         {"kind": "retry_scheduled", **where, "attempt": 1, "delay": 1.5},
         {"kind": "retry_gave_up", **where, "attempts": 2, "elapsed": 1.5, "reason": "attempts"},
     ]
+
+
+def test_the_page_lists_the_fields_of_each_kind(heard: list[Any]) -> None:
+    everything()
+    page = (Path(__file__).parents[2] / "docs" / "integrations" / "logging.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
+    for event in (it for it in heard if type(it) in DEFAULT_LEVELS):
+        listed = {*re.findall(r"`(\w+)`", rows[kind_of(event)]), "pipeline", "policy", "operation"}
+        assert facts(event).keys() <= listed
 
 
 async def test_messages_of_errors_are_written_on_request(world: World, clock: FakeClock, log: Log) -> None:

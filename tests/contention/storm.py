@@ -173,13 +173,10 @@ async def call(world: World, rng: random.Random, policy: Policy[Any], gauge: Gau
     return "cancelled"
 
 
-def through_a_bulkhead(
-    bulkhead: Bulkhead, pipelines: list[Policy[Any]], gauge: Gauge, *, walks_away: bool = False
-) -> Operation:
+def through_a_bulkhead(bulkhead: Bulkhead, pipelines: list[Policy[Any]], gauge: Gauge) -> Operation:
     """Return an operation: a call through one of the pipelines, with a budget, under a `Timeout`, or through a slot.
 
-    :param walks_away: whether the Timeout cuts off in threads, too. An abandoned function has no permit any more, but
-        the gauge still counts it as inside.
+    In threads the Timeout is cooperative: an abandoned function has no permit any more, but counts as inside.
     """
     cut_off = [Timeout(0.001).wrap(pipeline) for pipeline in pipelines]
     carried = [Timeout(0.001, cooperative=True).wrap(pipeline) for pipeline in pipelines]
@@ -189,7 +186,7 @@ def through_a_bulkhead(
         if chance < 0.1:
             return await _through_a_slot(world, rng, bulkhead, gauge)
         ctx = Context(timeout=rng.choice([0.0003, 0.002])) if chance < 0.3 else None
-        hurried = carried if world.blocking and not walks_away else cut_off
+        hurried = carried if world.blocking else cut_off
         return await call(world, rng, rng.choice(hurried if chance > 0.7 else pipelines), gauge, ctx)
 
     return operation

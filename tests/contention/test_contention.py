@@ -22,10 +22,8 @@ from resilience import (
     CircuitBreaker,
     CircuitOpen,
     CircuitState,
-    ConsecutiveFailures,
     Context,
     DeadlineExceeded,
-    FailureRatio,
     Policy,
     Rate,
     RateLimiter,
@@ -150,23 +148,6 @@ def test_a_throttle_counts_every_call_once() -> None:
 # --- circuit breaker -------------------------------------------------------------------------
 
 
-def test_consecutive_failures_are_counted_once() -> None:
-    """N - 1 failures leave the circuit closed, one more opens it; ignored errors do not count."""
-    number = OPERATIONS // 2
-    breaker = CircuitBreaker(ConsecutiveFailures(number), ignore=KeyError)
-
-    async def operation(world: World, rng: random.Random) -> str:
-        if rng.random() < 0.2:
-            await world.attempt(breaker, _raising(KeyError("neutral")))
-        await world.attempt(breaker, _raising(Boom("no")))
-        return "failed"
-
-    Storm(operation, number - 1).run()
-    assert breaker.state is CLOSED
-    breaker.capture(lambda ctx: 1 / 0)
-    assert breaker.state is OPEN
-
-
 def test_transitions_are_reported_once_each_and_in_order() -> None:
     """The reports of a circuit that opens, probes and closes all the time form a chain."""
     changes: list[events.CircuitChanged] = []
@@ -231,38 +212,6 @@ def test_there_are_never_more_probes_than_allowed() -> None:
 # --- both ------------------------------------------------------------------------------------
 
 
-def test_a_pipeline_of_bulkhead_and_breaker_loses_nothing() -> None:
-    """Retry, breaker, bulkhead and Timeout around calls that fail, hang and are cancelled."""
-    bulkhead = Bulkhead(4, queue=20, max_wait=0.05)
-    breaker = CircuitBreaker(FailureRatio(0.5, min_calls=20, last=50), open_for=[0.001], probes=2)
-    gauge = Gauge()
-    pipelines = [
-        Retry(2, on=Boom, backoff=[0]).wrap(breaker, bulkhead),
-        breaker.wrap(bulkhead, Timeout(60.0)),
-        bulkhead.wrap(breaker),
-    ]
-    operation = through_a_bulkhead(bulkhead, pipelines, gauge, walks_away=True)
-    most = 0
-
-    async def watched(world: World, rng: random.Random) -> str:
-        nonlocal most
-        most = max(most, bulkhead.stats().in_flight)
-        return await operation(world, rng)
-
-    outcomes = Storm(watched, OPERATIONS).run()
-    assert sum(outcomes.values()) == OPERATIONS
-    assert 1 <= most <= 4
-    stats = bulkhead.stats()
-    assert (stats.in_flight, stats.queued) == (0, 0)
-    breaker.close()
-    assert breaker.stats().probes == 0
-    end = time.monotonic() + 10
-    while Timeout.abandoned() and time.monotonic() < end:
-        time.sleep(0.001)
-    assert Timeout.abandoned() == 0
-    assert gauge.inside == 0
-
-
 def test_callers_and_policies_count_the_same() -> None:
     """Sixteen threads and two loops, with one breaker and one bulkhead."""
     _, checks = exact.run(OPERATIONS)
@@ -272,13 +221,6 @@ def test_callers_and_policies_count_the_same() -> None:
     assert expected["calls that the breaker refused"] > 0
     assert expected["calls that the bulkhead refused"] > 0
     assert expected["openings that were reported"] > 0
-
-
-def _raising(error: Exception) -> Any:
-    async def fn(ctx: Context) -> None:
-        raise error
-
-    return fn
 
 
 # --- rate limiter ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The stepping tool finds races, deadlocks and code that is not reentrant, which the tests with it rely on."""
+"""The stepping tool finds races and code that is not reentrant, which the tests with it rely on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tests.state.stepping import TO_THE_END, TRACING_CRASHES, Deadlock, Interruption, Stage
+from tests.state.stepping import TO_THE_END, TRACING_CRASHES, Interruption, Stage
 
 pytestmark = pytest.mark.skipif(TRACING_CRASHES, reason="CPython 3.12 crashes where several threads trace opcodes")
 
@@ -57,33 +57,6 @@ def test_a_locked_counter_loses_no_count() -> None:
     assert possible_totals(locked=True) == {2}
 
 
-def test_two_locks_in_opposite_order_are_a_deadlock_in_some_order() -> None:
-    """The stage reports it without waiting."""
-
-    class TwoLocks:
-        def __init__(self) -> None:
-            self.a = threading.Lock()
-            self.b = threading.Lock()
-
-        def ab(self) -> None:
-            with self.a, self.b:
-                pass
-
-        def ba(self) -> None:
-            with self.b, self.a:
-                pass
-
-    deadlocks = 0
-    for first in range(1, 12):
-        locks, stage = TwoLocks(), Stage(HERE)
-        stage.give_locks(locks)
-        try:
-            stage.interleave([locks.ab, locks.ba], (first, TO_THE_END))
-        except Deadlock:
-            deadlocks += 1
-    assert 0 < deadlocks < 11
-
-
 def test_an_interruption_finds_code_that_is_not_reentrant() -> None:
     """If a finalizer runs between a read and a write, the write overwrites its effect."""
     totals = []
@@ -94,22 +67,6 @@ def test_an_interruption_finds_code_that_is_not_reentrant() -> None:
         if interruption.happened:
             totals.append(counter.value)
     assert set(totals) == {1, 2}
-
-
-def test_an_interruption_that_takes_a_plain_lock_again_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread would wait for itself. With a reentrant lock it does not."""
-    monkeypatch.setattr("tests.state.stepping.PATIENCE", 0.2)
-    deadlocks = []
-    for lock in (threading.Lock(), threading.RLock()):
-        counter = Counter(lock)
-        for place in range(4):
-            try:
-                Interruption([HERE], place, counter.count_locked).around(counter.count_locked)
-            except Deadlock:
-                deadlocks.append(type(lock))
-                lock.release()  # so that the daemon thread ends
-                break
-    assert deadlocks == [type(threading.Lock())]
 
 
 def test_an_error_of_an_actor_is_raised_in_the_test() -> None:

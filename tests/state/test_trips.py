@@ -199,21 +199,3 @@ def test_a_combined_tally_is_quiet_only_if_both_sides_are(never_quiet: Trip) -> 
         for failed in (S, F, S, S):
             tally.add(failed, 0.0, 0.0)
             assert not tally.quiet
-
-
-# --- repr ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "trip",
-    [
-        ConsecutiveFailures(5),
-        FailureRatio(0.25, min_calls=4, window=12.5),
-        FailureRatio(0.25, min_calls=4, last=8),
-        SlowRatio(0.5, slower_than=2.0, min_calls=4, last=8),
-        ConsecutiveFailures(5) | SlowRatio(0.5, slower_than=2.0),
-    ],
-)
-def test_repr_of_a_condition_can_be_evaluated(trip: Trip) -> None:
-    """It contains all arguments."""
-    assert repr(eval(repr(trip))) == repr(trip)

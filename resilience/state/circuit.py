@@ -253,5 +253,5 @@ def _without_message(failure: str | None) -> str:
 
 def _remove_expired_probes(period: HalfOpen, now: float) -> None:
     for probe, expires_at in list(period.probes.items()):
-        if now > expires_at:
+        if now >= expires_at:
             period.probes.pop(probe, None)

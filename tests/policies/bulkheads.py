@@ -20,8 +20,8 @@ def counts(bulkhead: Bulkhead) -> tuple[int, int, int, int]:
     return stats.limit, stats.in_flight, stats.queued, stats.rejected
 
 
-async def works(world: World, bulkhead: Any, ctx: Context | None = None) -> Any:
-    return await world.attempt(bulkhead, Script("fine").function(), ctx)
+async def works(world: World, policy: Any, ctx: Context | None = None) -> Any:
+    return await world.attempt(policy, Script("fine").function(), ctx)
 
 
 # --- waiting for another thread ----------------------------------------------------------------

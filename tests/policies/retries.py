@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from resilience import Context, Policy
+from resilience import Context, Policy, Retry
+from resilience.callables import maybe_await
 from tests.conftest import Script, World
 
 
@@ -15,6 +16,22 @@ class Other(Exception):
 async def run(world: World, policy: Policy[Any], script: Script, ctx: Context | None = None) -> Any:
     """Run one execution; return the value, or the exception as a value."""
     return await world.attempt(policy, script.function(), ctx)
+
+
+class Attempts:
+    """`async for attempt in Attempts(world, retry)`: the loop of a block in each world."""
+
+    def __init__(self, world: World, retry: Retry) -> None:
+        self._next = iter(retry.attempts()).__next__ if world.blocking else aiter(retry.attempts()).__anext__
+
+    def __aiter__(self) -> Attempts:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await maybe_await(self._next())
+        except StopIteration:
+            raise StopAsyncIteration from None
 
 
 def notes_of(error: BaseException) -> list[str]:

@@ -28,6 +28,7 @@ from resilience import (
 from resilience.clock import clock as process_clock
 from resilience.policies.adaptive_limit import LimitStats
 from resilience.testing import virtual_time
+from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.contention.beside import beside
 from tests.policies.blocks import entered
@@ -499,11 +500,7 @@ def test_threads_never_exceed_a_moving_limit_and_lose_no_permit() -> None:
         with lock:
             refused += own
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_all([threading.Thread(target=work) for _ in range(8)])
     assert most <= 6
     assert (limit.stats().in_flight, limit.stats().rejected) == (0, refused)
 

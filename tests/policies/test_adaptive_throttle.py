@@ -25,6 +25,7 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.policies.adaptive_throttle import ThrottleStats
+from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.simulated import throttled
 
@@ -272,11 +273,7 @@ def test_concurrent_calls_are_counted_exactly_once() -> None:
             for name, number in own.items():
                 totals[name] += number
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_all([threading.Thread(target=work, args=(seed,)) for seed in range(6)])
     assert sum(totals.values()) == 12_000
     assert counts(throttle) == (12_000, totals["fine"], totals["rejected"])
     assert totals["rejected"] > 1000

@@ -12,6 +12,7 @@ import pytest
 
 from resilience import Chaos, Context, DeadlineExceeded, Failure, Retry, Success, events
 from resilience.testing import Simulation, seeded, virtual_time
+from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Script, World
 
 
@@ -374,11 +375,7 @@ def test_concurrent_injections_are_counted_exactly() -> None:
             failed += isinstance(chaos.capture(lambda ctx: None), Failure)
         totals["failed"] += failed
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_all([threading.Thread(target=work) for _ in range(8)])
     assert chaos.injected == totals["failed"]
     assert not chaos.is_on
 

@@ -131,23 +131,6 @@ async def test_a_probe_that_an_outer_timeout_cuts_off_has_not_failed(anywhere: V
     await anywhere.sleep(100)
 
 
-async def test_a_cancelled_probe_releases_its_slot(tasks_world: World, clock: FakeClock) -> None:
-    async def ping() -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            await anyio.sleep(10)
-
-    calls: list[int] = []
-    breaker = CircuitBreaker(1, open_for=10, probe=ping)
-    await fails(tasks_world, breaker)
-    clock.advance(10)
-    with anyio.move_on_after(0.01):
-        await works(tasks_world, breaker)
-    assert (breaker.state, breaker.stats().probes) == (HALF_OPEN, 0)
-    assert await works(tasks_world, breaker) == "fine"
-    assert len(calls) == 2
-
-
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
 def test_an_interrupted_probe_releases_its_slot(
     threads: World, clock: FakeClock, interrupt: type[BaseException]

@@ -9,11 +9,7 @@ import pytest
 
 from resilience import Context, Failure, Fallback, Outcome, Policy, Retry, Success, Timeout, current_context, events
 from tests.conftest import Boom, Frozen, Script, World, shown
-from tests.policies.retries import Response, bad
-
-
-class Other(Exception):
-    """A failure that the policy under test does not handle."""
+from tests.policies.retries import Other, Response, bad
 
 
 async def run(world: World, policy: Policy[Any], *steps: Any, ctx: Context | None = None) -> Any:

@@ -35,8 +35,10 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.testing import Simulation, VirtualClock, virtual_time
+from tests.callers import run_all
 from tests.conftest import Boom, Script, World, no_collector
 from tests.policies.blocks import entered
+from tests.policies.bulkheads import works
 
 
 @pytest.fixture
@@ -52,10 +54,6 @@ class TooMany(Exception):
     def __init__(self, retry_after: Any) -> None:
         super().__init__(retry_after)
         self.retry_after = retry_after
-
-
-async def works(world: World, policy: Any, ctx: Context | None = None) -> Any:
-    return await world.attempt(policy, Script("fine").function(), ctx)
 
 
 class Arrivals:
@@ -217,10 +215,7 @@ def test_threads_and_event_loops_share_one_queue() -> None:
 
     callers = [threading.Thread(target=limiter.call, args=(note,)) for _ in range(8)]
     callers += [threading.Thread(target=anyio.run, args=(many,), kwargs={"backend": it}) for it in ("asyncio", "trio")]
-    for thread in callers:
-        thread.start()
-    for thread in callers:
-        thread.join()
+    run_all(callers)
     assert len(instants) == 24
     assert max(instants) - min(instants) >= 23 / 80 - 0.06
     assert limiter.stats().queued == 0

@@ -20,6 +20,7 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
+from tests.policies.retries import Attempts
 
 #: The error that a block raises in its n-th attempt; None for a success.
 Steps = list[BaseException | None]
@@ -36,14 +37,9 @@ async def block(world: World, retry: Retry, steps: Steps) -> list[int]:
             raise error
 
     try:
-        if world.blocking:
-            for attempt in retry.attempts():
-                with attempt:
-                    step(attempt.number)
-        else:
-            async for attempt in retry.attempts():
-                with attempt:
-                    step(attempt.number)
+        async for attempt in Attempts(world, retry):
+            with attempt:
+                step(attempt.number)
     except BaseException as error:
         error.numbers = numbers  # type: ignore[attr-defined]
         raise
@@ -105,25 +101,14 @@ async def test_break_leaves_the_block(world: World, clock: FakeClock) -> None:
     """It may stand inside or outside the `with`; the context of the attempt is left, too."""
     numbers: list[int] = []
     for where in ("inside", "outside"):
-        retry = Retry(9, on=Boom, backoff=[1])
-        if world.blocking:
-            for attempt in retry.attempts():
-                with attempt:
-                    numbers.append(attempt.number)
-                    if where == "inside" and attempt.number == 2:
-                        break
-                    raise Boom
-                if attempt.number == 2:
+        async for attempt in Attempts(world, Retry(9, on=Boom, backoff=[1])):
+            with attempt:
+                numbers.append(attempt.number)
+                if where == "inside" and attempt.number == 2:
                     break
-        else:
-            async for attempt in retry.attempts():
-                with attempt:
-                    numbers.append(attempt.number)
-                    if where == "inside" and attempt.number == 2:
-                        break
-                    raise Boom
-                if attempt.number == 2:
-                    break
+                raise Boom
+            if attempt.number == 2:
+                break
     assert current_context().attempt == 1
     assert numbers == [1, 2, 1, 2]
 
@@ -131,54 +116,34 @@ async def test_break_leaves_the_block(world: World, clock: FakeClock) -> None:
 async def test_return_leaves_the_block_with_its_value(world: World, clock: FakeClock) -> None:
     """This is the usual way to get a result."""
 
-    def blocking() -> str:
-        for attempt in Retry(on=Boom, backoff=[0]).attempts():
+    async def fetch() -> str:
+        async for attempt in Attempts(world, Retry(on=Boom, backoff=[0])):
             with attempt:
                 if attempt.number < 3:
                     raise Boom
                 return f"attempt {attempt.number}"
         raise AssertionError("a block that is left by `return` does not come here")
 
-    async def task() -> str:
-        async for attempt in Retry(on=Boom, backoff=[0]).attempts():
-            with attempt:
-                if attempt.number < 3:
-                    raise Boom
-                return f"attempt {attempt.number}"
-        raise AssertionError("a block that is left by `return` does not come here")
-
-    assert (blocking() if world.blocking else await task()) == "attempt 3"
+    assert await fetch() == "attempt 3"
 
 
 async def test_continue_counts_as_a_success(world: World, clock: FakeClock) -> None:
     """The block has ended without an exception."""
     numbers: list[int] = []
-    if world.blocking:
-        for attempt in Retry(on=Boom).attempts():
-            with attempt:
-                numbers.append(attempt.number)
-                continue
-    else:
-        async for attempt in Retry(on=Boom).attempts():
-            with attempt:
-                numbers.append(attempt.number)
-                continue
+    async for attempt in Attempts(world, Retry(on=Boom)):
+        with attempt:
+            numbers.append(attempt.number)
+            continue
     assert numbers == [1]
 
 
 async def test_an_exception_between_the_attempts_is_raised(world: World, clock: FakeClock) -> None:
     """Only an exception inside the `with` is retried."""
     with pytest.raises(Boom, match="outside"):
-        if world.blocking:
-            for attempt in Retry(on=Boom, backoff=[0]).attempts():
-                with attempt:
-                    pass
-                raise Boom("outside")
-        else:
-            async for attempt in Retry(on=Boom, backoff=[0]).attempts():
-                with attempt:
-                    pass
-                raise Boom("outside")
+        async for attempt in Attempts(world, Retry(on=Boom, backoff=[0])):
+            with attempt:
+                pass
+            raise Boom("outside")
 
 
 # --- wrap ---
@@ -213,12 +178,8 @@ async def test_a_block_is_not_entered_after_the_deadline(world: World, clock: Fa
 
 
 async def test_max_elapsed_of_a_block_counts_from_the_start_of_the_loop(world: World, clock: FakeClock) -> None:
-    assert (await failing(world, Retry(None, on=Boom, backoff=[2], max_elapsed=7), [Boom()], Boom)).numbers == [
-        1,
-        2,
-        3,
-        4,
-    ]
+    error = await failing(world, Retry(None, on=Boom, backoff=[2], max_elapsed=7), [Boom()], Boom)
+    assert error.numbers == [1, 2, 3, 4]
 
 
 def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,20 +221,12 @@ async def test_the_block_runs_in_the_context_of_its_attempt(world: World, clock:
     seen: list[tuple[int, float]] = []
 
     with deadline(60) as outer:
-        if world.blocking:
-            for attempt in Retry(on=Boom, backoff=[1]).attempts():
-                with attempt:
-                    seen.append((current_context().attempt, current_context().deadline))
-                    if attempt.number < 3:
-                        raise Boom
-                assert current_context() is outer
-        else:
-            async for attempt in Retry(on=Boom, backoff=[1]).attempts():
-                with attempt:
-                    seen.append((current_context().attempt, current_context().deadline))
-                    if attempt.number < 3:
-                        raise Boom
-                assert current_context() is outer
+        async for attempt in Attempts(world, Retry(on=Boom, backoff=[1])):
+            with attempt:
+                seen.append((current_context().attempt, current_context().deadline))
+                if attempt.number < 3:
+                    raise Boom
+            assert current_context() is outer
     assert seen == [(1, 1060), (2, 1060), (3, 1060)]
 
 
@@ -291,15 +244,10 @@ async def test_a_block_inside_an_execution_is_not_in_the_report_of_that_executio
     assert (ctx.attempts, [failed.message for failed in ctx.failures]) == (1, ["of the call"])
 
 
-async def test_a_block_sends_the_events_of_a_call(world: World, clock: FakeClock) -> None:
-    received: list[Any] = []
+async def test_a_block_sends_the_events_of_a_call(world: World, clock: FakeClock, heard: list[Any]) -> None:
     scheduled: list[Any] = []
-    unsubscribe = events.subscribe(received.append)
-    try:
-        await failing(world, Retry(2, on=Boom, backoff=[1], on_retry=scheduled.append), [Boom()], Boom)
-    finally:
-        unsubscribe()
-    assert [type(event) for event in received] == [
+    await failing(world, Retry(2, on=Boom, backoff=[1], on_retry=scheduled.append), [Boom()], Boom)
+    assert [type(event) for event in heard] == [
         events.AttemptFailed,
         events.RetryScheduled,
         events.AttemptFailed,
@@ -362,16 +310,10 @@ async def test_a_retried_error_is_released_before_the_next_attempt(
     async def main(timeout: float) -> None:
         try:
             with deadline(timeout):
-                if world.blocking:
-                    for attempt in Retry(3, on=Boom, backoff=[1]).attempts():
-                        seen.append(watched.alive)
-                        with attempt:
-                            watched.fail()
-                else:
-                    async for attempt in Retry(3, on=Boom, backoff=[1]).attempts():
-                        seen.append(watched.alive)
-                        with attempt:
-                            watched.fail()
+                async for attempt in Attempts(world, Retry(3, on=Boom, backoff=[1])):
+                    seen.append(watched.alive)
+                    with attempt:
+                        watched.fail()
         except Boom:
             pass
 

@@ -21,6 +21,7 @@ from resilience import (
 )
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.breakers import CLOSED, OPEN
+from tests.policies.retries import Attempts
 
 
 class BoomRetryAfter(Boom):
@@ -188,14 +189,9 @@ async def test_a_refusal_has_a_note_about_the_failures_and_the_last_one_as_conte
 async def test_a_refusal_in_a_retried_block_has_a_note_about_the_failures(world: World, clock: FakeClock) -> None:
     steps = iter([Boom("first"), Boom("last"), BulkheadFull("no")])
     with pytest.raises(BulkheadFull) as caught:
-        if world.blocking:
-            for attempt in Retry(5, on=Boom, backoff=[1]).attempts():
-                with attempt:
-                    raise next(steps)
-        else:
-            async for attempt in Retry(5, on=Boom, backoff=[1]).attempts():
-                with attempt:
-                    raise next(steps)
+        async for attempt in Attempts(world, Retry(5, on=Boom, backoff=[1])):
+            with attempt:
+                raise next(steps)
     assert caught.value.__notes__ == ["resilience: 2 attempts in 2 s, failed with Boom(first), Boom(last)"]
 
 
@@ -255,32 +251,26 @@ async def test_a_retry_after_beyond_the_cap_ends_the_retries(world: World, clock
     assert error.__notes__[0].endswith("failed with BoomRetryAfter(not now)")
 
 
-@pytest.mark.parametrize(("retry_after", "sleeps"), [(300, [300]), (300.1, []), (timedelta(minutes=5), [300])])
-async def test_max_retry_after_is_300_seconds_by_default(
-    world: World, clock: FakeClock, retry_after: Any, sleeps: list[float]
+@pytest.mark.parametrize(
+    ("settings", "retry_after", "sleeps"),
+    [
+        ({}, 300, [300]),
+        ({}, timedelta(minutes=5), [300]),
+        ({}, 300.1, []),
+        ({"max_retry_after": 10}, 60, []),
+        ({"max_retry_after": timedelta(seconds=60)}, 60, [60]),
+        ({"max_retry_after": float("inf")}, 60, [60]),
+        ({"max_retry_after": 1, "backoff": [3600]}, 60, [3600]),
+        ({"retry_after": False}, 86_400, [1]),
+    ],
+)
+async def test_max_retry_after_is_300_seconds_by_default_and_holds_for_delays_that_a_service_requests(
+    world: World, clock: FakeClock, settings: dict[str, Any], retry_after: Any, sleeps: list[float]
 ) -> None:
-    await world.attempt(Retry(2, on=Boom, backoff=[1]), Script(BoomRetryAfter(retry_after), "fine").function())
+    """The backoff may exceed it, and a `retry_after` that is not read is not capped."""
+    retry = Retry(2, **{"on": Boom, "backoff": [1], **settings})
+    await world.attempt(retry, Script(BoomRetryAfter(retry_after), "fine").function())
     assert clock.sleeps == sleeps
-
-
-@pytest.mark.parametrize(("cap", "sleeps"), [(10, []), (timedelta(seconds=60), [60]), (float("inf"), [60])])
-async def test_max_retry_after_can_be_set(world: World, clock: FakeClock, cap: Any, sleeps: list[float]) -> None:
-    retry = Retry(2, on=Boom, backoff=[1], max_retry_after=cap)
-    await world.attempt(retry, Script(BoomRetryAfter(60), "fine").function())
-    assert clock.sleeps == sleeps
-
-
-async def test_the_backoff_may_exceed_max_retry_after(world: World, clock: FakeClock) -> None:
-    """The cap holds for delays that a service requests; a shorter `retry_after` changes nothing."""
-    retry = Retry(2, on=Boom, backoff=[3600], max_retry_after=1)
-    assert await world.attempt(retry, Script(BoomRetryAfter(60), "fine").function()) == "fine"
-    assert clock.sleeps == [3600]
-
-
-async def test_a_retry_after_that_is_not_read_is_not_capped(world: World, clock: FakeClock) -> None:
-    retry = Retry(2, on=Boom, backoff=[1], retry_after=False)
-    assert await world.attempt(retry, Script(BoomRetryAfter(86_400), "fine").function()) == "fine"
-    assert clock.sleeps == [1]
 
 
 def test_a_retry_after_beyond_the_cap_ends_a_retried_block(clock: FakeClock) -> None:

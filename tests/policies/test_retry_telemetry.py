@@ -11,7 +11,7 @@ import pytest
 
 from resilience import Context, Failure, Retry, events
 from resilience.backoff import Exponential
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, World, shown
 from tests.policies.retries import Other, Response, RetryAfter, bad, run
 
 # --- events ------------------------------------------------------------------------------------
@@ -59,9 +59,10 @@ async def test_discarded_results_are_closed_and_the_returned_one_is_not(world: W
     good = [Response(), Response(), Response(200)]
     await run(world, Retry(on_result=bad, backoff=[1]), Script(*good))
     assert [response.closed for response in good] == [1, 1, 0]
-    last = [Response(), Response()]
-    await run(world, Retry(2, on_result=bad, backoff=[1]), Script(*last))
-    assert [response.closed for response in last] == [1, 0]
+    for wrap in (False, True):  # the caller may read the last one in `RetriesExhausted`, too
+        last = [Response(), Response()]
+        await run(world, Retry(2, on_result=bad, backoff=[1], wrap=wrap), Script(*last))
+        assert [response.closed for response in last] == [1, 0]
 
 
 async def test_a_discarded_result_is_closed_before_the_wait(world: World, clock: FakeClock) -> None:
@@ -76,13 +77,6 @@ async def test_a_discarded_result_is_closed_before_the_wait(world: World, clock:
         world, Retry(3, on=StatusError, on_result=bad, backoff=[5]), Script(Timed(), StatusError(Timed()), Timed(200))
     )
     assert closed_at == [1000, 1005]
-
-
-async def test_the_last_result_in_retries_exhausted_is_not_closed(world: World, clock: FakeClock) -> None:
-    """The caller may read it."""
-    responses = [Response(), Response()]
-    await run(world, Retry(2, on_result=bad, backoff=[1], wrap=True), Script(*responses))
-    assert [response.closed for response in responses] == [1, 0]
 
 
 class StatusError(Exception):
@@ -193,16 +187,16 @@ def test_an_interrupt_in_close_is_raised(threads: World, clock: FakeClock) -> No
         Retry(on_result=lambda it: True, backoff=[0]).execute(lambda ctx: Interrupted())
 
 
-@pytest.mark.parametrize("value", [0, "text", None, {"close": 1}, len], ids=repr)
-async def test_a_result_without_close_is_discarded(world: World, clock: FakeClock, value: Any) -> None:
+class Prices:
+    """A row with a column of that name."""
+
+    close = 101.5
+    aclose = None
+
+
+@pytest.mark.parametrize("value", [0, "text", None, {"close": 1}, len, Prices()], ids=shown)
+async def test_a_result_without_a_method_close_is_discarded(
+    world: World, clock: FakeClock, caplog: pytest.LogCaptureFixture, value: Any
+) -> None:
     assert await run(world, Retry(2, on_result=lambda it: True, backoff=[0]), Script(value)) is value
-
-
-async def test_a_close_that_is_not_callable_is_ignored(world: World, clock: FakeClock) -> None:
-    """It may be the name of a column."""
-
-    class Prices:
-        close = 101.5
-        aclose = None
-
-    assert isinstance(await run(world, Retry(2, on_result=lambda it: True, backoff=[0]), Script(Prices())), Prices)
+    assert caplog.records == []

@@ -61,7 +61,7 @@ function arrange(list, items, keyOf, make, update) {
     if (list.children[place] !== it) list.insertBefore(it, list.children[place] ?? null);
     update(it, item);
   });
-  for (const it of old.values()) it.remove();
+  while (list.children.length > items.length) list.lastChild.remove(); // two items may have the same key
 }
 
 function parts(it, names) {

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from resilience import Bulkhead, CircuitBreaker, Fallback, Policy, Retry
+from resilience import AdaptiveLimit, Bulkhead, CircuitBreaker, Fallback, Policy, Retry
 from resilience.integrations.dashboard import serve
 from tests.integrations.conftest import program
 from tests.integrations.dashboard.browser import Page, browser
@@ -40,7 +40,8 @@ def in_browser(folder: Path, main: Callable[[Callable[..., Any]], Any]) -> None:
 def test_the_page_shows_an_opening_circuit_without_a_reload(tmp_path: Path) -> None:
     """State, log, rates and bulkheads follow; markup in names is shown as text; the console has no error."""
     breaker, bulkhead = CircuitBreaker(2, open_for=60, name=MARKUP), Bulkhead(4, name="pool")
-    pipeline = Policy.wrap(Fallback("x"), breaker, bulkhead, name=f"shop {MARKUP}")
+    namesake = AdaptiveLimit(slower_than=60.0, name="pool")
+    pipeline = Policy.wrap(Fallback("x"), breaker, bulkhead, namesake, name=f"shop {MARKUP}")
 
     async def main(open: Callable[..., Any]) -> None:
         page = await open(server.url)
@@ -64,6 +65,7 @@ def test_the_page_shows_an_opening_circuit_without_a_reload(tmp_path: Path) -> N
         breaker.close()
         await page.until("document.querySelector('.card[data-state=closed]') !== null")
         assert await page.value("document.images.length") == 0
+        assert await page.value("document.querySelectorAll('#bulkheads .card').length") == 2
         assert await page.value("window.stays") is True
 
     with served(pipeline, title="shop & co") as server:

@@ -115,7 +115,8 @@ async def test_a_pipeline_may_be_nested_in_itself(world: World, clock: FakeClock
     assert breaker.state is CLOSED
 
 
-async def test_a_guard_inside_a_probe_is_part_of_it(world: World, clock: FakeClock) -> None:
+async def test_guards_and_calls_inside_one_another_are_part_of_one_probe(world: World, clock: FakeClock) -> None:
+    """A guard in a call, a call in a guard, and a guard in a guard."""
     breaker = await half_open(world, clock)
 
     async def guarded(ctx: Any) -> str:
@@ -125,23 +126,12 @@ async def test_a_guard_inside_a_probe_is_part_of_it(world: World, clock: FakeClo
 
     assert await world.execute(breaker, guarded) == "fine"
     assert breaker.state is CLOSED
-
-
-async def test_a_call_inside_a_probing_guard_is_part_of_it(world: World, clock: FakeClock) -> None:
-    breaker = await half_open(world, clock)
-    with breaker.guard():
-        assert await world.execute(breaker, fine) == "fine"
-        assert breaker.state is HALF_OPEN
-    assert breaker.state is CLOSED
-
-
-async def test_a_guard_inside_a_probing_guard_is_part_of_it(world: World, clock: FakeClock) -> None:
-    breaker = await half_open(world, clock)
-    with breaker.guard():
+    for fn in (fine, guarded):
+        breaker = await half_open(world, clock)
         with breaker.guard():
-            pass
-        assert breaker.state is HALF_OPEN
-    assert breaker.state is CLOSED
+            assert await world.execute(breaker, fn) == "fine"
+            assert breaker.state is HALF_OPEN
+        assert breaker.state is CLOSED
 
 
 async def test_a_nested_call_on_a_worker_is_part_of_the_probe(threads: World) -> None:
@@ -275,18 +265,56 @@ async def test_a_failure_that_passes_nested_calls_is_counted_once(
         assert breaker.state is state
 
 
+async def fails_in_a_call(world: World, breaker: CircuitBreaker, run: Any) -> None:
+    await run(world, breaker, fail)
+
+
+async def translates(world: World, breaker: CircuitBreaker, run: Any) -> None:
+    try:
+        await run(world, breaker, fail)
+    except Boom as error:
+        raise Translated from error
+
+
+async def fails_in_a_guard(world: World, breaker: CircuitBreaker, run: Any) -> None:
+    with breaker.guard():
+        raise Boom("no")
+
+
 @both_ways
-async def test_a_translated_failure_is_counted_once(world: World, run: Any) -> None:
+@pytest.mark.parametrize("inner", [fails_in_a_call, translates, fails_in_a_guard])
+@pytest.mark.parametrize("outer", ["call", "guard"])
+async def test_a_failure_inside_a_call_or_guard_is_counted_once(world: World, outer: str, inner: Any, run: Any) -> None:
+    """Also if it is translated."""
     breaker = CircuitBreaker(3)
 
-    async def translates(ctx: Any = None) -> None:
-        try:
-            await run(world, breaker, fail)
-        except Boom as error:
-            raise Translated from error
+    async def fn(ctx: Any = None) -> None:
+        await inner(world, breaker, run)
 
     for state in (CLOSED, CLOSED, OPEN):
-        assert isinstance(await failure_of(run(world, breaker, translates)), Translated)
+        with pytest.raises((Boom, Translated)):
+            if outer == "call":
+                await run(world, breaker, fn)
+            else:
+                with breaker.guard():
+                    await fn()
+        assert breaker.state is state
+
+
+@both_ways
+@pytest.mark.parametrize("earlier", [0, 1])
+async def test_a_failure_of_a_child_task_is_counted_once(tasks_world: World, earlier: int, run: Any) -> None:
+    """It is raised by the task group in an exception group."""
+    breaker = CircuitBreaker(3 + earlier)
+    for _ in range(earlier):
+        await fails(tasks_world, breaker)
+
+    async def gathers(ctx: Any = None) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(run, tasks_world, breaker, fail)
+
+    for state in (CLOSED, CLOSED, OPEN):
+        assert isinstance(await failure_of(run(tasks_world, breaker, gathers)), ExceptionGroup)
         assert breaker.state is state
 
 
@@ -323,70 +351,11 @@ async def test_a_failure_on_a_worker_is_counted_once(threads: World, kind: type[
         breaker.close()
 
 
-async def test_a_failure_in_nested_guards_is_counted_once(world: World) -> None:
-    breaker = CircuitBreaker(3)
-    for state in (CLOSED, CLOSED, OPEN):
-        with pytest.raises(Boom), breaker.guard(), breaker.guard():
-            raise Boom("no")
-        assert breaker.state is state
-
-
 @both_ways
-async def test_a_failure_of_a_call_in_a_guard_is_counted_once(world: World, run: Any) -> None:
-    breaker = CircuitBreaker(3)
-    for state in (CLOSED, CLOSED, OPEN):
-        with pytest.raises(Boom), breaker.guard():
-            await run(world, breaker, fail)
-        assert breaker.state is state
-
-
-@both_ways
-async def test_a_failure_of_a_guard_in_a_call_is_counted_once(world: World, run: Any) -> None:
-    breaker = CircuitBreaker(3)
-
-    async def guarded(ctx: Any = None) -> None:
-        with breaker.guard():
-            raise Boom("no")
-
-    for state in (CLOSED, CLOSED, OPEN):
-        assert isinstance(await failure_of(run(world, breaker, guarded)), Boom)
-        assert breaker.state is state
-
-
-@both_ways
-@pytest.mark.parametrize("earlier", [0, 1])
-async def test_a_failure_of_a_child_task_is_counted_once(tasks_world: World, earlier: int, run: Any) -> None:
-    """It is raised by the task group in an exception group."""
-    breaker = CircuitBreaker(3 + earlier)
-    for _ in range(earlier):
-        await fails(tasks_world, breaker)
-
-    async def gathers(ctx: Any = None) -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(run, tasks_world, breaker, fail)
-
-    for state in (CLOSED, CLOSED, OPEN):
-        assert isinstance(await failure_of(run(tasks_world, breaker, gathers)), ExceptionGroup)
-        assert breaker.state is state
-
-
-@both_ways
-async def test_an_exception_that_refuses_attributes_is_counted(world: World, run: Any) -> None:
-    error = Frozen("no")
-
-    async def fn(ctx: Any = None) -> Any:
-        raise error
-
-    breaker = CircuitBreaker(2)
-    for state in (CLOSED, OPEN):
-        assert await failure_of(run(world, breaker, fn)) is error
-        assert breaker.state is state
-
-
-@both_ways
-async def test_the_same_exception_raised_again_is_another_failure(world: World, run: Any) -> None:
+@pytest.mark.parametrize("kept", [Boom("kept"), Frozen("no")], ids=["plain", "refuses attributes"])
+async def test_the_same_exception_raised_again_is_another_failure(world: World, run: Any, kept: Boom) -> None:
     """Some code keeps an exception and raises it in several calls."""
-    breaker, kept = CircuitBreaker(3), Boom("kept")
+    breaker = CircuitBreaker(3)
 
     async def fn(ctx: Any = None) -> None:
         raise kept
@@ -527,18 +496,23 @@ async def test_an_inner_failure_answered_by_a_fallback_does_not_count(world: Wor
     assert breaker.state is CLOSED
 
 
-@pytest.mark.parametrize("earlier", [0, 1])
-def test_a_failure_that_another_breaker_counted_counts_here_too(earlier: int) -> None:
-    """Also if this breaker counted another failure meanwhile."""
-    breaker, other = CircuitBreaker(2 + earlier), CircuitBreaker()
+def failure_of_another_caller(breaker: CircuitBreaker) -> None:
+    """Let a call without the context variables of this test fail."""
 
     def raising(ctx: Context) -> None:
         raise Boom("of another caller")
 
+    contextvars.Context().run(breaker.capture, raising)
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_a_failure_that_another_breaker_counted_counts_here_too(earlier: int) -> None:
+    """Also if this breaker counted another failure meanwhile."""
+    breaker, other = CircuitBreaker(2 + earlier), CircuitBreaker()
     for _ in range(earlier):
-        breaker.capture(raising)
+        failure_of_another_caller(breaker)
     with pytest.raises(Boom), breaker.guard():
-        contextvars.Context().run(breaker.capture, raising)
+        failure_of_another_caller(breaker)
         with other.guard():
             raise Boom("no")
     assert breaker.state is OPEN
@@ -549,12 +523,8 @@ def test_a_failure_with_a_cycle_of_causes_counts() -> None:
     breaker = CircuitBreaker(2, on=Boom)
     failed, cause = Boom("no"), Boom("why")
     failed.__cause__, cause.__cause__ = cause, failed
-
-    def raising(ctx: Context) -> None:
-        raise Boom("of another caller")
-
     with pytest.raises(Boom), breaker.guard():
-        contextvars.Context().run(breaker.capture, raising)
+        failure_of_another_caller(breaker)
         raise failed
     assert breaker.state is OPEN
 

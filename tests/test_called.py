@@ -96,6 +96,28 @@ async def test_a_policy_sees_the_function_its_arguments_and_keywords(world: Worl
         assert called.keywords == {"key": "x"}
 
 
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_function_sees_its_own_call_in_the_ambient_context(world: World, way: str) -> None:
+    """In every attempt, and also if nothing but the call is in that context; code around the call does not."""
+    seen: list[Called | None] = []
+    operations: list[str | None] = []
+
+    async def fn(*args: Any, key: str) -> None:
+        ctx = current_context()
+        seen.append(ctx.called)
+        operations.append(ctx.operation)
+        if len(seen) == 1:
+            raise Boom
+
+    function = world.native(fn)
+    if way == "acall" and world.blocking:
+        way = "call"
+    await world.result(WAYS[way](Pipeline(quick(2), CircuitBreaker()), function)(1, key="x"))
+    assert seen == [(function, (1,), {"key": "x"})] * 2
+    assert operations == [function.__qualname__] * 2
+    assert current_context().called is None
+
+
 @pytest.mark.parametrize("way", ["execute", "aexecute", "capture"])
 async def test_under_execute_the_only_argument_is_the_context_itself(world: World, way: str, clock: FakeClock) -> None:
     """Each policy sees its own context as the argument, and so does the function."""

@@ -42,7 +42,8 @@ class Timeout(Policy[Never]):
     refused with `WorkersExhausted`. While the interpreter shuts down and can start no thread, the function runs in the
     calling thread, with its deadline, but cannot be cut off; a warning is logged.
 
-    If the budget of the context ends earlier, it fires then, and the error is `DeadlineExceeded`.
+    If the budget of the context ends earlier, or at the same instant, it fires then, and the error is
+    `DeadlineExceeded`.
 
     >>> from resilience import Timeout
     >>> Timeout(2.0).execute(lambda ctx: ctx.remaining() <= 2.0)
@@ -88,7 +89,7 @@ class Timeout(Policy[Never]):
                 outer = ctx._timer
                 if outer is not None and outer.deadline <= deadline:
                     return await call(ctx)  # the outer timer fires first, so this one is not needed
-                limit = self._seconds if deadline == own else None
+                limit = self._seconds if own < ctx.deadline else None
                 timer = ctx.runtime.timer(deadline, limit, self.name, self.max_abandoned)
                 try:  # not `with`, which calls the methods of the timer through C: 5 % of a call
                     timer.start()
@@ -109,7 +110,7 @@ class Timeout(Policy[Never]):
                 raise
             deadline_error = error
         try:
-            raise self._exceeded(ctx, None if own <= ctx.deadline else deadline - began, deadline_error)
+            raise self._exceeded(ctx, None if own < ctx.deadline else deadline - began, deadline_error)
         finally:
             del deadline_error
 

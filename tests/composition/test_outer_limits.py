@@ -15,6 +15,7 @@ from resilience import (
     CircuitBreaker,
     Context,
     DeadlineExceeded,
+    Failure,
     Fallback,
     Pipeline,
     Retry,
@@ -22,6 +23,7 @@ from resilience import (
     TimeoutExceeded,
     deadline,
 )
+from resilience.testing import hang, script, virtual_time
 from tests.conftest import Boom, FakeClock, World
 from tests.policies.breakers import CLOSED
 from tests.policies.timeouts import LONG, SHORT
@@ -417,6 +419,21 @@ def test_an_inner_fallback_never_answers_a_cut_off_in_many_threads() -> None:
         thread.join()
     released.set()
     assert set(results) == {TimeoutExceeded}
+
+
+def test_an_inner_limit_that_a_nested_call_sets_to_the_same_instant_is_the_outer_one() -> None:
+    """In threads, where it has a timer of its own, in virtual time, where the two instants are exactly equal."""
+    pipeline = Pipeline(Timeout(60.0, name="outer"), Fallback("instead"))
+    breaker = CircuitBreaker(1)
+    nested = Pipeline(breaker, Timeout(60.0, name="inner"))
+    for _ in range(10):
+        with virtual_time() as virtual:
+            outcome = pipeline.capture(lambda ctx: nested.call(script(hang(100))))
+            virtual.advance(100)  # the abandoned function ends
+        assert isinstance(outcome, Failure)
+        assert type(outcome.error) is TimeoutExceeded
+        assert outcome.error.policy == "outer"
+        assert breaker.stats().opened == 0
 
 
 async def test_an_inner_fallback_does_not_answer_an_exceeded_outer_deadline(world: World) -> None:

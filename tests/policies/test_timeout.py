@@ -188,8 +188,10 @@ async def test_an_earlier_deadline_of_the_context_raises_deadline_exceeded(world
     assert event.by_deadline is True
 
 
-async def test_of_a_limit_and_a_deadline_at_the_same_instant_the_limit_raises(threads: World, clock: FakeClock) -> None:
-    """Its error has the name of the policy."""
+async def test_of_a_limit_and_a_deadline_at_the_same_instant_the_deadline_raises(
+    threads: World, clock: FakeClock
+) -> None:
+    """The deadline is the outer limit of the two."""
 
     class Slow(Policy[Never]):
         async def around(self, call: Call[Any], ctx: Context) -> Any:
@@ -198,7 +200,7 @@ async def test_of_a_limit_and_a_deadline_at_the_same_instant_the_limit_raises(th
 
     pipeline = Policy.wrap(Timeout(5.0, name="limit"), Slow())
     error = await threads.attempt(pipeline, Script("fine").function(), Context(timeout=5.0))
-    assert type(error) is TimeoutExceeded
+    assert type(error) is DeadlineExceeded
     assert (error.policy, error.timeout) == ("limit", 5.0)
 
 

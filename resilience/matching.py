@@ -128,7 +128,7 @@ def asked_delay(carrier: object) -> float:
     """Return the delay in seconds that an error or a result asks for; 0 if there is none, or an invalid one."""
     try:
         asked = getattr(carrier, "retry_after", None)
-        return 0.0 if asked is None else min(checks.seconds("retry_after", asked, zero=True), FOREVER)
+        return 0.0 if asked is None else min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
     except Exception:  # an invalid value, or a property that raises
         return 0.0
 

@@ -257,6 +257,7 @@ async def test_a_retry_after_beyond_the_cap_ends_the_retries(world: World, clock
         ({}, 300, [300]),
         ({}, timedelta(minutes=5), [300]),
         ({}, 300.1, []),
+        ({}, float("inf"), []),
         ({"max_retry_after": 10}, 60, []),
         ({"max_retry_after": timedelta(seconds=60)}, 60, [60]),
         ({"max_retry_after": float("inf")}, 60, [60]),

@@ -141,13 +141,14 @@ def _is_failed_connect(error: OSError) -> bool:
 
 def _has_certificate_error(error: BaseException) -> bool:
     """Whether this error, or one in its causes, contexts and groups, means that a certificate was refused."""
-    found = [error]
+    found, ids = [error], {id(error)}
     for each in found:  # the list grows during the loop
         if "SSLCertVerificationError" in [base.__name__ for base in type(each).__mro__]:
             return True
         inside = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
         for other in (each.__cause__, each.__context__, *inside):
-            if other is not None and len(found) < _MAX_CAUSES and all(it is not other for it in found):
+            if other is not None and id(other) not in ids:
+                ids.add(id(other))
                 found.append(other)
     return False
 

@@ -7,6 +7,7 @@ exception or a result.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import importlib
 import itertools
@@ -544,7 +545,8 @@ def test_a_certificate_error_is_found_anywhere_in_the_chain() -> None:
 
     of_a_group = ExceptionGroup("two addresses", [error()])
     of_a_group.__cause__ = refused
-    hidden = [error(refused), error(None, refused), error(KeyError(), refused), error(error(error(refused)))]
+    deep = functools.reduce(lambda cause, _: error(cause), range(50), refused)
+    hidden = [error(refused), error(None, refused), error(KeyError(), refused), error(error(error(refused))), deep]
     for outer in (
         *hidden,
         error(ExceptionGroup("two", [OSError(), refused])),

@@ -50,7 +50,7 @@ _WORK_METHODS = (
 #: Special methods that are forwarded to the client, if it has them.
 _FORWARDED = [
     *_WORK_METHODS,
-    *"__iter__ __aiter__ __reversed__ __str__ __format__ __fspath__ __hash__ __dir__".split(),
+    *"__iter__ __aiter__ __reversed__ __str__ __format__ __fspath__ __hash__".split(),
     *"__await__ __exit__ __aexit__".split(),
 ]
 
@@ -164,6 +164,10 @@ class _Proxy:
         delattr(self._resilience_client, name)
 
     @override
+    def __dir__(self) -> Iterable[str]:
+        return dir(self._resilience_client)
+
+    @override
     def __repr__(self) -> str:
         return f"<{self._resilience_client!r} through {self._resilience_policy}>"
 
@@ -179,6 +183,7 @@ def _class_for(client_class: type) -> type:
         body["__enter__"] = _enter
     if _defines(client_class, "__aenter__"):
         body["__aenter__"] = _aenter
+    body["__doc__"] = client_class.__doc__
     body["__class__"] = property(lambda proxy: proxy._resilience_client.__class__)  # for `isinstance`
     return type(f"{client_class.__name__}Proxy", (_Proxy,), body)
 

@@ -299,11 +299,13 @@ def test_a_protected_method_keeps_its_name_docstring_and_signature() -> None:
 
 
 def test_a_proxy_is_an_instance_of_its_clients_class() -> None:
-    """Also for `isinstance` and `dir`; but its `repr` says that it is a proxy."""
+    """Also for `isinstance`, `dir` and its documentation; but its `repr` says that it is a proxy."""
     client = Client()
     proxy = quick(2).proxy(client, "get")
     assert isinstance(proxy, Client)
-    assert {"get", "fetch", "state"} <= set(dir(proxy))
+    assert dir(proxy) == dir(client)
+    assert "calls" in dir(proxy)
+    assert proxy.__doc__ == Client.__doc__
     assert repr(proxy) == f"<{client!r} through {quick(2)!r}>"
 
 

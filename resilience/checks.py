@@ -52,7 +52,7 @@ def number(name: str, value: object) -> float:
     except OverflowError:
         raise ValueError(f"{name} is too large: {value!r}") from None
     if math.isnan(converted):
-        raise ValueError(f"{name} must not be NaN")
+        raise ValueError(f"{name} must be a number, not {value!r}")
     return converted
 
 
@@ -196,5 +196,5 @@ def optional_name(value: object) -> str | None:
     if not isinstance(value, str):
         raise TypeError(f"name must be a string, not {value!r}")
     if not value:
-        raise ValueError("name must not be empty")
+        raise ValueError(f"name must not be empty, but it is {value!r}")
     return value

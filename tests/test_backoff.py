@@ -394,7 +394,7 @@ class Broken:
 @pytest.mark.parametrize(
     ("bad", "kind", "message"),
     [
-        (math.nan, ValueError, "must not be NaN"),
+        (math.nan, ValueError, "must be a number, not nan"),
         (math.inf, ValueError, "must be finite, not inf"),
         (-0.5, ValueError, "must be zero or more seconds, not -0.5"),
         (None, TypeError, "not None"),
@@ -412,7 +412,7 @@ def test_a_draw_that_is_no_valid_delay_is_refused(
 async def test_a_broken_source_of_randomness_ends_the_execution_with_an_error(world: World) -> None:
     """It has the failed attempt as its context."""
     error = await world.attempt(Retry(3, on=Boom, rng=Broken(math.nan)), Script(Boom()).function())
-    assert str(error) == "what rng.uniform() returned must not be NaN"
+    assert str(error) == "what rng.uniform() returned must be a number, not nan"
     assert type(error.__context__) is Boom
 
 

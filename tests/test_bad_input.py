@@ -130,10 +130,10 @@ def show(value: Any) -> str:
         return f"{value.total_seconds():g}"
     if value is plain_without:
         return "plain_without"
-    if value is later or isinstance(value, (Later, partial)):
+    if isinstance(value, Later):
+        return "Later"
+    if value is later or isinstance(value, partial):
         return "later"
-    if isinstance(value, str) and not value:
-        return "empty"
     return repr(value)
 
 
@@ -452,7 +452,7 @@ def is_shown(case: Case, message: str) -> bool:
     candidates = [case.shown]
     if isinstance(case.value, (list, tuple)):
         candidates += [show(element) for element in case.value]
-    return any(candidate.lower() in message.lower() for candidate in candidates)
+    return any(candidate in message for candidate in candidates)
 
 
 PARAMETERS = [list(cases) for _, cases in itertools.groupby(CASES, lambda case: (case.where, case.parameter))]

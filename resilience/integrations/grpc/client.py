@@ -43,7 +43,12 @@ def _intercept(kind: Kind) -> Callable[..., Any]:
     def intercept(self: PolicyInterceptor, continuation: Any, client_call_details: Any, request: Any) -> Any:
         """Make a call under the policy."""
         call = Call(self._calls, kind, continuation, client_call_details, request)
-        return drive(call.run(protect, self._calls.policy))
+        try:
+            return drive(call.run(protect, self._calls.policy))
+        except grpc.RpcError as error:
+            if not hasattr(error, "__next__"):
+                raise
+            return error  # a stream or a future is its own error; raised, gRPC would hide its status and metadata
 
     return intercept
 

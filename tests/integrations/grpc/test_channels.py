@@ -50,6 +50,20 @@ class TestBlocking:
         failed = channel.unary_unary("/test.Test/One").future(b"")
         assert failed.exception().code() is INTERNAL
 
+    def test_a_stream_or_a_future_that_fails_keeps_its_status(self, channel: Any, dependency: Dependency) -> None:
+        """And its metadata. An error that an interceptor raises has those of gRPC: INTERNAL, and none."""
+        dependency.steps = [UNAVAILABLE]
+        dependency.pushback = "-1"
+        future = channel.unary_unary("/test.Test/One").future(b"")
+        stream = channel.unary_stream("/test.Test/Many")(b"")
+        for call in (future, stream):
+            assert (call.code(), call.details()) == (UNAVAILABLE, "as the script says")
+            assert dict(call.trailing_metadata()) == {"grpc-retry-pushback-ms": "-1"}
+        assert future.exception() is future
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stream)
+        assert caught.value is stream
+
     def test_a_stream_is_a_call(self, channel: Any, dependency: Dependency) -> None:
         """It can be cancelled, and has a status."""
         dependency.steps = [[b"a", Dependency.hang]]

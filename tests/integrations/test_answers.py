@@ -278,10 +278,3 @@ def test_an_answered_error_is_freed_without_the_cyclic_collector() -> None:
         assert [error() for error in alive] == [None]
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("module", [asgi, wsgi], ids=["asgi", "wsgi"])
-def test_an_invalid_application_is_refused(module: Any) -> None:
-    """By the constructor, and not with the first request."""
-    with pytest.raises(TypeError, match="app must be"):
-        module.ResilienceMiddleware("nonsense")

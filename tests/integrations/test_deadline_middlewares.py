@@ -150,12 +150,3 @@ def test_other_errors_of_the_app_are_raised(service: Service, error: Exception, 
 
 def test_an_app_that_does_not_check_the_deadline_is_not_cut_off(service: Service) -> None:
     assert service.get({EXPECTED: "10"}, lambda: time.sleep(0.03)).status == 200
-
-
-@pytest.mark.parametrize("what", ["app", "cap", "default", "headers", "cut_off"])
-def test_wrong_arguments_are_refused(service: Service, what: str) -> None:
-    """The message names the parameter."""
-    module: Any = wsgi if service.name == "wsgi" else asgi
-    arguments: dict[str, Any] = {"app": print, what: "nonsense" if what != "headers" else [""]}
-    with pytest.raises((TypeError, ValueError), match=what):
-        module.DeadlineMiddleware(**arguments)

@@ -30,10 +30,9 @@ NEEDS = {
     "urllib3": ("urllib3",),
 }
 
-#: None in `sys.modules` forbids the import. The error of a broken module of ours is not changed.
+#: None in `sys.modules` forbids the import.
 PROGRAM = """
 import importlib, json, sys
-from resilience.integrations.extras import needed_by
 
 sys.modules |= dict.fromkeys({modules!r})
 errors = {{}}
@@ -42,11 +41,6 @@ for extra in {extras!r}:
         importlib.import_module(f"resilience.integrations.{{extra}}")
     except ModuleNotFoundError as error:
         errors[extra] = [error.name, str(error)]
-try:
-    with needed_by("httpx"):
-        import resilience.integrations.nothing
-except ModuleNotFoundError as error:
-    errors["ours"] = [error.name, str(error)]
 print(json.dumps(errors))
 """
 
@@ -66,10 +60,6 @@ def test_the_error_of_a_missing_third_party_names_the_extra(extra: str) -> None:
     name, message = errors()[extra]
     assert name == " or ".join(NEEDS[extra])
     assert message == f"resilience.integrations.{extra} needs {name}: pip install 'resilience-pipeline[{extra}]'"
-
-
-def test_the_error_of_a_missing_module_of_ours_names_no_extra() -> None:
-    assert errors()["ours"] == ["resilience.integrations.nothing", "No module named 'resilience.integrations.nothing'"]
 
 
 def test_every_extra_of_an_integration_is_in_the_table() -> None:

@@ -144,26 +144,6 @@ def test_a_one_shot_body_that_was_sent_is_not_sent_again() -> None:
     assert rules.why_not_again("PUT", headers, sent=False, replayable=False) is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "kind", "message"),
-    [
-        ({"statuses": {"503"}}, TypeError, "statuses must be whole numbers, not '503'"),
-        ({"statuses": {True}}, TypeError, "statuses must be whole numbers, not True"),
-        ({"statuses": {99}}, ValueError, "statuses must lie between 100 and 599, not 99"),
-        ({"statuses": 500}, TypeError, "statuses must be a collection of whole numbers, not 500"),
-        ({"methods": None}, TypeError, "methods must be a collection of names, not None"),
-        ({"methods": "POST"}, TypeError, "methods must be a collection of names, not 'POST'"),
-        ({"methods": [1]}, TypeError, "methods must be names, not 1"),
-        ({"idempotency_header": ""}, ValueError, "idempotency_header must not be empty"),
-        ({"idempotency_header": None}, TypeError, "idempotency_header must be a string, not None"),
-    ],
-)
-def test_wrong_rules_are_refused(settings: dict[str, Any], kind: type[Exception], message: str) -> None:
-    """The message has the value."""
-    with pytest.raises(kind, match=message):
-        Rules(**settings)
-
-
 class Response:
     """A response that counts how often it is closed."""
 

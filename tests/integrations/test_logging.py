@@ -465,23 +465,6 @@ def test_lines_below_the_level_are_not_counted(threads: World, log: Log, monkeyp
     assert log.lines == []
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"logger": print}, TypeError, "logger must be a logging.Logger or LoggerAdapter, not <built-in"),
-        ({"repeats": 0}, ValueError, "repeats must be at least 1, not 0"),
-        ({"interval": -1}, ValueError, "interval must be more than zero seconds, not -1"),
-        ({"messages": "yes"}, TypeError, "messages must be True or False, not 'yes'"),
-        ({"levels": {Retry: 10}}, TypeError, "levels must be for RetryScheduled, .*, not <class"),
-        ({"levels": {events.TimedOut: "INFO"}}, TypeError, "levels must be a whole number, not 'INFO'"),
-    ],
-)
-def test_wrong_arguments_are_refused(options: Any, error: type[Exception], message: str) -> None:
-    """The message names the parameter and the value."""
-    with pytest.raises(error, match=message):
-        log_events(**options)
-
-
 def test_adapters_add_to_the_values_of_a_line() -> None:
     """By default an adapter's own values would replace ours, and those of an adapter around it."""
     log, flaky = Log(), script(ConnectionError(), "fine")

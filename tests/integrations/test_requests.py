@@ -92,19 +92,6 @@ def test_a_wrapped_adapter_sends_and_is_closed(server: FlakyServer, session: Mak
     assert recorder.is_closed
 
 
-@pytest.mark.parametrize(
-    ("policy", "options", "error", "message"),
-    [
-        (QUICK, {"adapter": 1}, TypeError, "adapter must be an adapter of requests, not 1"),
-        (QUICK, {"adapter": HTTPAdapter(max_retries=3)}, ValueError, "must not retry by itself"),
-        (QUICK, {"adapter": HTTPAdapter(), "pool_maxsize": 3}, ValueError, "belong to the adapter that is wrapped"),
-    ],
-)
-def test_wrong_arguments_are_refused(policy: Any, options: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        ResilienceAdapter(policy, **options)
-
-
 def test_the_retries_of_urllib3_are_off(session: Make) -> None:
     adapter = session().get_adapter("http://x")
     assert isinstance(adapter, ResilienceAdapter)

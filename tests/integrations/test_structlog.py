@@ -128,22 +128,3 @@ def test_a_logger_over_the_standard_library_is_accepted(caplog: pytest.LogCaptur
     [record] = caplog.records
     assert (record.levelname, record.getMessage()) == ("WARNING", "resilience.circuit_changed")
     assert record.policy == "db"  # type: ignore[attr-defined]
-
-
-class AsynchronousLogger:
-    async def critical(self, event: str, **values: Any) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"logger": logging.getLogger()}, TypeError, r"use resilience\.integrations\.logging"),
-        ({"logger": AsynchronousLogger()}, TypeError, r"logger\.critical must be a plain function"),
-        ({"logger": 7}, TypeError, r"logger must be a structlog logger, which 7 is not: it has no critical\(\)"),
-        ({"interval": 0}, ValueError, "interval must be more than zero seconds, not 0"),
-    ],
-)
-def test_wrong_arguments_are_refused(options: Any, error: type[Exception], message: str) -> None:
-    """The message names the parameter and the value."""
-    with pytest.raises(error, match=message):
-        log_events(**options)

@@ -65,13 +65,6 @@ def test_settings_without_an_equivalent_in_temporal_are_refused(settings: Any, m
         to_retry_policy(Retry(**settings))
 
 
-def test_arguments_of_the_wrong_type_are_refused() -> None:
-    with pytest.raises(TypeError, match="RetryPolicy"):
-        to_retry_policy(RetryPolicy())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="Retry"):
-        from_retry_policy(Retry())  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     "policy",
     [

@@ -49,12 +49,6 @@ def test_transient_covers_errors_of_the_driver_and_dead_connections(error: Excep
     assert transient(error) is expected
 
 
-def test_an_invalid_source_is_refused() -> None:
-    """The message has the value, and the possible sources."""
-    with pytest.raises(TypeError, match=r"source must be an engine, a sessionmaker or a function .* not 'sqlite://'"):
-        unit_of_work(AGAIN, "sqlite://")  # type: ignore[call-overload]
-
-
 @pytest.mark.parametrize("kind", ["engine", "sessionmaker", "scoped", "function"])
 def test_a_unit_gets_a_connection_of_an_engine_or_a_session(engine: Engine, kind: str) -> None:
     """Every source but an engine is called."""

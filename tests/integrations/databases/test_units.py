@@ -225,18 +225,3 @@ def test_a_generator_function_is_refused(path: Path, fn: Any) -> None:
     """It would do its work after the commit, and a session would begin a new transaction for that."""
     with pytest.raises(TypeError, match="rows_of is a generator function"):
         unit_of_work(AGAIN, connecting(path))(fn)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "message"),
-    [
-        ((None, sqlite3.connect), {}, TypeError, "policy must be a policy, not None"),
-        ((AGAIN, "test.db"), {}, TypeError, "connect must be callable, not 'test.db'"),
-        ((AGAIN, sqlite3.connect), {"repeat_unknown_commits": 1}, TypeError, "repeat_unknown_commits must be True or"),
-        ((AGAIN, sqlite3.connect), {"limit_statements": None}, TypeError, "limit_statements must be True or False"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments: Any, options: Any, error: type[Exception], message: str) -> None:
-    """The message has the value."""
-    with pytest.raises(error, match=message):
-        unit_of_work(*arguments, **options)

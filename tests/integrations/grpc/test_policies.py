@@ -327,16 +327,6 @@ class TestContextOfACall:
         assert [it.operation for it in recording.seen] == ["/test.Test/One", "checkout"]
         assert recording.seen[1].properties == {"user": "ada"}
 
-    @pytest.mark.parametrize("make", [PolicyInterceptor, aio_interceptors])
-    def test_wrong_arguments_are_refused(self, make: Any) -> None:
-        """The message names the parameter."""
-        with pytest.raises(TypeError, match="policy"):
-            make("nonsense")
-        with pytest.raises(TypeError, match="unrepeatable"):
-            make(NOW, unrepeatable="/test.Test/One")
-        with pytest.raises(ValueError, match="unrepeatable"):
-            make(NOW, unrepeatable=["One"])
-
 
 @pytest.mark.parametrize("method", Dependency.methods)
 def test_a_call_is_freed_without_the_cyclic_collector(client: Client, method: str) -> None:

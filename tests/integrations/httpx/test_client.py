@@ -193,20 +193,6 @@ async def test_many_attempts_keep_few_responses(kit: Kit) -> None:
 # --- wrong arguments -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"transport": "http://"}, "transport must have a method handle"),
-        ({"read_body": 1}, "read_body must be True or False, not 1"),
-    ],
-)
-@pytest.mark.parametrize("kind", [ResilienceTransport, AsyncResilienceTransport])
-def test_wrong_arguments_are_refused(kind: Any, arguments: dict[str, Any], message: str) -> None:
-    """By the constructor, with the value."""
-    with pytest.raises(TypeError, match=message):
-        kind(**{"policy": QUICK, **arguments})
-
-
 @pytest.fixture
 def imported_without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
     """Import our module again without some libraries."""

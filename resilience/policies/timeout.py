@@ -16,7 +16,7 @@ from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import TimedOut
 from resilience.info import Listener
 from resilience.policy import Call, Policy
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, TIMER_TOLERANCE
 from resilience.runtimes.workers import pool
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class Timeout(Policy[Never]):
                 if self._cooperative:
                     self._warn_of_overrun(ctx, began, deadline)
                 raise
-            if ctx.deadline <= own or clock.now() < own:
+            if ctx.deadline <= own or clock.now() < own - TIMER_TOLERANCE:
                 raise
             deadline_error = error
         try:

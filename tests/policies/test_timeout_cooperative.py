@@ -89,6 +89,21 @@ def test_check_raises_at_the_very_instant_of_the_limit(clock: FakeClock) -> None
     assert type(raised.value) is TimeoutExceeded
 
 
+@pytest.mark.parametrize(("after", "kind"), [(4.9, DeadlineExceeded), (4.999, TimeoutExceeded)])
+def test_a_wait_inside_may_end_a_little_before_the_limit(
+    clock: FakeClock, after: float, kind: type[TimeoutExceeded]
+) -> None:
+    """The timers of uvloop are up to a millisecond early. A wait that ends earlier had another deadline."""
+
+    def fn() -> None:
+        clock.advance(after)
+        raise DeadlineExceeded
+
+    with pytest.raises(TimeoutExceeded) as raised:
+        Timeout(5.0, cooperative=True).call(fn)
+    assert type(raised.value) is kind
+
+
 @pytest.mark.parametrize(("took", "warned"), [(0.9, 0), (1.1, 1)])
 def test_a_function_that_begins_after_the_deadline_has_a_second_before_a_warning(
     clock: FakeClock, took: float, warned: int

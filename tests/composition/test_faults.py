@@ -21,7 +21,6 @@ from resilience import (
     BulkheadFull,
     Cache,
     CircuitBreaker,
-    CircuitOpen,
     CircuitState,
     Context,
     DeadlineExceeded,
@@ -231,20 +230,6 @@ async def test_a_clock_that_raises_in_a_queue_leaves_no_place_in_it(world: World
     assert type(error) is Broken
     assert held(bulkhead) == []
     assert await world.execute(bulkhead, fine) == "fine"
-
-
-@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
-def test_a_change_of_the_system_time_does_not_affect_a_circuit(
-    threads: World, monkeypatch: pytest.MonkeyPatch, jump: float
-) -> None:
-    """`time.time()` and `datetime.now()` jump with NTP and with daylight saving."""
-    breaker = CircuitBreaker(1, open_for=3600.0)
-    breaker.capture(lambda ctx: 1 / 0)
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + jump)
-    assert breaker.stats().retry_after == pytest.approx(3600.0, abs=60.0)
-    with pytest.raises(CircuitOpen):
-        breaker.execute(lambda ctx: "fine")
 
 
 async def hanging(ctx: Context) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -51,6 +52,13 @@ OURS = str(Path(resilience.__file__).parent)
 LEFT_OUT = {"deque.pop", *(["lock.__enter__", "RLock.__enter__"] if sys.version_info >= (3, 14) else [])}
 
 
+#: A coroutine may be interrupted before its first await.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),
+    pytest.mark.filterwarnings("ignore:.*was never awaited:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
 @pytest.fixture(autouse=True)
 def no_collection() -> Iterator[None]:
     """Disable garbage collection during a scene: an interrupt in it could break the import of a warning."""
@@ -82,6 +90,18 @@ class Interruptions:
             self.count += 1
             if self.count == self.at:
                 raise KeyboardInterrupt
+
+
+def at_each_place(play: Callable[[int], int], least: int) -> None:
+    """Play a scene, interrupted at each of its places. `play` returns the number of places.
+
+    :param least: there are more places than this.
+    """
+    play(0)  # the first execution of a policy has more places than later ones
+    number = play(0)
+    assert number > least
+    assert [at for at in range(1, number + 1) if play(at) != at] == []
+    gc.collect()  # frees the coroutines while their warnings are ignored
 
 
 def failing() -> None:
@@ -116,16 +136,10 @@ SCENES: dict[str, Callable[[CircuitBreaker, Bulkhead], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # interrupted before its first await
-@pytest.mark.filterwarnings("ignore:.*was never awaited:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("scene", SCENES)
 def test_an_interrupt_anywhere_leaves_nothing_held(scene: str) -> None:
     """All permits and probes are released, and the caller gets the interrupt."""
-    interrupted(scene, 0)  # the first execution of a policy has more places than later ones
-    number = interrupted(scene, 0)
-    assert number > 3
-    assert [at for at in range(1, number + 1) if interrupted(scene, at) != at] == []
-    gc.collect()  # frees the coroutines while their warnings are ignored
+    at_each_place(partial(interrupted, scene), 3)
 
 
 def interrupted(scene: str, at: int) -> int:
@@ -168,10 +182,7 @@ class Counting:
 
 
 def test_an_interrupt_anywhere_does_not_end_the_adaptation_of_a_limit() -> None:
-    interrupted_in_limit(0)
-    number = interrupted_in_limit(0)
-    assert number > 10
-    assert [at for at in range(1, number + 1) if interrupted_in_limit(at) != at] == []
+    at_each_place(interrupted_in_limit, 10)
 
 
 def interrupted_in_limit(at: int) -> int:
@@ -188,10 +199,7 @@ def interrupted_in_limit(at: int) -> int:
 @pytest.mark.parametrize("make", [SingleFlight, lambda: Cache(60)], ids=["single flight", "cache"])
 def test_an_interrupt_anywhere_ends_the_flight(make: Callable[[], SingleFlight | Cache]) -> None:
     """Otherwise later calls with the same key would wait for ever."""
-    interrupted_in_flight(make, 0)
-    number = interrupted_in_flight(make, 0)
-    assert number > 20
-    assert [at for at in range(1, number + 1) if interrupted_in_flight(make, at) != at] == []
+    at_each_place(partial(interrupted_in_flight, make), 20)
 
 
 def interrupted_in_flight(make: Callable[[], SingleFlight | Cache], at: int) -> int:
@@ -203,14 +211,8 @@ def interrupted_in_flight(make: Callable[[], SingleFlight | Cache], at: int) -> 
     return interruptions.count
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-@pytest.mark.filterwarnings("ignore:.*was never awaited:pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_anywhere_in_a_stream_leaves_nothing_held_once_it_is_closed() -> None:
-    interrupted_in_stream(0)
-    number = interrupted_in_stream(0)
-    assert number > 30
-    assert [at for at in range(1, number + 1) if interrupted_in_stream(at) != at] == []
-    gc.collect()
+    at_each_place(interrupted_in_stream, 30)
 
 
 def interrupted_in_stream(at: int) -> int:
@@ -231,9 +233,7 @@ def interrupted_in_stream(at: int) -> int:
 def test_an_interrupt_anywhere_in_a_leader_leaves_no_follower_waiting(
     make: Callable[[], SingleFlight | Cache], end: Callable[[], Any]
 ) -> None:
-    number = interrupted_leader(make, end, 0)
-    assert number > 10
-    assert [at for at in range(1, number + 1) if interrupted_leader(make, end, at) != at] == []
+    at_each_place(partial(interrupted_leader, make, end), 10)
 
 
 def interrupted_leader(make: Callable[[], SingleFlight | Cache], end: Callable[[], Any], at: int) -> int:
@@ -268,16 +268,10 @@ QUEUEING: dict[str, tuple[float | None, Callable[[Bulkhead], Any]]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-@pytest.mark.filterwarnings("ignore:.*was never awaited:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("scene", QUEUEING)
 def test_an_interrupt_anywhere_in_a_queue_leaves_the_queue_empty(scene: str) -> None:
     """Neither a place in the queue nor a granted permit is lost."""
-    interrupted_in_queue(scene, 0)
-    number = interrupted_in_queue(scene, 0)
-    assert number > 10
-    assert [at for at in range(1, number + 1) if interrupted_in_queue(scene, at) != at] == []
-    gc.collect()
+    at_each_place(partial(interrupted_in_queue, scene), 10)
 
 
 def interrupted_in_queue(scene: str, at: int) -> int:
@@ -294,8 +288,6 @@ def interrupted_in_queue(scene: str, at: int) -> int:
     return interruptions.count
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-@pytest.mark.filterwarnings("ignore:.*was never awaited:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("form", ["call", "block"])
 def test_an_interrupt_anywhere_leaves_the_queue_of_a_rate_limiter_empty(form: str) -> None:
     """And the next call begins at its turn."""

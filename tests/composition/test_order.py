@@ -26,9 +26,9 @@ from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.custom import Tag
 
 
-async def run(world: World, policy: Policy[Any], script: Script, ctx: Context | None = None) -> Any:
+async def run(world: World, policy: Policy[Any], script: Script) -> Any:
     """Return the outcome of one execution: the value, or the exception as a value."""
-    return await world.attempt(policy, script.function(), ctx)
+    return await world.attempt(policy, script.function())
 
 
 async def test_each_attempt_goes_through_everything_inside_the_retry(world: World, clock: FakeClock) -> None:
@@ -42,19 +42,17 @@ async def test_each_attempt_goes_through_everything_inside_the_retry(world: Worl
 # --- retry and timeout ---
 
 
-async def test_a_timeout_inside_a_retry_limits_each_attempt(world: World, clock: FakeClock) -> None:
-    left: list[float] = []
-
-    async def fn(ctx: Context) -> None:
-        left.append(ctx.remaining())
-        clock.advance(3)
-        raise Boom
-
-    await world.attempt(Policy.wrap(Retry(3, on=Boom, backoff=[1]), Timeout(10)), fn)
-    assert left == [10, 10, 10]
-
-
-async def test_a_timeout_around_a_retry_limits_all_attempts_and_delays(world: World, clock: FakeClock) -> None:
+@pytest.mark.parametrize(
+    ("pipeline", "remaining", "sleeps"),
+    [
+        (Policy.wrap(Retry(3, on=Boom, backoff=[1]), Timeout(10)), [10, 10, 10], [1, 1]),
+        (Policy.wrap(Timeout(10), Retry(None, on=Boom, backoff=[1])), [10, 6, 2], [1, 1]),
+    ],
+    ids=["inside", "around"],
+)
+async def test_a_timeout_inside_a_retry_limits_each_attempt_and_one_around_it_all_attempts_and_delays(
+    world: World, clock: FakeClock, pipeline: Policy[Any], remaining: list[float], sleeps: list[float]
+) -> None:
     """A delay that does not fit is not begun."""
     left: list[float] = []
 
@@ -63,9 +61,8 @@ async def test_a_timeout_around_a_retry_limits_all_attempts_and_delays(world: Wo
         clock.advance(3)
         raise Boom
 
-    assert isinstance(await world.attempt(Policy.wrap(Timeout(10), Retry(None, on=Boom, backoff=[1])), fn), Boom)
-    assert left == [10, 6, 2]
-    assert clock.sleeps == [1, 1]
+    assert isinstance(await world.attempt(pipeline, fn), Boom)
+    assert (left, clock.sleeps) == (remaining, sleeps)
 
 
 async def test_a_timeout_of_an_attempt_is_retried_but_not_one_of_the_whole(anywhere: Virtual) -> None:
@@ -95,11 +92,8 @@ async def test_a_deadline_that_ends_an_attempt_is_not_retried(world: World) -> N
         entered.append(ctx.attempt)
         await world.hang()
 
-    assert (
-        type(await world.attempt(Policy.wrap(Retry(3, backoff=[0]), Timeout(60)), fn, Context(timeout=0.1)))
-        is DeadlineExceeded
-    )
-    assert entered == [1]
+    error = await world.attempt(Policy.wrap(Retry(3, backoff=[0]), Timeout(60)), fn, Context(timeout=0.1))
+    assert (type(error), entered) == (DeadlineExceeded, [1])
 
 
 # --- fallback ---

@@ -261,22 +261,19 @@ async def test_an_inherited_limit_cuts_off_a_clean_up_that_an_inner_limit_caused
         await asyncio.wait_for(Pipeline(Timeout(LONG), Timeout(SHORT)).acall(fn), 5)
 
 
-async def test_an_earlier_inner_limit_raises_its_own_error(tasks_world: World) -> None:
-    async with deadline(LONG):
-        with pytest.raises(TimeoutExceeded) as caught:
-            await Timeout(SHORT).aexecute(CleanUp(tasks_world).fn)
-    assert type(caught.value) is TimeoutExceeded
-
-
 # --- task groups ---------------------------------------------------------------------------------
 
 
-def children(count: int = 3, policy: Any = None) -> Any:
-    """Return an `async def` whose child tasks hang in their own pipelines."""
-    inner = policy or Pipeline(Retry(2, on=Boom), Timeout(LONG))
+async def hangs_in_a_block(function: Any, seconds: float) -> None:
+    async with deadline(LONG):
+        await function(seconds)
+
+
+def children(count: int = 3, run: Any = Pipeline(Retry(2, on=Boom), Timeout(LONG)).acall) -> Any:  # noqa: B008
+    """Return an `async def` whose child tasks hang in their own pipelines or blocks."""
 
     async def child() -> None:
-        await inner.acall(anyio.sleep, 10)
+        await run(anyio.sleep, 10)
 
     async def fn(ctx: Any = None) -> None:
         async with anyio.create_task_group() as group:
@@ -286,32 +283,30 @@ def children(count: int = 3, policy: Any = None) -> Any:
     return fn
 
 
-def asyncio_children(ctx: Any = None) -> Any:
-    """Return the same in a task group of asyncio."""
+async def test_a_timeout_around_a_task_group_raises_its_own_error(tasks_world: World) -> None:
+    """Instead of an `ExceptionGroup([DeadlineExceeded, ...])`; and `on_timeout` is called."""
+    seen: list[Any] = []
+    timeout = Timeout(SHORT, on_timeout=seen.append, name="outer")
+    for run, fn in (
+        (timeout.aexecute, children()),
+        (timeout.acall, children()),
+        (timeout.acall, children(2, hangs_in_a_block)),
+    ):
+        with pytest.raises(TimeoutExceeded) as caught:
+            await run(fn)
+        assert type(caught.value) is TimeoutExceeded
+        assert caught.value.policy == "outer"
+    assert [event.policy for event in seen] == ["outer"] * 3
 
+
+async def test_a_timeout_around_a_task_group_of_asyncio_raises_its_own_error(in_asyncio: World) -> None:
     async def fn() -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
                 group.create_task(Timeout(LONG).acall(asyncio.sleep, 10))
 
-    return fn()
-
-
-async def test_a_timeout_around_a_task_group_raises_its_own_error(tasks_world: World) -> None:
-    """Instead of an `ExceptionGroup([DeadlineExceeded, ...])`; and `on_timeout` is called."""
-    seen: list[Any] = []
-    timeout = Timeout(SHORT, on_timeout=seen.append, name="outer")
-    for run in (timeout.aexecute, timeout.acall):
-        with pytest.raises(TimeoutExceeded) as caught:
-            await run(children())
-        assert type(caught.value) is TimeoutExceeded
-        assert caught.value.policy == "outer"
-    assert [event.policy for event in seen] == ["outer", "outer"]
-
-
-async def test_a_timeout_around_a_task_group_of_asyncio_raises_its_own_error(in_asyncio: World) -> None:
     with pytest.raises(TimeoutExceeded) as caught:
-        await Timeout(SHORT).aexecute(asyncio_children)
+        await Timeout(SHORT).acall(fn)
     assert type(caught.value) is TimeoutExceeded
 
 
@@ -319,23 +314,6 @@ async def test_a_block_around_a_task_group_raises_its_own_error(tasks_world: Wor
     with pytest.raises(DeadlineExceeded, match="the block did not end within"):
         async with deadline(SHORT):
             await children()()
-
-
-async def test_a_timeout_around_child_tasks_with_blocks_raises_its_own_error(tasks_world: World) -> None:
-    """Blocks in children inherit the instant as well."""
-
-    async def child() -> None:
-        async with deadline(LONG):
-            await anyio.sleep(10)
-
-    async def fn() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(child)
-            group.start_soon(child)
-
-    with pytest.raises(TimeoutExceeded) as caught:
-        await Timeout(SHORT).acall(fn)
-    assert type(caught.value) is TimeoutExceeded
 
 
 async def test_each_attempt_with_a_task_group_is_retried_after_its_timeout(tasks_world: World) -> None:
@@ -372,7 +350,7 @@ async def test_a_failure_of_a_child_is_raised_in_its_group(tasks_world: World) -
 async def test_a_timeout_of_a_child_is_raised_in_its_group(tasks_world: World) -> None:
     """It is another instant than that of the outer limit."""
     with pytest.raises(ExceptionGroup) as caught:
-        await Timeout(LONG).aexecute(children(1, Timeout(SHORT)))
+        await Timeout(LONG).aexecute(children(1, Timeout(SHORT).acall))
     assert [type(error) for error in caught.value.exceptions] == [TimeoutExceeded]
 
 

@@ -134,8 +134,12 @@ def asked_delay(carrier: object) -> float:
 
 
 def is_repeatable(carrier: object) -> bool:
-    """Whether a call may be made again: unless its function, or its error or result, has `repeatable = False`."""
-    return _allows(carrier, "repeatable")
+    """Whether a call may be made again: unless its function, or its error or result, has `repeatable = False`.
+
+    An exception group forbids it if one of its errors does.
+    """
+    leaves = carrier.exceptions if isinstance(carrier, BaseExceptionGroup) else ()
+    return _allows(carrier, "repeatable") and all(is_repeatable(leaf) for leaf in leaves)
 
 
 def may_overlap(function: object) -> bool:

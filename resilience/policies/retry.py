@@ -68,10 +68,10 @@ class Retry(Policy[Never]):
     wait ends, it stops at once with the last failure. A refusal after failed attempts carries their history as a note,
     and the last failure as its context.
 
-    A failure that carries `repeatable = False` (an error or a result with that attribute) is never retried, even if
-    `on` matches: a client uses it for a request that may have been executed, or whose body cannot be sent twice. A
-    callable object with that attribute that is run by `execute` or `aexecute` is not called again either, because a
-    call that a `Timeout` cut off leaves no failure that could carry it.
+    A failure that carries `repeatable = False` (an error or a result with that attribute, or a group with such an
+    error) is never retried, even if `on` matches: a client uses it for a request that may have been executed, or whose
+    body cannot be sent twice. A callable object with that attribute that is run by `execute` or `aexecute` is not
+    called again either, because a call that a `Timeout` cut off leaves no failure that could carry it.
 
     >>> from resilience import Retry
     >>> answers = iter([ConnectionError("reset"), "fine"])

@@ -280,9 +280,13 @@ class Once(Exception):
         self.repeatable = repeatable
 
 
-async def test_an_error_with_repeatable_false_is_not_retried(world: World, clock: FakeClock) -> None:
-    """It may be in `on`: the call may have been carried out. The event gives the reason."""
-    error, received = Once(repeatable=False), []
+@pytest.mark.parametrize("groups", [0, 1, 2])
+async def test_an_error_with_repeatable_false_is_not_retried(world: World, clock: FakeClock, groups: int) -> None:
+    """It may be in `on`, or in a group: the call may have been carried out. The event gives the reason."""
+    error: Exception = Once(repeatable=False)
+    for _ in range(groups):
+        error = ExceptionGroup("children", [ConnectionError(), error])
+    received: list[Any] = []
     retry = Policy.wrap(Retry(5, on=Exception, retry_after=False), listeners=[received.append])
     script = Script(error)
     assert await run(world, retry, script) is error

@@ -18,7 +18,6 @@ from resilience.runtimes.base import Waiter
 from resilience.runtimes.tasks import TASKS
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE
-from tests.policies.bulkheads import counts
 
 
 @pytest.fixture
@@ -124,44 +123,3 @@ def test_a_signal_handler_wakes_a_loop_that_is_polling_its_sockets(backend: str)
         assert clock.now() - began < 4
     finally:
         signal.signal(signal.SIGALRM, before)
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_two_loops_and_ten_threads_pass_one_permit_on(backend: str) -> None:
-    """From a loop to itself, to the other loop, to threads and back: all calls are admitted, one at a time."""
-    bulkhead = Bulkhead(1, queue=100)
-    inside: list[int] = []
-    done: list[int] = []
-
-    def enter(ctx: object) -> None:
-        inside.append(1)
-        assert len(inside) == 1
-        done.append(inside.pop())
-
-    async def enter_task(ctx: object) -> None:
-        inside.append(1)
-        await anyio.lowlevel.checkpoint()
-        assert len(inside) == 1
-        done.append(inside.pop())
-
-    async def client() -> None:
-        for _ in range(20):
-            await bulkhead.aexecute(enter_task)
-
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            for _ in range(10):
-                group.start_soon(client)
-
-    def thread() -> None:
-        for _ in range(20):
-            bulkhead.execute(enter)
-
-    threads = [threading.Thread(target=anyio.run, args=[main], kwargs={"backend": backend}) for _ in range(2)]
-    threads += [threading.Thread(target=thread) for _ in range(10)]
-    for started in threads:
-        started.start()
-    for started in threads:
-        started.join(PATIENCE)
-    assert len(done) == 30 * 20
-    assert counts(bulkhead) == (1, 0, 0, 0)

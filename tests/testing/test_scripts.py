@@ -142,10 +142,6 @@ def test_a_coroutine_function_may_return_items() -> None:
     assert asyncio.run(consume()) == ["a", "b"]
 
 
-def test_a_stream_of_items_ends() -> None:
-    assert list(Retry().streaming().call(script(items("a", "b")))) == ["a", "b"]
-
-
 def test_an_ellipsis_among_items_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be one of the items"):
         items("a", ...)

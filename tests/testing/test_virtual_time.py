@@ -124,58 +124,48 @@ def test_the_users_own_sleeps_are_virtual() -> None:
     assert clock.sleeps == []
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_block_in_a_running_loop_makes_its_time_virtual_and_real_again(backend: str) -> None:
+async def test_a_block_in_a_running_loop_makes_its_time_virtual_and_real_again(tasks_world: World) -> None:
     """The loop's own time continues, so that every timer has as much time left as before."""
-
-    async def main() -> None:
-        began = anyio.current_time()
-        with anyio.CancelScope(deadline=began + 600) as old:
-            with virtual_time() as clock:
-                await anyio.sleep(599.5)
-                assert clock.now() == pytest.approx(599.5)
-                assert anyio.current_time() == pytest.approx(began + 599.5, abs=0.1)
-            before = time.monotonic()
-            await anyio.sleep(50)
-        assert old.cancelled_caught
-        assert 0.3 < time.monotonic() - before < 5
+    began = anyio.current_time()
+    with anyio.CancelScope(deadline=began + 600) as old:
         with virtual_time() as clock:
-            with anyio.move_on_after(1000):
-                await anyio.sleep(2000)
-            assert clock.now() == pytest.approx(1000)
-        assert anyio.current_time() == pytest.approx(began + 1600, abs=5)
+            await anyio.sleep(599.5)
+            assert clock.now() == pytest.approx(599.5)
+            assert anyio.current_time() == pytest.approx(began + 599.5, abs=0.1)
+        before = time.monotonic()
+        await anyio.sleep(50)
+    assert old.cancelled_caught
+    assert 0.3 < time.monotonic() - before < 5
+    with virtual_time() as clock:
+        with anyio.move_on_after(1000):
+            await anyio.sleep(2000)
+        assert clock.now() == pytest.approx(1000)
+    assert anyio.current_time() == pytest.approx(began + 1600, abs=5)
 
-    anyio.run(main, backend=backend)
 
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("open_for", [0.1, 0.3, 1.1, 30.0])
 @pytest.mark.parametrize("uptime", [0.0, 7_654_321.123])
-def test_a_running_loop_wakes_at_the_exact_instant(
-    backend: str, uptime: float, monkeypatch: pytest.MonkeyPatch
+async def test_a_running_loop_wakes_at_the_exact_instant(
+    monkeypatch: pytest.MonkeyPatch, tasks_world: World, uptime: float, open_for: float
 ) -> None:
     """Its own time is a large number, beside which fractions are rounded; no circuit stays open for longer."""
     monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: uptime + time.monotonic())
-
-    async def main() -> None:
-        for open_for in (0.1, 0.3, 1.1, 30.0):
-            with virtual_time() as clock:
-                breaker = CircuitBreaker(1, open_for=open_for)
-                await anyio.sleep(0.2)
-                await breaker.acapture(ascript(Boom()))
-                await anyio.sleep(open_for)
-                assert clock.now() == 0.2 + open_for
-                assert await breaker.call(ascript("fine")) == "fine"
-                with anyio.move_on_after(0.7) as scope:
-                    await anyio.sleep(0.9)
-                assert scope.cancelled_caught
-                assert clock.now() == 0.2 + open_for + 0.7
-                now = anyio.current_time()
-                with anyio.CancelScope(deadline=1.5 + now):
-                    await anyio.sleep_forever()
-                assert clock.now() == 0.2 + open_for + 0.7 + 1.5
-                assert anyio.current_time() >= now + 1.5
-
-    anyio.run(main, backend=backend)
+    with virtual_time() as clock:
+        breaker = CircuitBreaker(1, open_for=open_for)
+        await anyio.sleep(0.2)
+        await breaker.acapture(ascript(Boom()))
+        await anyio.sleep(open_for)
+        assert clock.now() == 0.2 + open_for
+        assert await breaker.call(ascript("fine")) == "fine"
+        with anyio.move_on_after(0.7) as scope:
+            await anyio.sleep(0.9)
+        assert scope.cancelled_caught
+        assert clock.now() == 0.2 + open_for + 0.7
+        now = anyio.current_time()
+        with anyio.CancelScope(deadline=1.5 + now):
+            await anyio.sleep_forever()
+        assert clock.now() == 0.2 + open_for + 0.7 + 1.5
+        assert anyio.current_time() >= now + 1.5
 
 
 def test_a_loop_with_its_own_timers_is_refused() -> None:
@@ -190,19 +180,6 @@ def test_a_loop_with_its_own_timers_is_refused() -> None:
         await asyncio.wait_for(asyncio.sleep(0), 5)
 
     uvloop.run(main())
-
-
-def test_a_timer_set_before_the_block_fires_in_virtual_time() -> None:
-
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-        loop.call_later(60, done.set_result, None)
-        with virtual_time() as clock:
-            await done
-            return clock.now()
-
-    assert asyncio.run(main()) == pytest.approx(60, abs=0.5)
 
 
 # --- beginning and end -------------------------------------------------------------------------

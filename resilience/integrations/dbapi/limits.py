@@ -46,7 +46,7 @@ class StatementLimits:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._sqlite = SQLiteLimits(connection)
+        self._entered: list[SQLiteLimits] = []  # of each block that has not ended, the innermost last
 
     def __enter__(self) -> None:
         drive(self.__aenter__())
@@ -58,11 +58,15 @@ class StatementLimits:
 
     async def __aenter__(self) -> None:
         ctx = current_context()
-        if ctx.deadline == inf:
-            return
-        ctx.check()
+        sqlite = SQLiteLimits(self._connection)
+        if ctx.deadline < inf:
+            ctx.check()
+            await self._limit(ctx, sqlite)
+        self._entered.append(sqlite)
+
+    async def _limit(self, ctx: Context, sqlite: SQLiteLimits) -> None:
         if is_sqlite(self._connection):
-            await self._sqlite.begin(ctx)
+            await sqlite.begin(ctx)
         elif is_of("psycopg", "BaseConnection", self._connection) or is_of("psycopg2", "connection", self._connection):
             (current,) = await _execute(self._connection, SHOW_STATEMENT_TIMEOUT)
             if statement := shorter_limit(current, ctx):
@@ -72,7 +76,7 @@ class StatementLimits:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with nullcontext() if error is None else suppress(Exception):  # keep the error of the block
-            await self._sqlite.end()
+            await self._entered.pop().end()
 
 
 @final

@@ -48,12 +48,15 @@ def test_a_progress_handler_of_the_user_is_kept(path: Path) -> None:
 
 
 def test_a_statement_that_begins_after_the_deadline_is_interrupted(path: Path) -> None:
+    """In every block, whose limits may have been made for an earlier one."""
     connection = connecting(path)()
-    with deadline(0.05), StatementLimits(connection):
-        time.sleep(0.1)
-        for _ in range(2):
-            with pytest.raises(sqlite3.OperationalError, match="interrupted"):
-                connection.execute(FOREVER).fetchall()
+    limits = StatementLimits(connection)
+    for _ in range(2):
+        with deadline(0.05), limits:
+            time.sleep(0.1)
+            for _ in range(2):
+                with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+                    connection.execute(FOREVER).fetchall()
     connection.close()
 
 

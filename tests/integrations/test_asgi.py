@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from resilience import Context, DeadlineExceeded, current_context, deadline
 from resilience.integrations.asgi import DeadlineMiddleware
+from tests.conftest import World
 from tests.integrations.services import asgi_service, exchange
 
 EXPECTED = "x-envoy-expected-rq-timeout-ms"
@@ -70,19 +71,19 @@ async def overrun(send: Any) -> None:
 
 
 class TestAfterTheDeadline:
-    def test_the_app_raises_after_the_response_has_begun(self, tasks_world: Any) -> None:
+    async def test_the_app_raises_after_the_response_has_begun(self, tasks_world: World) -> None:
         """The status is sent, so that the server has to break the connection off."""
         with pytest.raises(DeadlineExceeded):
-            tasks_world.run(lambda: request(DeadlineMiddleware(App(start, overrun)), {EXPECTED: "5000"}))
+            await request(DeadlineMiddleware(App(start, overrun)), {EXPECTED: "5000"})
 
 
 class TestCutOff:
-    def test_cancels_the_app_and_answers_504(self, tasks_world: Any) -> None:
+    async def test_cancels_the_app_and_answers_504(self, tasks_world: World) -> None:
         """The app ends at the deadline, whatever it awaits."""
-        sent = tasks_world.run(lambda: request(DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20"}))
+        sent = await request(DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20"})
         assert sent[0]["status"] == 504
 
-    def test_answers_504_if_the_app_was_shielded_and_begins_to_answer_late(self, tasks_world: Any) -> None:
+    async def test_answers_504_if_the_app_was_shielded_and_begins_to_answer_late(self, tasks_world: World) -> None:
         """Cancelling the server in the middle of its first message would break off the connection."""
 
         async def shielded(send: Any) -> None:
@@ -90,34 +91,30 @@ class TestCutOff:
                 await anyio.sleep(0.1)
 
         app = DeadlineMiddleware(App(shielded, start, body), cut_off=True)
-        sent = tasks_world.run(lambda: request(app, {EXPECTED: "20"}))
+        sent = await request(app, {EXPECTED: "20"})
         assert sent[0]["status"] == 504
 
-    def test_raises_after_the_response_has_begun(self, tasks_world: Any) -> None:
+    async def test_raises_after_the_response_has_begun(self, tasks_world: World) -> None:
         """An incomplete response must not look complete."""
         with pytest.raises(DeadlineExceeded, match="cut off") as caught:
-            tasks_world.run(lambda: request(DeadlineMiddleware(App(start, hang), cut_off=True), {EXPECTED: "300"}))
+            await request(DeadlineMiddleware(App(start, hang), cut_off=True), {EXPECTED: "300"})
         assert 0 < caught.value.timeout <= 0.3
 
-    def test_changes_nothing_for_a_request_in_time(self, tasks_world: Any) -> None:
+    async def test_changes_nothing_for_a_request_in_time(self, tasks_world: World) -> None:
         """With a deadline or without."""
         app = DeadlineMiddleware(App(start, body), cut_off=True)
-        assert tasks_world.run(lambda: request(app, {EXPECTED: "20000"}))[0]["status"] == 200
-        assert tasks_world.run(lambda: request(app))[0]["status"] == 200
+        assert (await request(app, {EXPECTED: "20000"}))[0]["status"] == 200
+        assert (await request(app))[0]["status"] == 200
 
-    def test_a_cancellation_by_the_server_is_no_504(self, tasks_world: Any) -> None:
-
-        async def main() -> bool:
-            with anyio.CancelScope() as scope:
-                scope.cancel()
-                await request(DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20000"})
-            return scope.cancelled_caught
-
-        assert tasks_world.run(main)
+    async def test_a_cancellation_by_the_server_is_no_504(self, tasks_world: World) -> None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await request(DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20000"})
+        assert scope.cancelled_caught
 
 
 class TestTheServersFunctions:
-    def test_run_without_the_deadline_of_the_request(self, tasks_world: Any) -> None:
+    async def test_run_without_the_deadline_of_the_request(self, tasks_world: World) -> None:
         """What a server begins inside of `receive` and `send` inherits nothing from the request."""
         seen: list[float] = []
 
@@ -134,7 +131,7 @@ class TestTheServersFunctions:
             seen.append(current_context().deadline)
 
         scope = {"type": "http", "headers": [(EXPECTED.encode(), b"5000")]}
-        tasks_world.run(lambda: DeadlineMiddleware(app)(scope, receive, send))
+        await DeadlineMiddleware(app)(scope, receive, send)
         assert seen == [inf, inf]
 
 

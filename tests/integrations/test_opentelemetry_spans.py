@@ -148,29 +148,23 @@ class WithoutText(Exception):
 
 
 @pytest.mark.parametrize("record_exceptions", [True, False])
-def test_an_exception_whose_str_raises_is_raised_unchanged(
+async def test_an_exception_whose_str_raises_is_raised_unchanged(
     world: World, traced: Traced, record_exceptions: bool
 ) -> None:
     """The SDK calls `__str__`; the span has no message then."""
 
-    async def main() -> Any:
-        policy = traced.policy(record_exceptions=record_exceptions)
-        return await world.attempt(policy, Script(WithoutText()).function())
-
-    assert type(world.run(main)) is WithoutText
+    policy = traced.policy(record_exceptions=record_exceptions)
+    assert type(await world.attempt(policy, Script(WithoutText()).function())) is WithoutText
     assert traced.only.status.status_code is StatusCode.ERROR
     assert str(traced.only.attributes["error.type"]).endswith("WithoutText")
 
 
-def test_a_refused_call_is_a_failure_of_its_span(world: World, traced: Traced) -> None:
+async def test_a_refused_call_is_a_failure_of_its_span(world: World, traced: Traced) -> None:
     """The class of the error is that of the policy's refusal."""
     breaker = CircuitBreaker()
     breaker.isolate()
 
-    async def main() -> object:
-        return await world.attempt(traced.policy().wrap(breaker), Script("never").function())
-
-    assert isinstance(world.run(main), CircuitOpen)
+    assert isinstance(await world.attempt(traced.policy().wrap(breaker), Script("never").function()), CircuitOpen)
     assert traced.only.attributes["error.type"] == "resilience.errors.CircuitIsolated"
     assert names(traced.only) == ["resilience.call_rejected", "exception"]
 

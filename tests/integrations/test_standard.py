@@ -189,7 +189,7 @@ def test_a_ratio_is_a_budget_for_each_host_and_a_budget_is_shared_by_all() -> No
     assert budgets(standard(hedge=1)) == [None, 0.1, None, 0.1]
 
 
-def test_only_a_repeatable_request_is_hedged(tasks_world: Any) -> None:
+async def test_only_a_repeatable_request_is_hedged(tasks_world: Any) -> None:
     """A GET is. A POST is not, even while it connects, as it may be sent: its first response is waited for."""
     sent: list[str] = []
 
@@ -200,17 +200,14 @@ def test_only_a_repeatable_request_is_hedged(tasks_world: Any) -> None:
         await anyio.sleep(0.3 if sent.count(request.method) == 1 else 0)
         return httpx.Response(200, text=str(sent.count(request.method)))
 
-    async def main() -> None:
-        transport = AsyncResilienceTransport(standard(hedge=0.02), httpx.MockTransport(handler))
-        async with httpx.AsyncClient(transport=transport) as client:
-            assert (await client.get("https://a.example/")).text == "2"
-            assert (await client.post("https://a.example/")).text == "1"
-
-    tasks_world.run(main)
+    transport = AsyncResilienceTransport(standard(hedge=0.02), httpx.MockTransport(handler))
+    async with httpx.AsyncClient(transport=transport) as client:
+        assert (await client.get("https://a.example/")).text == "2"
+        assert (await client.post("https://a.example/")).text == "1"
     assert sent == ["GET", "GET", "POST"]
 
 
-def test_a_post_that_waits_for_its_turn_is_not_hedged(tasks_world: Any) -> None:
+async def test_a_post_that_waits_for_its_turn_is_not_hedged(tasks_world: Any) -> None:
     """Only one of two attempts could be sent, and the refusal of the other would end the call."""
     sent: list[str] = []
 
@@ -219,17 +216,14 @@ def test_a_post_that_waits_for_its_turn_is_not_hedged(tasks_world: Any) -> None:
         await anyio.sleep(0.3)
         return httpx.Response(200)
 
-    async def main() -> None:
-        transport = AsyncResilienceTransport(standard(hedge=0.02, rate=Rate(1, per=0.1)), httpx.MockTransport(handler))
-        async with httpx.AsyncClient(transport=transport) as client, anyio.create_task_group() as tasks:
-            for _ in range(2):
-                tasks.start_soon(client.post, "https://a.example/")
-
-    tasks_world.run(main)
+    transport = AsyncResilienceTransport(standard(hedge=0.02, rate=Rate(1, per=0.1)), httpx.MockTransport(handler))
+    async with httpx.AsyncClient(transport=transport) as client, anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(client.post, "https://a.example/")
     assert sent == ["POST", "POST"]
 
 
-def test_a_post_that_has_begun_with_an_idempotency_key_is_hedged(tasks_world: Any) -> None:
+async def test_a_post_that_has_begun_with_an_idempotency_key_is_hedged(tasks_world: Any) -> None:
     """Both attempts send the same key."""
     keys: list[str] = []
 
@@ -238,14 +232,9 @@ def test_a_post_that_has_begun_with_an_idempotency_key_is_hedged(tasks_world: An
         await anyio.sleep(0.3 if len(keys) == 1 else 0)
         return httpx.Response(200)
 
-    async def main() -> None:
-        policy = IdempotencyKey().wrap(Hedge(0.02))
-        async with httpx.AsyncClient(
-            transport=AsyncResilienceTransport(policy, httpx.MockTransport(handler))
-        ) as client:
-            await client.post("https://a.example/")
-
-    tasks_world.run(main)
+    transport = AsyncResilienceTransport(IdempotencyKey().wrap(Hedge(0.02)), httpx.MockTransport(handler))
+    async with httpx.AsyncClient(transport=transport) as client:
+        await client.post("https://a.example/")
     assert keys == [keys[0]] * 2
 
 

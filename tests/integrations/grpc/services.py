@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
 from math import inf
@@ -112,6 +112,13 @@ def protected(target: str, *policies: Policy[Any]) -> Iterator[Any]:
     """Open a blocking channel under these policies, the outermost first."""
     with grpc.insecure_channel(target) as channel:
         yield grpc.intercept_channel(channel, *map(PolicyInterceptor, policies))
+
+
+@contextlib.asynccontextmanager
+async def aprotected(target: str, policy: Policy[Any], *around: Any) -> AsyncIterator[Any]:
+    """Open a channel of grpc.aio under a policy, with interceptors around it."""
+    async with grpc.aio.insecure_channel(target, interceptors=[*around, *aio_interceptors(policy)]) as channel:
+        yield channel
 
 
 class Client:

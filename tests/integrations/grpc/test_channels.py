@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, DeadlineExceeded, Fallback, Policy, Retry, Timeout, TimeoutExceeded
+from resilience import CircuitBreaker, CircuitOpen, DeadlineExceeded, Fallback, Retry, Timeout, TimeoutExceeded
 from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
 from tests.integrations.grpc.services import (
     INTERNAL,
@@ -23,6 +23,7 @@ from tests.integrations.grpc.services import (
     UNAVAILABLE,
     Dependency,
     answering,
+    aprotected,
     protected,
 )
 
@@ -132,80 +133,54 @@ class TestBlocking:
 class TestAsyncio:
     """Features of grpc.aio."""
 
-    def run(self, target: str, policy: Policy[Any], main: Callable[[Any], Any]) -> Any:
-        async def whole() -> Any:
-            async with grpc.aio.insecure_channel(target, interceptors=aio_interceptors(policy)) as channel:
-                return await main(channel)
-
-        return asyncio.run(whole())
-
-    def test_a_call_has_the_status_of_the_last_attempt(self, target: str, dependency: Dependency) -> None:
+    async def test_a_call_has_the_status_of_the_last_attempt(self, target: str, dependency: Dependency) -> None:
         dependency.steps = [UNAVAILABLE, b"fine"]
-
-        async def main(channel: Any) -> None:
+        async with aprotected(target, NOW) as channel:
             call = channel.unary_unary("/test.Test/One")(b"")
             assert await call == b"fine"
             assert await call.code() is grpc.StatusCode.OK
 
-        self.run(target, NOW, main)
-
     @pytest.mark.parametrize("method", ["Join", "Chat"])
-    def test_requests_can_be_written_one_by_one(self, target: str, dependency: Dependency, method: str) -> None:
+    async def test_requests_can_be_written_one_by_one(self, target: str, dependency: Dependency, method: str) -> None:
         """A write waits for the interceptors, which wait for no reply."""
         dependency.steps = [b"echo"] if method == "Chat" else [b"fine"]
-
-        async def main(channel: Any) -> Any:
+        async with asyncio.timeout(PATIENCE), aprotected(target, NOW) as channel:
             call = getattr(channel, KINDS[method])(f"/test.Test/{method}")()
             await call.write(b"a")
             if method == "Chat":
                 assert await call.read() == b"a"
             await call.write(b"b")
             await call.done_writing()
-            return await call.read() if method == "Chat" else await call
+            assert (await call.read() if method == "Chat" else await call) == (b"b" if method == "Chat" else b"fine")
 
-        async def bounded(channel: Any) -> Any:
-            return await asyncio.wait_for(main(channel), PATIENCE)
-
-        assert self.run(target, NOW, bounded) == (b"b" if method == "Chat" else b"fine")
-
-    def test_cancelling_the_caller_cancels_the_call(self, target: str, dependency: Dependency) -> None:
+    async def test_cancelling_the_caller_cancels_the_call(self, target: str, dependency: Dependency) -> None:
         """The server is notified, and nothing is repeated."""
         dependency.steps = [Dependency.hang]
-
-        async def main(channel: Any) -> None:
+        async with aprotected(target, NOW) as channel:
             task = asyncio.ensure_future(channel.unary_unary("/test.Test/One")(b""))
             while not dependency.seen:
                 await asyncio.sleep(0.005)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-
-        self.run(target, NOW, main)
-        assert dependency.gone.wait(PATIENCE)
+        assert await asyncio.to_thread(dependency.gone.wait, PATIENCE)
         assert len(dependency.seen) == 1
 
-    def test_a_discarded_stream_is_cancelled(self, target: str, dependency: Dependency) -> None:
+    async def test_a_discarded_stream_is_cancelled(self, target: str, dependency: Dependency) -> None:
         """Retry closes the result that it discards."""
         dependency.steps = [[b"bad", Dependency.hang], [b"fine"]]
         refuse = Retry(2, backoff=[0], on_result=lambda replies: len(dependency.seen) == 1)
-
-        async def main(channel: Any) -> Any:
-            replies = [reply async for reply in channel.unary_stream("/test.Test/Many")(b"")]
+        async with aprotected(target, refuse) as channel:
+            assert [reply async for reply in channel.unary_stream("/test.Test/Many")(b"")] == [b"fine"]
             assert await asyncio.to_thread(dependency.gone.wait, PATIENCE)
-            return replies
-
-        assert self.run(target, refuse, main) == [b"fine"]
 
     @pytest.mark.parametrize("method", Dependency.methods)
-    def test_the_result_of_a_fallback_is_a_finished_call(self, target: str, method: str) -> None:
+    async def test_the_result_of_a_fallback_is_a_finished_call(self, target: str, method: str) -> None:
         """With all methods of a call."""
-
-        async def main(channel: Any) -> None:
+        many = method in ("Many", "Chat")
+        async with aprotected(target, answering([b"cached"] if many else b"cached")) as channel:
             call = getattr(channel, KINDS[method])(f"/test.Test/{method}")(REQUEST[method])
-            if method in ("Many", "Chat"):
-                assert [reply async for reply in call] == [b"cached"]
-            else:
-                assert await call == b"cached"
+            assert ([reply async for reply in call] if many else [await call]) == [b"cached"]
             done: list[Any] = []
             call.add_done_callback(done.append)
             assert (done, call.done(), call.cancelled(), call.cancel()) == ([call], True, False, False)
@@ -216,13 +191,10 @@ class TestAsyncio:
             assert not await call.trailing_metadata()
             await call.wait_for_connection()
 
-        self.run(target, answering([b"cached"] if method in ("Many", "Chat") else b"cached"), main)
-
     @pytest.mark.parametrize("method", Dependency.methods)
-    def test_an_outer_interceptor_gets_a_finished_call(self, target: str, method: str) -> None:
+    async def test_an_outer_interceptor_gets_a_finished_call(self, target: str, method: str) -> None:
         """It gets the result of the fallback, and may call all methods of a call of grpc."""
         many = method in ("Many", "Chat")
-        policy = answering([b"a", b"b"] if many else b"a")
 
         class Around:
             async def intercept(self, continuation: Any, details: Any, request: Any) -> Any:
@@ -241,25 +213,18 @@ class TestAsyncio:
         kind = KINDS[method]
         base = getattr(grpc.aio, "".join(word.title() for word in kind.split("_")) + "ClientInterceptor")
         around = type("AroundIt", (base,), {f"intercept_{kind}": Around.intercept})()
+        async with aprotected(target, answering([b"a", b"b"] if many else b"a"), around) as channel:
+            call = getattr(channel, kind)(f"/test.Test/{method}")(REQUEST[method])
+            assert ([reply async for reply in call] == [b"a", b"b"]) if many else (await call == b"a")
 
-        async def main() -> Any:
-            interceptors = [around, *aio_interceptors(policy)]
-            async with grpc.aio.insecure_channel(target, interceptors=interceptors) as channel:
-                call = getattr(channel, kind)(f"/test.Test/{method}")(REQUEST[method])
-                return [reply async for reply in call] if many else await call
-
-        assert asyncio.run(main()) == ([b"a", b"b"] if many else b"a")
-
-    def test_the_replies_of_a_fallback_may_be_an_async_iterable(self, target: str) -> None:
+    async def test_the_replies_of_a_fallback_may_be_an_async_iterable(self, target: str) -> None:
 
         async def cached() -> Any:
             yield b"a"
             yield b"b"
 
-        async def main(channel: Any) -> Any:
-            return [reply async for reply in channel.unary_stream("/test.Test/Many")(b"")]
-
-        assert self.run(target, answering(cached()), main) == [b"a", b"b"]
+        async with aprotected(target, answering(cached())) as channel:
+            assert [reply async for reply in channel.unary_stream("/test.Test/Many")(b"")] == [b"a", b"b"]
 
 
 def test_ctrl_c_in_the_wait_for_the_first_reply_cancels_the_call() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import time
 import weakref
@@ -27,7 +26,7 @@ from resilience import (
     TimeoutExceeded,
     deadline,
 )
-from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
+from resilience.integrations.grpc import PolicyInterceptor
 from resilience.integrations.http import NotRepeatable
 from tests.conftest import no_collector
 from tests.integrations.grpc.services import (
@@ -42,6 +41,7 @@ from tests.integrations.grpc.services import (
     Dependency,
     Recording,
     answering,
+    aprotected,
     status,
 )
 
@@ -376,7 +376,7 @@ class OwnDetails(grpc.ClientCallDetails):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("own", [None, 60.0])
-def test_call_details_of_another_class_are_limited_in_a_copy(
+async def test_call_details_of_another_class_are_limited_in_a_copy(
     target: str, dependency: Dependency, own: float | None
 ) -> None:
     """The server has the time of the policy, and the outer interceptor still has its own details."""
@@ -386,12 +386,8 @@ def test_call_details_of_another_class_are_limited_in_a_copy(
         async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
             return await continuation(details, request)
 
-    async def main() -> Any:
-        interceptors = [Around(), *aio_interceptors(Timeout(20.0, cooperative=True))]
-        async with grpc.aio.insecure_channel(target, interceptors=interceptors) as channel:
-            return await channel.unary_unary("/test.Test/One")(b"?")
-
-    assert asyncio.run(main()) == b"fine"
+    async with aprotected(target, Timeout(20.0, cooperative=True), Around()) as channel:
+        assert await channel.unary_unary("/test.Test/One")(b"?") == b"fine"
     ((_, _, left),) = dependency.seen
     assert 10 < left <= 21
     assert details.timeout == own

@@ -127,6 +127,37 @@ def same(their: Callable[[Function], Function], our: Callable[[Function], Functi
     return runs
 
 
+def in_blocks(attempts: Callable[[], Any], note: Callable[[Any], object] = id) -> Callable[[Function], Function]:
+    """Return a decorator that runs a function in the block of each attempt, which `note` gets."""
+
+    def wrapped(function: Function) -> Function:
+        def run() -> Any:
+            for attempt in attempts():
+                with attempt:
+                    note(attempt)
+                    return function()
+            return None
+
+        return run
+
+    return wrapped
+
+
+def in_async_blocks(attempts: Callable[[], Any]) -> Callable[[Function], Function]:
+    """Return a decorator that does so in a coroutine function."""
+
+    def wrapped(function: Function) -> Function:
+        async def run() -> Any:
+            async for attempt in attempts():
+                with attempt:
+                    return function()
+            return None
+
+        return run
+
+    return wrapped
+
+
 def _end(function: Function) -> object:
     try:
         result = function()

@@ -164,39 +164,6 @@ def test_a_wrong_result_on_a_page_is_reported_with_its_line(lines: list[str], re
     assert str(caught.value).startswith(report)
 
 
-def test_a_page_with_correct_results_passes(tmp_path: Path) -> None:
-    """Blocks share one namespace, and `...` stands for any text."""
-    run(
-        page_of(
-            tmp_path,
-            "```python",
-            "x = [1, 2]",
-            "int('x')  # raises ValueError: invalid literal ...",
-            "y = int('y')  # raises ValueError",
-            "{}['k']  # raises LookupError: 'k'",
-            "```",
-            "```python",
-            "x  # -> [1, ...]",
-            "print('one', x)",
-            "def test_of_a_reader():",
-            "    x.append(3)",
-            "def test_with_a_fixture(tmp_path):",
-            "    1 / 0",
-            "```",
-            "```text",
-            "one [...]",
-            "```",
-            "```text",
-            "a drawing",
-            "```",
-            "```python",
-            "x  # -> [1, 2, 3]",
-            "```",
-        ),
-        "page.md",
-    )
-
-
 @pytest.mark.parametrize(
     ("lines", "report"),
     [

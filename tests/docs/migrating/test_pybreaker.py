@@ -41,8 +41,7 @@ def same_breakers(their: Any, our: CircuitBreaker, *steps: Any, waits: dict[int,
     with their_time() as clock:
         first = after_each(their, script(*steps, ...), *steps, clock=clock.sleep, waits=waits)
     with virtual_time() as virtual:
-        advance = lambda seconds: virtual.advance(seconds) if seconds else None  # noqa: E731
-        second = after_each(our, script(*steps, ...), *steps, clock=advance, waits=waits)
+        second = after_each(our, script(*steps, ...), *steps, clock=virtual.advance, waits=waits)
     assert first == second
     return first
 
@@ -213,8 +212,7 @@ def _(left: str, right: str) -> None:
     with their_time() as clock:
         after_each(CallWith(their), script(*steps), *steps, clock=clock.sleep, waits={2: 61.0})
     with virtual_time() as virtual:
-        advance = lambda seconds: virtual.advance(seconds) if seconds else None  # noqa: E731
-        after_each(CallWith(breaker.wrap(Before())), script(*steps), *steps, clock=advance, waits={2: 61.0})
+        after_each(CallWith(breaker.wrap(Before())), script(*steps), *steps, clock=virtual.advance, waits={2: 61.0})
     unsubscribe()
     assert sorted(seen) == sorted(text.replace("half_open", "half-open") for text in listener.seen)
 

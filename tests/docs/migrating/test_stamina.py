@@ -11,7 +11,7 @@ import stamina
 from resilience import Retry, events
 from resilience.testing import no_sleeping, switched_off
 from tests.docs.migrating.rows import ANSWERS, FAILS, Asks, Check, cases, predicate, row, written
-from tests.docs.side_by_side import code_in, ours, same, theirs
+from tests.docs.side_by_side import code_in, in_blocks, ours, same, theirs
 
 
 def stamina_with(arguments: str) -> Callable[..., Any]:
@@ -72,23 +72,12 @@ def _(left: str, right: str) -> None:
 def _(left: str, right: str) -> None:
     numbers: list[int] = []
 
-    def block(attempts: Callable[[], Any], number: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-        def wrapped(function: Callable[[], Any]) -> Callable[[], Any]:
-            def run() -> Any:
-                for attempt in attempts():
-                    with attempt:
-                        numbers.append(getattr(attempt, number))
-                        return function()
-                return None
-
-            return run
-
-        return wrapped
-
     def context() -> Any:
         return stamina.retry_context(on=OSError, wait_initial=1, wait_exp_base=1, wait_jitter=0, attempts=3)
 
-    same(block(context, "num"), block(Retry(3, on=OSError, backoff=[1]).attempts, "number"), *FAILS)
+    their = in_blocks(context, lambda attempt: numbers.append(attempt.num))
+    our = in_blocks(Retry(3, on=OSError, backoff=[1]).attempts, lambda attempt: numbers.append(attempt.number))
+    same(their, our, *FAILS)
     assert numbers == [1, 2, 3] * 6
 
 

@@ -13,7 +13,7 @@ from resilience import Context, RetriesExhausted, Retry, Success, events
 from resilience.integrations.logging import log_events
 from resilience.testing import no_sleeping, recording, script, virtual_time
 from tests.docs.migrating.rows import ANSWERS, FAILS, NAMES, ROWS, Asks, Check, cases, predicate, row, written
-from tests.docs.side_by_side import code_in, ours, same, their_time, theirs
+from tests.docs.side_by_side import code_in, in_async_blocks, in_blocks, ours, same, their_time, theirs
 
 #: Under these names both have something else.
 THEIRS = {**NAMES, "retry": tenacity.retry, "RetryError": tenacity.RetryError}
@@ -238,41 +238,21 @@ def _(left: str, right: str) -> None:
 
 @row("tenacity", "`attempt.retry_state.attempt_number`")
 def _(left: str, right: str) -> None:
-    def numbers(attempts: Any, number: str) -> list[int]:
-        found = []
-        for attempt in attempts:
-            with attempt:
-                found.append(eval(number, {"attempt": attempt}))  # the page is trusted
-                if len(found) < 3:
-                    raise OSError
-        return found
+    found: list[int] = []
 
-    again = tenacity.Retrying(stop=tenacity.stop_after_attempt(3))
-    assert numbers(again, code_in(left)) == numbers(Retry(3, on=OSError, backoff=[0]).attempts(), code_in(right))
+    def read(cell: str) -> Callable[[Any], object]:
+        return lambda attempt: found.append(eval(code_in(cell), {"attempt": attempt}))  # the page is trusted
+
+    their = in_blocks(lambda: tenacity.Retrying(stop=tenacity.stop_after_attempt(3)), read(left))
+    same(their, in_blocks(Retry(3, on=OSError, backoff=[0]).attempts, read(right)), OSError(), OSError(), "fine")
+    assert found == [1, 2, 3] * 6
 
 
 @row("tenacity", "`for attempt in Retrying(...): with attempt:`")
 def _(left: str, right: str) -> None:
-    def their(function: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> Any:
-            for attempt in tenacity.Retrying(
-                stop=tenacity.stop_after_attempt(3), wait=tenacity.wait_fixed(2), reraise=True
-            ):
-                with attempt:
-                    return function()
-            return None
-
-        return run
-
-    def our(function: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> Any:
-            for attempt in Retry(3, on=OSError, backoff=[2]).attempts():
-                with attempt:
-                    return function()
-            return None
-
-        return run
-
+    wait, stop = tenacity.wait_fixed(2), tenacity.stop_after_attempt(3)
+    their = in_blocks(lambda: tenacity.Retrying(stop=stop, wait=wait, reraise=True))
+    our = in_blocks(Retry(3, on=OSError, backoff=[2]).attempts)
     same(their, our, *FAILS)
     same(their, our, OSError(), "fine")
 
@@ -288,22 +268,9 @@ def _(left: str, right: str) -> None:
 @row("tenacity", "`AsyncRetrying(...)`")
 def _(left: str, right: str) -> None:
     retry = Retry(3, on=OSError, backoff=[0])
-
-    def block(attempts: Callable[[], Any]) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-        def wrapped(function: Callable[[], Any]) -> Callable[[], Any]:
-            async def run() -> Any:
-                async for attempt in attempts():
-                    with attempt:
-                        return function()
-                return None
-
-            return run
-
-        return wrapped
-
-    their = block(lambda: tenacity.AsyncRetrying(stop=tenacity.stop_after_attempt(3), reraise=True))
+    their = in_async_blocks(lambda: tenacity.AsyncRetrying(stop=tenacity.stop_after_attempt(3), reraise=True))
     for steps in (FAILS, (OSError(), "fine")):
-        same(their, block(retry.attempts), *steps)
+        same(their, in_async_blocks(retry.attempts), *steps)
 
 
 @row("tenacity", "`function.retry_with(")

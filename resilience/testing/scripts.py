@@ -32,6 +32,8 @@ class Hang:
 def hang(seconds: Duration, then: Any = None) -> Hang:
     """Return a step that waits for `seconds`, in virtual time if that is active, and then does `then`.
 
+    In a thread, it ends at the latest with the block of virtual time in which it began.
+
     :param then: another step, None by default: an exception to raise, or the value to return.
     """
     return Hang(checks.seconds("seconds", seconds), then)
@@ -150,11 +152,22 @@ def ascript(*steps: Any) -> AsyncScript:
 
 def _wait(step: Any) -> Any:
     while isinstance(step, Hang):
-        never = threading.Lock()
-        never.acquire()
-        clock.wait(never, step.seconds)
+        clock.wait(_Never(), step.seconds)
         step = step.then
     return step
+
+
+@final
+class _Never:
+    """A lock that nothing releases but the end of virtual time: a hang that a Timeout has abandoned ends then."""
+
+    def __init__(self) -> None:
+        self._wait = clock.wait
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1, /) -> bool:
+        return clock.wait is not self._wait or self._lock.acquire(blocking, timeout)
 
 
 async def _await(step: Any) -> Any:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from resilience import Context, Fallback, Retry, Timeout
+from resilience import Context, Failure, Fallback, Retry, Timeout
 from resilience.clock import clock
 from resilience.testing import ScriptEnded, Simulation, ascript, hang, items, script, virtual_time
 from tests.callers import run_all
 from tests.conftest import Boom
+from tests.policies.bulkheads import wait_until
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -145,6 +146,15 @@ def test_a_coroutine_function_may_return_items() -> None:
 def test_an_ellipsis_among_items_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be one of the items"):
         items("a", ...)
+
+
+def test_a_hang_that_a_timeout_has_abandoned_ends_with_virtual_time() -> None:
+    """Otherwise, 128 of these would make every later test fail with `WorkersExhausted`."""
+    before = Timeout.abandoned()
+    with virtual_time():
+        assert isinstance(Timeout(5).capture(script(hang(3600))), Failure)
+        assert Timeout.abandoned() == before + 1
+    wait_until(lambda: Timeout.abandoned() == before)
 
 
 def test_a_hang_in_a_simulation_takes_simulated_time() -> None:

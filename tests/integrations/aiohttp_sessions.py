@@ -35,10 +35,6 @@ async def session(
         yield client
 
 
-def notes_of(error: BaseException) -> str:
-    return "\n".join(error.__notes__)
-
-
 async def outcome_of(request: Any) -> Any:
     """Return the response, after reading it, or the exception as a value."""
     try:

@@ -18,10 +18,6 @@ QUICK = Retry(3, backoff=[0])
 Make = Callable[..., requests.Session]
 
 
-def notes_of(error: BaseException) -> str:
-    return "\n".join(error.__notes__)
-
-
 def outcome_of(fn: Callable[[], requests.Response]) -> Any:
     """Return the response, or the exception as a value."""
     try:

@@ -274,3 +274,7 @@ def unused_url() -> str:
     """Return the URL of a port without a listener: connections to it are refused."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def notes_of(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", []))

@@ -15,9 +15,9 @@ import pytest
 from resilience import CircuitBreaker, Policy, Retry, Timeout
 from resilience.integrations.aiohttp import resilience_middleware
 from resilience.integrations.http import NotRepeatable
-from tests.integrations.aiohttp_sessions import QUICK, notes_of, outcome_of, pieces, session
+from tests.integrations.aiohttp_sessions import QUICK, outcome_of, pieces, session
 from tests.integrations.http_clients import form
-from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer, notes_of, unused_url
 
 
 async def test_an_outer_middleware_cannot_send_a_one_shot_body_again(server: FlakyServer) -> None:

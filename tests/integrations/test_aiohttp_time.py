@@ -17,8 +17,8 @@ from resilience import Context, DeadlineExceeded, Timeout, current_context, dead
 from resilience.clock import clock as process_clock
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.http.exchange import Exchange
-from tests.integrations.aiohttp_sessions import QUICK, notes_of, outcome_of, session
-from tests.integrations.servers import PATIENCE, Answer, FlakyServer
+from tests.integrations.aiohttp_sessions import QUICK, outcome_of, session
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer, notes_of
 
 
 @pytest.mark.parametrize("timeout", [None, aiohttp.ClientTimeout(total=0), aiohttp.ClientTimeout(60)])

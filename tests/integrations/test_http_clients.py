@@ -34,7 +34,7 @@ from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
 from tests.contention.beside import until
 from tests.integrations.http_clients import BLOCKING, CLIENTS, QUICK, HTTPClient, process_clock_ahead
-from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer, notes_of, unused_url
 from tests.integrations.upload_bodies import SlowFile
 
 
@@ -58,10 +58,6 @@ async def outcome_of(request: Any) -> Any:
         return await request
     except Exception as error:
         return error
-
-
-def notes_of(error: BaseException) -> str:
-    return "\n".join(getattr(error, "__notes__", []))
 
 
 # --- statuses ---------------------------------------------------------------------------------

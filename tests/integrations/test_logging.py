@@ -286,13 +286,11 @@ class WithoutText(Exception):
         raise ZeroDivisionError
 
 
-def test_an_error_whose_str_raises_has_its_line(world: World, clock: FakeClock, log: Log) -> None:
+async def test_an_error_whose_str_raises_has_its_line(world: World, clock: FakeClock, log: Log) -> None:
     log.begin(messages=True)
     retry = Retry(2, on=WithoutText, backoff=[1])
-    assert (
-        world.run(lambda: world.attempt(retry, Script(WithoutText(), "fine").function(), Context(operation="get")))
-        == "fine"
-    )
+    script = Script(WithoutText(), "fine")
+    assert await world.attempt(retry, script.function(), Context(operation="get")) == "fine"
     assert log.lines == [
         "INFO Retry (get): attempt 1 failed with WithoutText, the next one is in 1 s: <no message: its __str__ raised>"
     ]
@@ -301,17 +299,27 @@ def test_an_error_whose_str_raises_has_its_line(world: World, clock: FakeClock, 
 # --- repeats ---------------------------------------------------------------------------------
 
 
+def isolated(name: str = "db") -> CircuitBreaker:
+    breaker = CircuitBreaker(name=name)
+    breaker.isolate()
+    return breaker
+
+
+def refuse(breaker: CircuitBreaker, operation: str = "get", times: int = 1) -> None:
+    for _ in range(times):
+        breaker.capture(lambda ctx: "never", Context(operation=operation))
+
+
 def refusals(log: Log) -> list[str]:
     return [line.removeprefix("WARNING ") for line in log.lines if "refused" in line]
 
 
 def test_repeated_lines_are_counted_after_the_first_few(threads: World, clock: FakeClock, log: Log) -> None:
     """The count is written once, with the first event after the interval, of any policy."""
-    breaker = CircuitBreaker(open_for=1000, name="db")
-    breaker.isolate()
+    breaker = isolated()
     log.begin(repeats=3, interval=10)
     for _ in range(60):
-        breaker.capture(lambda ctx: "never", Context(operation="get"))
+        refuse(breaker)
         clock.advance(0.1)
     assert refusals(log) == ["db (get): refused a call with CircuitIsolated"] * 3
     clock.advance(5)
@@ -319,7 +327,7 @@ def test_repeated_lines_are_counted_after_the_first_few(threads: World, clock: F
     Retry().execute(lambda ctx: "of another policy, and fine")
     assert refusals(log)[3:] == ["db (get): refused a call with CircuitIsolated (and 56 more in 11 s)"]
     assert (extra(log.records[-1])["left_out"], extra(log.records[-1])["seconds"]) == (57, 11.0)
-    breaker.capture(lambda ctx: "never", Context(operation="get"))
+    refuse(breaker)
     assert refusals(log)[4:] == ["db (get): refused a call with CircuitIsolated"]
 
 
@@ -388,11 +396,8 @@ def test_no_event_is_created_for_an_end_that_is_not_logged(
 
 def test_ending_the_export_writes_the_counts(threads: World, clock: FakeClock, log: Log) -> None:
     """Nothing is lost at a shutdown; a second end writes nothing."""
-    breaker = CircuitBreaker(name="db")
-    breaker.isolate()
     end = log.begin(repeats=1)
-    for _ in range(4):
-        breaker.capture(lambda ctx: "never", Context(operation="get"))
+    refuse(isolated(), times=4)
     end()
     end()
     assert refusals(log)[1:] == ["db (get): refused a call with CircuitIsolated (and 2 more)"]
@@ -400,11 +405,10 @@ def test_ending_the_export_writes_the_counts(threads: World, clock: FakeClock, l
 
 def test_repeats_are_counted_for_each_operation(threads: World, clock: FakeClock, log: Log) -> None:
     """The repeats of one operation hide no other."""
-    breaker = CircuitBreaker(name="db")
-    breaker.isolate()
+    breaker = isolated()
     log.begin(repeats=1)
     for operation in ("get", "get", "put"):
-        breaker.capture(lambda ctx: "never", Context(operation=operation))
+        refuse(breaker, operation)
     assert [line.partition(":")[0] for line in refusals(log)] == ["db (get)", "db (put)"]
 
 
@@ -420,12 +424,10 @@ def test_changes_of_circuits_are_always_written(threads: World, clock: FakeClock
 
 def test_the_number_of_counted_operations_is_bounded(threads: World, clock: FakeClock, log: Log) -> None:
     """The oldest of many different lines are forgotten, and their counts written."""
-    breaker = CircuitBreaker(name="db")
-    breaker.isolate()
+    breaker = isolated()
     end = log.begin(repeats=1)
     for number in range(1100):
-        for _ in range(2):
-            breaker.capture(lambda ctx: "never", Context(operation=f"get-{number}"))
+        refuse(breaker, f"get-{number}", times=2)
     written = len(log.records)
     assert 1100 < written < 1250
     end()
@@ -448,8 +450,7 @@ def test_lines_go_to_the_default_logger_or_to_an_adapter(caplog: pytest.LogCaptu
     with caplog.at_level(logging.INFO, logger=usual.name):
         for logger in (None, logging.LoggerAdapter(usual, None)):
             end = log_events(logger)
-            breaker = CircuitBreaker(name="db")
-            breaker.isolate()
+            isolated()
             end()
     assert [record.name for record in caplog.records] == [usual.name] * 2
 
@@ -457,10 +458,7 @@ def test_lines_go_to_the_default_logger_or_to_an_adapter(caplog: pytest.LogCaptu
 def test_lines_below_the_level_are_not_counted(threads: World, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.logger.setLevel(logging.ERROR)
     end = log.begin(repeats=1)
-    breaker = CircuitBreaker()
-    breaker.isolate()
-    for _ in range(3):
-        breaker.capture(lambda ctx: "never", Context(operation="get"))
+    refuse(isolated(), times=3)
     end()
     assert log.lines == []
 

@@ -15,8 +15,8 @@ from resilience.integrations.http import NotRepeatable
 from resilience.integrations.http.bodies import Body
 from resilience.integrations.requests import ResilienceAdapter
 from resilience.runtimes.driving import drive
-from tests.integrations.requests_sessions import QUICK, Make, Recorder, notes_of
-from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
+from tests.integrations.requests_sessions import QUICK, Make, Recorder
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer, notes_of, unused_url
 from tests.integrations.upload_bodies import SlowFile
 
 # --- what may be sent again -------------------------------------------------------------------

@@ -31,6 +31,12 @@ def probing(world: World, *steps: Any, **settings: Any) -> tuple[CircuitBreaker,
     return CircuitBreaker(probe=world.native(ping), **settings), script
 
 
+async def about_to_probe(world: World, breaker: CircuitBreaker, clock: FakeClock) -> None:
+    """Let the circuit open, and the open period pass."""
+    await fails(world, breaker)
+    clock.advance(10)
+
+
 async def check(world: World, breaker: CircuitBreaker) -> Any:
     return breaker.check() if world.blocking else await breaker.acheck()
 
@@ -55,8 +61,7 @@ async def test_a_probe_that_fails_opens_the_circuit_again_and_no_call_is_made(
 ) -> None:
     """A result of False and an error that is not in `on` are failures, too: `on` holds for calls only."""
     breaker, probe = probing(world, step, None, on=(Boom, ConnectionError))
-    await fails(world, breaker)
-    clock.advance(10)
+    await about_to_probe(world, breaker, clock)
     call = Script("fine")
     refused = await world.attempt(breaker, call.function())
     assert (type(refused), refused.retry_after, call.calls) == (CircuitOpen, 10, 0)
@@ -79,8 +84,7 @@ def test_a_stop_iteration_of_the_probe_is_a_failure(clock: FakeClock) -> None:
 
 async def test_the_probe_function_counts_as_one_of_several_successful_probes(world: World, clock: FakeClock) -> None:
     breaker, probe = probing(world, None, probe_successes=2)
-    await fails(world, breaker)
-    clock.advance(10)
+    await about_to_probe(world, breaker, clock)
     seen = []
 
     async def fn(ctx: Any) -> None:
@@ -88,8 +92,7 @@ async def test_the_probe_function_counts_as_one_of_several_successful_probes(wor
 
     await world.execute(breaker, fn)
     assert (seen, breaker.state, probe.calls) == ([(HALF_OPEN, 1)], CLOSED, 1)
-    await fails(world, breaker)
-    clock.advance(10)
+    await about_to_probe(world, breaker, clock)
     await fails(world, breaker)  # the second probe fails
     assert (breaker.state, probe.calls) == (OPEN, 2)
 
@@ -179,8 +182,7 @@ async def test_calls_of_the_probe_under_the_same_breaker_are_admitted(world: Wor
         await works(world, breaker)
 
     breaker = CircuitBreaker(1, open_for=10, probe=world.native(ping))
-    await fails(world, breaker)
-    clock.advance(10)
+    await about_to_probe(world, breaker, clock)
     assert await works(world, breaker) == "fine"
     assert breaker.state is CLOSED
 
@@ -206,16 +208,14 @@ async def test_a_manual_change_during_the_probe_is_kept(world: World, clock: Fak
         breaker.isolate()
 
     breaker = CircuitBreaker(1, open_for=10, probe=world.native(ping))
-    await fails(world, breaker)
-    clock.advance(10)
+    await about_to_probe(world, breaker, clock)
     assert isinstance(await works(world, breaker), CircuitOpen)
     assert breaker.state is ISOLATED
 
 
 async def test_a_breaker_that_only_observes_runs_the_probe_and_refuses_no_call(world: World, clock: FakeClock) -> None:
     breaker, probe = probing(world, Boom(), None, observe_only=True)
-    await fails(world, breaker)
-    clock.advance(10)
+    await about_to_probe(world, breaker, clock)
     assert await works(world, breaker) == "fine"
     assert (breaker.state, probe.calls) == (OPEN, 1)
 
@@ -256,8 +256,7 @@ async def test_check_runs_the_probe_after_the_open_period(world: World, clock: F
 
 async def test_each_check_runs_one_of_several_required_probes(world: World, clock: FakeClock) -> None:
     breaker, probe = probing(world, None, probe_successes=2)
-    await fails(world, breaker)
-    clock.advance(10)
+    await about_to_probe(world, breaker, clock)
     assert await check(world, breaker) is HALF_OPEN
     assert breaker.stats().probes == 0
     assert await check(world, breaker) is CLOSED
@@ -270,8 +269,7 @@ async def test_a_check_inside_the_probe_runs_no_second_probe(world: World, clock
 
     seen: list[Any] = []
     breaker = CircuitBreaker(1, open_for=10, probe=world.native(ping))
-    await fails(world, breaker)
-    clock.advance(10)
+    await about_to_probe(world, breaker, clock)
     assert await check(world, breaker) is CLOSED
     assert seen == [HALF_OPEN]
 
@@ -293,8 +291,7 @@ async def test_two_concurrent_checks_run_one_probe(tasks_world: World, clock: Fa
 
 async def test_a_check_without_a_probe_function_only_returns_the_state(world: World, clock: FakeClock) -> None:
     breaker = CircuitBreaker(1, open_for=10)
-    await fails(world, breaker)
-    clock.advance(10)
+    await about_to_probe(world, breaker, clock)
     assert await check(world, breaker) is OPEN
 
 
@@ -365,8 +362,7 @@ def test_an_outer_timeout_of_a_stream_cuts_the_probe_off() -> None:
 
 async def test_the_probe_runs_before_a_hedged_call(world: World, clock: FakeClock) -> None:
     breaker, probe = probing(world, None)
-    await fails(world, breaker)
-    clock.advance(10)
+    await about_to_probe(world, breaker, clock)
     assert await works(world, Hedge(5.0).wrap(breaker)) == "fine"
     assert (probe.calls, breaker.state) == (1, CLOSED)
 
@@ -377,8 +373,7 @@ async def test_the_probe_runs_before_a_hedged_call(world: World, clock: FakeCloc
 async def test_the_probe_runs_in_a_direct_call_of_around(world: World, clock: FakeClock) -> None:
     """Tests of a single policy make such calls; the runtime is that of the calling code."""
     breaker, probe = probing(world, None)
-    await fails(world, breaker)
-    clock.advance(10)
+    await about_to_probe(world, breaker, clock)
     assert await breaker.around(Script("fine").function(), Context()) == "fine"
     assert (probe.calls, breaker.state) == (1, CLOSED)
 

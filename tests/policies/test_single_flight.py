@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -62,6 +64,18 @@ class Slotted(Exception):
 
 def followers(flight: SingleFlight) -> int:
     return sum(len(it._followers) for it in list(flight._flights.leaders.values()))
+
+
+@contextmanager
+def led(flight: SingleFlight, slow: Slow) -> Iterator[list[Any]]:
+    """Let a thread lead during the block; yield a list that has its outcome afterwards."""
+    got: list[Any] = []
+    leader = threading.Thread(target=lambda: got.append(outcome_of(lambda: flight.call(slow.blocking))))
+    leader.start()
+    assert slow.entered.wait(5)
+    yield got
+    slow.may_end.set()
+    leader.join(5)
 
 
 def raising(error: BaseException) -> Any:
@@ -344,54 +358,34 @@ def test_another_error_after_the_leaders_time_limit_is_a_shared_outcome() -> Non
     assert flight.stats().shared == 1
 
 
-def test_after_an_interrupted_leader_a_follower_makes_the_call() -> None:
-    flight, got = SingleFlight(key=same_key), []
-    slow = Slow(raising(KeyboardInterrupt()))
-    leader = threading.Thread(target=outcome_of, args=[lambda: flight.call(slow.blocking)])
-    leader.start()
-    assert slow.entered.wait(5)
-    follower = threading.Thread(target=lambda: got.append(flight.call(lambda: "fine")))
-    run_all([follower], lambda: wait_until(lambda: followers(flight) == 1), slow.may_end.set)
-    leader.join(5)
-    assert got == ["fine"]
-    assert not flight._flights.leaders
-
-
-def test_a_stop_iteration_is_not_shared() -> None:
-    """A task cannot raise it."""
-    flight = SingleFlight(key=same_key)
-    slow = Slow(raising(StopIteration("end")))
-    got: list[Any] = []
-    leader = threading.Thread(target=outcome_of, args=[lambda: flight.call(slow.blocking)])
-    leader.start()
-    assert slow.entered.wait(5)
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), StopIteration("end")], ids=["interrupted", "StopIteration"])
+def test_after_a_leader_without_an_outcome_to_share_a_follower_makes_the_call(end: BaseException) -> None:
+    """A task cannot raise a `StopIteration`."""
+    flight, slow, got = SingleFlight(key=same_key), Slow(raising(end)), list[Any]()
 
     async def fine() -> str:
         return "fine"
 
-    follower = threading.Thread(target=lambda: got.append(asyncio.run(flight.acall(fine))))
-    run_all([follower], lambda: wait_until(lambda: followers(flight) == 1), slow.may_end.set)
-    leader.join(5)
+    with led(flight, slow):
+        follower = threading.Thread(target=lambda: got.append(asyncio.run(flight.acall(fine))))
+        run_all([follower], lambda: wait_until(lambda: followers(flight) == 1), slow.may_end.set)
     assert got == ["fine"]
+    assert not flight._flights.leaders
 
 
 def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
     """It is not kept either, by a flight that a child task keeps."""
-    flight, slow = SingleFlight(key=same_key), Slow(lambda: "fine")
-    got: list[Any] = []
-    leader = threading.Thread(target=lambda: got.append(flight.call(slow.blocking)))
-    leader.start()
-    assert slow.entered.wait(5)
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(flight.acall(slow.task))
-    loop.run_until_complete(asyncio.sleep(0.01))
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    loop.close()
-    follower = threading.Thread(target=lambda: got.append(flight.call(slow.blocking)))
-    kept = flight._flights.leaders["same"]
-    run_all([follower], lambda: wait_until(lambda: followers(flight) == 2), slow.may_end.set)
-    leader.join(5)
-    assert got == ["fine", "fine"]
+    flight, slow, got = SingleFlight(key=same_key), Slow(lambda: "fine"), list[Any]()
+    with led(flight, slow) as led_to:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(flight.acall(slow.task))
+        loop.run_until_complete(asyncio.sleep(0.01))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+        follower = threading.Thread(target=lambda: got.append(flight.call(slow.blocking)))
+        kept = flight._flights.leaders["same"]
+        run_all([follower], lambda: wait_until(lambda: followers(flight) == 2), slow.may_end.set)
+    assert (led_to, got) == ([Success("fine")], ["fine"])
     assert kept._followers == []
 
 
@@ -413,13 +407,9 @@ async def test_a_follower_stops_waiting_at_its_own_deadline_or_timeout(in_asynci
 
 def test_a_follower_in_a_thread_stops_waiting_at_its_own_deadline() -> None:
     flight, slow = SingleFlight(key=same_key), Slow(lambda: "fine")
-    leader = threading.Thread(target=lambda: flight.call(slow.blocking))
-    leader.start()
-    assert slow.entered.wait(5)
-    with deadline(0.01), pytest.raises(DeadlineExceeded, match="while another caller made the same call"):
+    too_late = pytest.raises(DeadlineExceeded, match="while another caller made the same call")
+    with led(flight, slow), deadline(0.01), too_late:
         flight.call(slow.blocking)
-    slow.may_end.set()
-    leader.join(5)
 
 
 async def test_a_cancelled_follower_leaves_the_flight_unaffected(in_asyncio: World) -> None:

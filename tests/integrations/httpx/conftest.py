@@ -94,6 +94,33 @@ class Kit:
             async with self.library.AsyncClient(transport=transport, **options) as client:
                 yield Sender(self, client)
 
+    def body(self, *steps: Any, noted: list[str] | None = None) -> Any:
+        """Return a stream of a class of its own, which takes these steps, pieces and errors, and notes its use."""
+
+        class Stream(self.library.SyncByteStream, self.library.AsyncByteStream):  # type: ignore[name-defined, misc]
+            def note(self, what: str) -> None:
+                if noted is not None:
+                    noted.append(what)
+
+            def __iter__(self) -> Iterator[bytes]:
+                self.note("read")
+                for step in steps:
+                    if isinstance(step, Exception):
+                        raise step
+                    yield step
+
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                for piece in self:
+                    yield piece
+
+            def close(self) -> None:
+                self.note("closed")
+
+            async def aclose(self) -> None:
+                self.close()
+
+        return Stream()
+
     def chunks(self, *chunks: bytes) -> Any:
         """Return a generator for a body."""
         if self.blocking:
@@ -180,10 +207,6 @@ def sync_kit(library: ModuleType, threads: World) -> Kit:
 @pytest.fixture
 def tasks_kit(library: ModuleType, tasks_world: World) -> Kit:
     return Kit(library, tasks_world)
-
-
-def notes_of(error: BaseException) -> str:
-    return "\n".join(getattr(error, "__notes__", []))
 
 
 class AlwaysTwice(Policy):

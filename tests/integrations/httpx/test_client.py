@@ -232,14 +232,14 @@ def test_without_either_library_the_error_says_what_to_install(imported_without:
 
 
 @pytest.mark.parametrize("request_", ["GET http://example.org/", None, requests.Request("GET", "http://example.org/")])
-def test_a_request_of_another_library_is_refused(tasks_world: World, request_: Any) -> None:
+async def test_a_request_of_another_library_is_refused(tasks_world: World, request_: Any) -> None:
     """By both transports, before the policy is called."""
     called: list[object] = []
     policy = Fallback(handler=lambda failure, ctx: called.append(failure))
     with pytest.raises(TypeError, match="a request of httpx or httpx2 is needed, not"):
         ResilienceTransport(policy).handle_request(request_)
     with pytest.raises(TypeError, match="a request of httpx or httpx2 is needed, not"):
-        tasks_world.run(lambda: AsyncResilienceTransport(policy).handle_async_request(request_))
+        await AsyncResilienceTransport(policy).handle_async_request(request_)
     assert called == []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -48,49 +47,24 @@ async def test_a_body_that_is_read_in_its_attempt_is_tried_again(kit: Kit, serve
 
 async def test_a_body_that_cannot_be_read_is_closed(kit: Kit) -> None:
     """Also if the inner transport does not close it after an error."""
-    closed: list[str] = []
-
-    class Failing(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
-        def __iter__(self) -> Iterator[bytes]:
-            yield b"a"
-            raise kit.library.ReadError("broken")
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            for chunk in self:
-                yield chunk
-
-        def close(self) -> None:
-            closed.append("closed")
-
-        async def aclose(self) -> None:
-            closed.append("closed")
-
-    inner = kit.mock(kit.library.Response(200, stream=Failing()), 204)
+    noted: list[str] = []
+    stream = kit.body(b"a", kit.library.ReadError("broken"), noted=noted)
+    inner = kit.mock(kit.library.Response(200, stream=stream), 204)
     async with kit.client(QUICK, inner, read_body=True) as client:
         assert (await client.get("http://example.org/")).status_code == 204
-    assert closed == ["closed"]
+    assert noted == ["read", "closed"]
 
 
 async def test_a_connection_that_changes_its_protocol_has_no_body_to_read(kit: Kit) -> None:
     """The data after a 101 belongs to the caller."""
-    read: list[str] = []
-
-    class Frames(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
-        def __iter__(self) -> Iterator[bytes]:
-            read.append("read")
-            yield b""
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            for chunk in self:
-                yield chunk
-
-    inner = kit.mock(kit.library.Response(101, stream=Frames()))
+    noted: list[str] = []
+    inner = kit.mock(kit.library.Response(101, stream=kit.body(b"", noted=noted)))
     async with (
         kit.client(QUICK, inner, read_body=True) as client,
         client.stream("GET", "http://example.org/") as response,
     ):
         assert response.status_code == 101
-    assert read == []
+    assert "read" not in noted
 
 
 async def test_read_body_retries_a_dripping_body_that_was_cut_off(some_kit: Kit, server: FlakyServer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -86,18 +85,10 @@ async def test_an_error_of_h2_says_whether_the_headers_were_sent(
 
 async def test_a_stream_of_an_unknown_class_is_sent_once(kit: Kit, server: FlakyServer) -> None:
     """It is unknown whether it can be produced a second time."""
-
-    class Own(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
-        def __iter__(self) -> Iterator[bytes]:
-            yield b"payload"
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            yield b"payload"
-
     url = server.script("/", 503, 200)
     async with kit.client() as client:
         headers = {"Host": "localhost", "Content-Length": "7"}
-        request = kit.library.Request("PUT", url, stream=Own(), headers=headers)
+        request = kit.library.Request("PUT", url, stream=kit.body(b"payload"), headers=headers)
         assert (await client.send(request)).status_code == 503
     assert [it.body for it in server.requests] == [b"payload"]
 

@@ -12,6 +12,8 @@ import anyio
 import pytest
 
 from resilience import Policy, Retry, Timeout, TimeoutExceeded, deadline
+from resilience.callables import maybe_await
+from resilience.runtimes.driving import drive
 from tests.conftest import FakeClock
 from tests.integrations.httpx.conftest import PATIENT, QUICK, Kit, full_port
 from tests.integrations.servers import Answer, FlakyServer
@@ -90,31 +92,26 @@ class Connecting:
 
     def __init__(self, kit: Kit) -> None:
         self.requests: list[Any] = []
-        self.let = threading.Event()
-        outer = self
-
-        class Blocking(kit.library.BaseTransport):  # type: ignore[name-defined, misc]
-            def handle_request(self, request: Any) -> Any:
-                outer.requests.append(request)
-                request.extensions["trace"]("connection.connect_tcp.started", {})
-                if len(outer.requests) == 1:
-                    outer.let.wait(PATIENT)
-                request.extensions["trace"]("http11.send_request_headers.started", {})
-                outer.sent.append(request)
-                return kit.library.Response(200)
-
-        class Tasks(kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
-            async def handle_async_request(self, request: Any) -> Any:
-                outer.requests.append(request)
-                await request.extensions["trace"]("connection.connect_tcp.started", {})
-                if len(outer.requests) == 1:
-                    await anyio.sleep(PATIENT)
-                await request.extensions["trace"]("http11.send_request_headers.started", {})
-                outer.sent.append(request)
-                return kit.library.Response(200)
-
         self.sent: list[Any] = []
-        self.transport = Blocking() if kit.blocking else Tasks()
+        self.let = threading.Event()
+
+        async def handle(request: Any) -> Any:
+            self.requests.append(request)
+            await maybe_await(request.extensions["trace"]("connection.connect_tcp.started", {}))
+            if len(self.requests) == 1:
+                await anyio.sleep(PATIENT) if not kit.blocking else self.let.wait(PATIENT)
+            await maybe_await(request.extensions["trace"]("http11.send_request_headers.started", {}))
+            self.sent.append(request)
+            return kit.library.Response(200)
+
+        class Network(kit.library.BaseTransport, kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
+            def handle_request(self, request: Any) -> Any:
+                return drive(handle(request))
+
+            async def handle_async_request(self, request: Any) -> Any:
+                return await handle(request)
+
+        self.transport = Network()
 
 
 async def test_a_post_that_was_cut_off_while_connecting_is_tried_again(some_kit: Kit) -> None:
@@ -142,20 +139,20 @@ def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit:
     second_sends, over = threading.Event(), threading.Event()
     attempts: list[Any] = []
 
-    class Network(sync_kit.library.BaseTransport):  # type: ignore[name-defined, misc]
-        def handle_request(self, request: Any) -> Any:
-            attempts.append(request)
-            trace = request.extensions["trace"]
-            trace("connection.connect_tcp.started", {})
-            if len(attempts) == 1:
-                second_sends.wait(PATIENT)
-                raise sync_kit.library.ConnectError("refused, at last")
-            trace("http11.send_request_headers.started", {})
-            second_sends.set()
-            over.wait(PATIENT)
-            return sync_kit.library.Response(200)
+    def handler(request: Any) -> Any:
+        attempts.append(request)
+        trace = request.extensions["trace"]
+        trace("connection.connect_tcp.started", {})
+        if len(attempts) == 1:
+            second_sends.wait(PATIENT)
+            raise sync_kit.library.ConnectError("refused, at last")
+        trace("http11.send_request_headers.started", {})
+        second_sends.set()
+        over.wait(PATIENT)
+        return sync_kit.library.Response(200)
 
-    transport = sync_kit.transport(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.2)), Network())
+    network = sync_kit.library.MockTransport(handler)
+    transport = sync_kit.transport(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.2)), network)
     try:
         with sync_kit.library.Client(transport=transport) as client, pytest.raises(TimeoutExceeded):
             client.post("http://example.org/")
@@ -164,48 +161,39 @@ def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit:
     assert len(attempts) == 2
 
 
-def test_a_post_is_repeated_if_the_connection_was_not_established(kit: Kit, server: FlakyServer) -> None:
+async def test_a_post_is_repeated_if_the_connection_was_not_established(kit: Kit, server: FlakyServer) -> None:
     """A limit on the attempt leaves no doubt about what was sent."""
     with full_port() as url:
         attempts: list[Any] = []
         policy = Policy.wrap(Retry(2, backoff=[0], on_retry=attempts.append), Timeout(0.05))
-
-        async def main() -> None:
-            async with kit.client(policy, timeout=None) as client:
-                error = await client.failure("POST", url, json={})
-                assert isinstance(error, (TimeoutExceeded, kit.library.ConnectTimeout))
-
-        kit.run(main)
+        async with kit.client(policy, timeout=None) as client:
+            error = await client.failure("POST", url, json={})
+            assert isinstance(error, (TimeoutExceeded, kit.library.ConnectTimeout))
     assert len(attempts) == 1
 
 
 @pytest.mark.parametrize("proxied", [False, True])
-def test_many_calls_that_are_cut_off_do_not_use_up_the_pool(tasks_kit: Kit, server: FlakyServer, proxied: bool) -> None:
+async def test_many_calls_that_are_cut_off_do_not_use_up_the_pool(
+    tasks_kit: Kit, server: FlakyServer, proxied: bool
+) -> None:
     """httpcore loses the place of a call that is cancelled just when the place is assigned."""
     held = threading.Event()
     path = "http://nowhere.invalid/" if proxied else "/"
     server.script(path, Answer(200, hold=held))
     url = path if proxied else server.url + path
-
-    async def main() -> None:
-        options = {"proxy": server.url} if proxied else {}
-        inner = tasks_kit.network(limits=tasks_kit.library.Limits(max_connections=2), **options)
-        async with tasks_kit.client(Timeout(0.05), inner) as client:
-            for _ in range(3):
-                async with anyio.create_task_group() as group:
-                    for _ in range(10):
-                        group.start_soon(client.failure, "GET", url)
-            held.set()
-            for _ in range(80):  # a busy machine takes longer than the limit; a lost place never returns
-                with contextlib.suppress(TimeoutExceeded):
-                    assert (await client.get(url, timeout=PATIENT / 2)).status_code == 200
-                    return
-            raise AssertionError("the pool is used up")
-
-    try:
-        tasks_kit.run(main)
-    finally:
+    options = {"proxy": server.url} if proxied else {}
+    inner = tasks_kit.network(limits=tasks_kit.library.Limits(max_connections=2), **options)
+    async with tasks_kit.client(Timeout(0.05), inner) as client:
+        for _ in range(3):
+            async with anyio.create_task_group() as group:
+                for _ in range(10):
+                    group.start_soon(client.failure, "GET", url)
         held.set()
+        for _ in range(80):  # a busy machine takes longer than the limit; a lost place never returns
+            with contextlib.suppress(TimeoutExceeded):
+                assert (await client.get(url, timeout=PATIENT / 2)).status_code == 200
+                return
+        raise AssertionError("the pool is used up")
 
 
 @pytest.mark.parametrize("policy", [Timeout(0.05), QUICK], ids=["timeout", "deadline"])
@@ -251,24 +239,14 @@ async def test_each_wait_of_an_attempt_is_limited_to_the_time_left(kit: Kit, clo
     """
     seen: list[float] = []
 
-    def wait(request: Any) -> None:
-        seen.append(request.extensions["timeout"].get("read"))  # as httpcore does, when it begins to wait
-        clock.advance(3.0)
-
-    class Blocking(kit.library.BaseTransport):  # type: ignore[name-defined, misc]
-        def handle_request(self, request: Any) -> Any:
-            for _ in range(3):
-                wait(request)
-            return kit.library.Response(200)
-
-    class Tasks(kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
-        async def handle_async_request(self, request: Any) -> Any:
-            for _ in range(3):
-                wait(request)
-            return kit.library.Response(200)
+    def handler(request: Any) -> Any:
+        for _ in range(3):
+            seen.append(request.extensions["timeout"].get("read"))  # as httpcore does, when it begins to wait
+            clock.advance(3.0)
+        return kit.library.Response(200)
 
     policy = Timeout(10.0, cooperative=not enforced)
-    async with kit.client(policy, Blocking() if kit.blocking else Tasks()) as client:
+    async with kit.client(policy, kit.library.MockTransport(handler)) as client:
         await client.get("http://example.org/", timeout=60)
     assert seen == ([60, 60, 60] if enforced and not kit.blocking else [10, 7, 4])
 

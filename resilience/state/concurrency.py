@@ -72,7 +72,8 @@ class Aimd:
 
     TCP (Chiu and Jain, 1989) and Netflix's `AIMDLimit` do the same. One rule is added: if eight decreases in a row have
     not made the calls a fifth quicker, a queue in the service is not what makes them slow. The limit then returns to
-    its value before the decreases, and keeps it until the latency changes or the service refuses a call.
+    its value before the decreases, and keeps it until the latency changes, calls are quick enough, or the service
+    refuses a call.
 
     :param slower_than: seconds; nine tenths of the calls should take no longer.
     """
@@ -81,7 +82,7 @@ class Aimd:
     _TRIALS: Final = 8
     _QUICKER: Final = 0.8
     _SMOOTHING: Final = 0.4
-    _UNCHANGED: Final = (0.6, 1.6)
+    _UNCHANGED: Final = (0.6, 2.0)  # once the limit has returned, the latency rises further, as a queue fills up
 
     def __init__(self, slower_than: float) -> None:
         self.slower_than: float = slower_than
@@ -101,7 +102,7 @@ class Aimd:
             if not self._stays_at:
                 self._stays_at = self._latency = sample.latency
             low, high = (share * self._stays_at for share in self._UNCHANGED)
-            if low < self._latency < high and not sample.dropped:
+            if max(low, self.slower_than) < self._latency < high and not sample.dropped:
                 return limit, "slow anyway"
             self._stays_at = None
         if not sample.dropped and max(sample.latency, sample.latency_of_all) <= self.slower_than:

@@ -340,12 +340,13 @@ class TurnBlock:
     def __init__(self, limiter: RateLimiter, costs: Units | None) -> None:
         self._limiter = limiter
         self._costs = costs
+        self._is_shadow = False  # whether it has no turn, and is only observed
 
     def __enter__(self) -> None:
         drive(self._take(BLOCKING))
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Exception) and self._limiter._retry_after:
+        if isinstance(error, Exception) and self._limiter._retry_after and not self._is_shadow:
             self._limiter._pause_after(error)
 
     async def __aenter__(self) -> None:
@@ -357,11 +358,11 @@ class TurnBlock:
     async def _take(self, runtime: Runtime) -> None:
         limiter, ctx, now = self._limiter, block_context(), clock.now()
         costs = self._costs or limiter._fixed_costs or limiter._costs(ctx)
-        if limiter._turns.take(costs, now):
-            return
-        if limiter._observe_only:
+        has_turn = limiter._turns.take(costs, now)
+        self._is_shadow = limiter._observe_only and not has_turn
+        if self._is_shadow:
             limiter._report(ctx, costs, now)
-        else:
+        elif not has_turn:
             await limiter._wait(costs, ctx, runtime)
 
 

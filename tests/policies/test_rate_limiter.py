@@ -491,8 +491,9 @@ async def test_observe_only_admits_all_calls_and_blocks_and_reports_refusals(
     assert isinstance(await world.attempt(limiter, Script(Boom("no")).function()), Boom)
     for answer in ("fine", TooMany(60)):
         assert await world.attempt(limiter, Script(answer).function()) is answer
-    async with entered(world, limiter.turn()):
-        pass
+    with pytest.raises(TooMany):
+        async with entered(world, limiter.turn()):
+            raise TooMany(60)
     rejected = [it for it in heard if isinstance(it, events.CallRejected)]
     assert [(it.policy, it.reason, it.retry_after, it.shadow) for it in rejected] == [
         ("trial", "RateLimited", 1.0, True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import GenericAlias, UnionType
+from types import FunctionType, GenericAlias, MethodType, UnionType
 from typing import Any, TypeAlias, final
 
 from resilience import checks
@@ -134,9 +134,10 @@ def asked_delay(carrier: object) -> float:
 
 
 def is_repeatable(carrier: object) -> bool:
-    """Whether a call may be made again: unless its function, or its error or result, has `repeatable = False`.
+    """Whether a call may be made again: unless its error, its result or the called object has `repeatable = False`.
 
-    An exception group forbids it if one of its errors does.
+    An exception group forbids it if one of its errors does. On a plain function or method the attribute means nothing:
+    a decorator may have copied it there.
     """
     leaves = carrier.exceptions if isinstance(carrier, BaseExceptionGroup) else ()
     return _allows(carrier, "repeatable") and all(is_repeatable(leaf) for leaf in leaves)
@@ -149,6 +150,6 @@ def may_overlap(function: object) -> bool:
 
 def _allows(carrier: object, name: str) -> bool:
     try:
-        return getattr(carrier, name, True) is not False
+        return getattr(carrier, name, True) is not False or isinstance(carrier, (FunctionType, MethodType))
     except Exception:
         return True

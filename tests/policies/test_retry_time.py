@@ -12,7 +12,18 @@ from typing import Any
 
 import pytest
 
-from resilience import Context, DeadlineExceeded, Policy, RetriesExhausted, Retry, Success, TimeoutExceeded, events
+from resilience import (
+    Context,
+    DeadlineExceeded,
+    Failure,
+    Hedge,
+    Policy,
+    RetriesExhausted,
+    Retry,
+    Success,
+    TimeoutExceeded,
+    events,
+)
 from resilience.clock import clock as process_clock
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.retries import Other, Response, RetryAfter, bad, notes_of, run
@@ -338,6 +349,19 @@ async def test_a_function_with_repeatable_false_is_not_called_again(world: World
 
     assert await world.attempt(Retry(5), sending) is sending.error
     assert sending.calls == 1
+
+
+@pytest.mark.parametrize("policy", [Retry(2, on=Boom, backoff=[0]), Hedge(60, on=Boom, eager=True)])
+def test_on_a_plain_function_repeatable_false_means_nothing(policy: Policy[Any]) -> None:
+    calls = []
+
+    def fn(ctx: Context) -> None:
+        calls.append(ctx)
+        raise Boom
+
+    fn.repeatable = False  # type: ignore[attr-defined]
+    assert isinstance(policy.capture(fn), Failure)
+    assert len(calls) == 2
 
 
 def test_a_retried_block_inside_a_function_with_repeatable_false_is_repeated(clock: FakeClock) -> None:

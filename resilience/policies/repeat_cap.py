@@ -37,6 +37,8 @@ class RepeatCap(Policy[Never]):
     3
     """
 
+    _resilience_shares = "limit"
+
     def __init__(self, repeats: int, *, name: str | None = None) -> None:
         checks.not_bare("@RepeatCap(2)", repeats)
         self._repeats = checks.whole("repeats", repeats, least=0)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, log
-from typing import Final, Protocol, TypeAlias, final, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, final, runtime_checkable
 
 from resilience import checks
 from resilience.checks import format_number
@@ -177,6 +177,10 @@ class Seeking:
         self._is_high = not self._is_high
         delta = max(1.0, centre * self._dither)
         return max(1.0, centre + delta if self._is_high else centre - delta), reason
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: each copy would see only some of the calls."""
+        raise TypeError(f"{self!r} cannot be copied or pickled, because it learns from all calls: build another one")
 
     def __repr__(self) -> str:
         numbers = (self._dither, self._gain, self._target)

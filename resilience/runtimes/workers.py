@@ -224,8 +224,8 @@ class Pool:
 
 
 def _start_worker(job: Job, policy: str | None) -> bool:
-    worker = Worker(job)
     try:
+        worker = Worker(job)  # inside the `try`, because a subinterpreter may refuse to make a daemon thread
         contextvars.Context().run(worker.start)  # empty: a worker outlives the call whose variables it would inherit
     except RuntimeError as error:
         # Since CPython 3.12, no thread can start after the main thread has ended, so none in an `atexit` function.

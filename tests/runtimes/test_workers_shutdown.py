@@ -182,11 +182,17 @@ def test_during_interpreter_shutdown_a_timeout_still_limits_attempts_and_delays(
     assert time.monotonic() - began < 5
 
 
-def test_a_call_is_refused_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error suggests `cooperative=True`, no circuit counts it, permits are released, and the next call works."""
+@pytest.mark.parametrize(
+    ("step", "why"), [("start", "can't start new thread"), ("__init__", "daemon threads are disabled in this")]
+)
+def test_a_call_is_refused_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch, step: str, why: str) -> None:
+    """The error suggests `cooperative=True`, no circuit counts it, permits are released, and the next call works.
 
-    def refused(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    A subinterpreter refuses to make a daemon thread.
+    """
+
+    def refused(self: threading.Thread, *job: object) -> None:
+        raise RuntimeError(why)
 
     monkeypatch.setattr(workers, "pool", workers.Pool())
     bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
@@ -194,8 +200,8 @@ def test_a_call_is_refused_if_no_thread_can_be_started(monkeypatch: pytest.Monke
     pipeline = Policy.wrap(breaker, bulkhead, Timeout(LONG, name="slow"), listeners=[lambda event: seen.append(event)])
     ctx = Context()
     with monkeypatch.context() as patch:
-        patch.setattr(workers.Worker, "start", refused)
-        with pytest.raises(WorkersExhausted, match=r"can't start new thread.*cooperative=True") as caught:
+        patch.setattr(workers.Worker, step, refused)
+        with pytest.raises(WorkersExhausted, match=f"{why}.*cooperative=True") as caught:
             pipeline.execute(lambda ctx: 4, ctx)
     assert caught.value.policy == "slow"
     assert isinstance(caught.value.__cause__, RuntimeError)

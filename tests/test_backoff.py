@@ -76,7 +76,6 @@ def test_the_curve_of_a_backoff(backoff: Backoff, delays: list[float]) -> None:
 
 
 def test_a_base_of_zero_means_no_delay_at_any_attempt() -> None:
-    """With every jitter."""
     for backoff in (Constant(0), Linear(0), Exponential(0), Exponential(0, jitter="none"), Decorrelated(0)):
         assert first(backoff, 1100, Fixed(1.0)) == [0] * 1100
     assert first(Constant(0, jitter=0.5), 3) == [0] * 3
@@ -156,7 +155,6 @@ BACKOFFS: st.SearchStrategy[Backoff] = st.one_of(
 @given(backoff=BACKOFFS, at=POINTS)
 @settings(max_examples=200, deadline=None)
 def test_no_delay_is_negative_nan_or_infinite(backoff: Backoff, at: float) -> None:
-    """For all parameters and all draws."""
     for delay in first(backoff, 1100, Fixed(at)):
         assert isinstance(delay, (int, float))
         assert 0 <= delay < math.inf
@@ -283,7 +281,6 @@ class Truthless(Fixed):
 
 @pytest.mark.parametrize("backoff", [Exponential(8), Decorrelated(8), Constant(8, jitter="equal")], ids=repr)
 def test_the_truth_value_of_a_source_of_randomness_is_not_used(backoff: Backoff) -> None:
-    """Only None means that there is none."""
     assert first(backoff, 2, Truthless(0.5)) == first(backoff, 2, Fixed(0.5))
 
 

@@ -54,7 +54,6 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
 
 
 def test_the_smoke_run_measures_every_cell(smoke: tuple[str, dict[str, Any]]) -> None:
-    """At least with this library."""
     measured = {(cell["group"], cell["cell"]): cell["samples"] for cell in smoke[1]["cells"]}
     for cell in CELLS:
         assert OURS in measured[cell.group, cell.name]
@@ -82,7 +81,6 @@ def test_bars_and_picture_refer_to_measured_cells(smoke: tuple[str, dict[str, An
 
 
 def test_every_web_handler_answers(tmp_path: Path) -> None:
-    """And is in the picture."""
     command = [sys.executable, "-m", "benchmarks.handler", "--rounds", "1", "--seconds", "0.05"]
     files = ["--json", str(tmp_path / "run.json"), "--plot", str(tmp_path / "picture.svg")]
     subprocess.run([*command, *files], cwd=ROOT, check=True, capture_output=True, timeout=120)
@@ -140,28 +138,21 @@ class Ticking:
         self._now += next(self._steps)
 
 
-def test_samples_are_nanoseconds_per_call() -> None:
-    """Whatever the number of calls in a batch."""
-    clock = Ticking(50)
+def timed(functions: dict[str, Callable[[], Any]], **effort: Any) -> dict[str, list[float]]:
+    """Return the samples of blocking functions."""
 
     async def main() -> dict[str, list[float]]:
-        return await timing.interleaved(
-            SYNC, {"work": clock.work}, Effort(rounds=2, batches=3, batch=10_000, clock=clock.read)
-        )
+        return await timing.interleaved(SYNC, functions, Effort(**effort))
 
-    assert timing.run(SYNC, main) == {"work": [50.0, 50.0]}
+    return timing.run(SYNC, main)
 
 
-def test_a_sample_is_the_fastest_of_its_batches() -> None:
-    """So delays by the machine do not count."""
-    clock = Ticking(90, 50, 70)
-
-    async def main() -> dict[str, list[float]]:
-        return await timing.interleaved(
-            SYNC, {"work": clock.work}, Effort(rounds=4, batches=3, batch=0, clock=clock.read)
-        )
-
-    assert timing.run(SYNC, main) == {"work": [50.0] * 4}
+@pytest.mark.parametrize(("ticks", "batch"), [((50,), 10_000), ((90, 50, 70), 0)])
+def test_a_sample_is_the_nanoseconds_per_call_of_the_fastest_batch(ticks: tuple[int, ...], batch: int) -> None:
+    """Whatever the number of calls in a batch. So delays by the machine do not count."""
+    clock = Ticking(*ticks)
+    samples = timed({"work": clock.work}, rounds=4, batches=3, batch=batch, clock=clock.read)
+    assert samples == {"work": [50.0] * 4}
 
 
 def test_a_slow_first_call_does_not_make_the_batches_short() -> None:
@@ -175,12 +166,7 @@ def test_a_slow_first_call_does_not_make_the_batches_short() -> None:
         for _ in range(100_000 if calls == 1 else 1):
             clock.work()
 
-    async def main() -> dict[str, list[float]]:
-        return await timing.interleaved(
-            SYNC, {"work": work}, Effort(rounds=1, batches=1, batch=5_000, clock=clock.read)
-        )
-
-    timing.run(SYNC, main)
+    timed({"work": work}, rounds=1, batches=1, batch=5_000, clock=clock.read)
     assert calls > 100
 
 
@@ -189,11 +175,7 @@ def test_each_round_times_every_contestant_once_in_random_order(monkeypatch: pyt
     monkeypatch.setattr(timing.random, "shuffle", random.Random(4).shuffle)
     calls: list[str] = []
     functions = {name: lambda name=name: calls.append(name) for name in "abcd"}
-
-    async def main() -> dict[str, list[float]]:
-        return await timing.interleaved(SYNC, functions, Effort(rounds=20, batches=1, batch=0))
-
-    samples = timing.run(SYNC, main)
+    samples = timed(functions, rounds=20, batches=1, batch=0)
     assert {name: len(values) for name, values in samples.items()} == dict.fromkeys("abcd", 20)
     rounds = ["".join(calls[start : start + 4]) for start in range(12, len(calls), 4)]  # after the calibration
     assert len(rounds) == 20

@@ -163,7 +163,6 @@ async def test_an_async_block_is_cut_off(tasks_world: World) -> None:
 
 
 async def test_an_async_block_that_ends_in_time_is_not_cut_off(tasks_world: World) -> None:
-    """Nor is the code after it."""
     async with deadline(0.1):
         await anyio.sleep(0)
     await anyio.sleep(0.12)
@@ -295,8 +294,6 @@ async def test_leaving_a_block_that_was_never_entered_has_no_effect(in_asyncio: 
 async def test_a_block_interrupted_before_its_timer_starts_leaves_the_context_unchanged(
     in_asyncio: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It can be entered again."""
-
     def interrupt(timer: object) -> None:
         raise KeyboardInterrupt
 

@@ -187,7 +187,6 @@ def test_a_mock_of_a_function_is_a_plain_function(mock: Mock) -> None:
 
 @pytest.mark.parametrize("fn", GENERATORS, ids=shown)
 def test_a_generator_function_is_refused(fn: Callable[..., Any]) -> None:
-    """Synchronous or not, wrapped or not."""
     with pytest.raises(TypeError, match="is a generator function"):
         Retry()(fn)
 

@@ -43,26 +43,20 @@ class Recording(Policy):
         return await call(ctx)
 
 
-class Client:
-    """A client with methods of every kind."""
-
-    async def fetch(self, *args: Any, **kwargs: Any) -> Any:
-        return args, kwargs
-
-    @staticmethod
-    async def plain(*args: Any) -> Any:
-        return args
+async def plain(*args: Any) -> Any:
+    return args
 
 
-class BlockingClient:
-    """The blocking counterpart of `Client`."""
+def client_of(world: World) -> type[Any]:
+    """Return a class of clients as a user of this world would have written it."""
 
-    def fetch(self, *args: Any, **kwargs: Any) -> Any:
-        return args, kwargs
+    class Client:
+        async def fetch(self, *args: Any, **kwargs: Any) -> Any:
+            return args, kwargs
 
-    @staticmethod
-    def plain(*args: Any) -> Any:
-        return args
+    Client.fetch = world.native(Client.fetch)  # type: ignore[method-assign]
+    Client.plain = staticmethod(world.native(plain))  # type: ignore[attr-defined]
+    return Client
 
 
 async def fetch(*args: Any, **kwargs: Any) -> Any:
@@ -146,33 +140,26 @@ async def test_under_execute_the_only_argument_is_the_context_itself(world: Worl
 
 async def test_the_first_argument_of_a_decorated_method_is_the_instance(world: World) -> None:
     """The function in the class is decorated; a class method gets the class."""
-    recording = Recording()
-
-    class Users(BlockingClient if world.blocking else Client):  # type: ignore[misc]
-        get = recording(BlockingClient.fetch if world.blocking else Client.fetch)
-
-    users: Any = Users()
+    recording, kind = Recording(), client_of(world)
+    kind.get = recording(kind.fetch)
+    users = kind()
     await world.result(users.get(4711))
     assert [called and called.arguments for called in recording.called] == [(users, 4711)]
-    assert recording.operations == ["BlockingClient.fetch" if world.blocking else "Client.fetch"]
+    assert recording.operations == [kind.fetch.__qualname__]
 
 
 async def test_under_a_proxy_the_called_function_is_the_clients_bound_method(world: World) -> None:
     """So the client is not among the arguments."""
-    recording = Recording()
-    client: Any = BlockingClient() if world.blocking else Client()
-
+    recording, client = Recording(), client_of(world)()
     await world.result(recording.proxy(client).fetch(1, key="x"))
     await world.result(recording.proxy(client, "plain").plain(2))
     assert recording.called == [(client.fetch, (1,), {"key": "x"}), (client.plain, (2,), {})]
-    name = type(client).__qualname__
-    assert recording.operations == [f"{name}.fetch", f"{name}.plain"]
+    assert recording.operations == [client.fetch.__qualname__, "plain"]
 
 
 async def test_under_aproxy_the_called_function_is_the_clients_method_for_entering_and_awaiting(
     tasks_world: World,
 ) -> None:
-    """With the same arguments."""
     recording = Recording()
 
     class Session:

@@ -65,7 +65,6 @@ def test_a_deadline_has_passed_at_its_very_instant(clock: FakeClock) -> None:
 
 
 def test_the_timeout_for_a_client_is_the_smaller_of_the_limit_and_the_remaining_time(clock: FakeClock) -> None:
-    """None if there is neither."""
     ctx = Context(timeout=5.0)
     assert ctx.timeout() == 5.0
     assert ctx.timeout(2.0) == ctx.timeout(timedelta(seconds=2)) == 2.0

@@ -15,8 +15,6 @@ from tests.functions import quick
 
 
 def test_a_decorated_function_keeps_its_name_docstring_and_signature() -> None:
-    """And its module, attributes, and `__wrapped__`."""
-
     def fetch(url: str, *, limit: int = 3) -> list[str]:
         """Fetch the url."""
         return [url] * limit

@@ -210,8 +210,6 @@ async def test_a_detached_background_task_outlives_the_deadline_it_was_started_u
 
 
 async def test_a_timeout_in_a_detached_background_task_sets_its_own_timer(tasks_world: World) -> None:
-    """The timer of the outer call does not cover this task."""
-
     async def hangs(ctx: Context) -> None:
         await anyio.sleep(10)
 

@@ -164,7 +164,6 @@ def test_the_last_failure_of_a_retry_survives_pickling_with_its_error(way: str) 
 
 @pytest.mark.parametrize("name", ["TimeoutExceeded", "DeadlineExceeded"])
 def test_a_timeout_is_a_builtin_timeout_error_without_an_errno(name: str) -> None:
-    """The attributes of `OSError` are None."""
     error, _ = FULL[name]
     assert isinstance(error, TimeoutError)
     assert (error.errno, error.strerror, error.filename) == (None, None, None)

@@ -36,7 +36,6 @@ from tests.streams.sources import Source, streamed
 async def test_a_retry_reports_each_failure_each_delay_and_its_end(
     world: World, clock: FakeClock, heard: list[Any]
 ) -> None:
-    """In this order, with the fields of each."""
     boom = Boom("no")
     retry = Retry(2, on=Boom, backoff=[1.5], name="r")
     began = clock.now()
@@ -234,7 +233,6 @@ async def test_the_end_of_an_execution_is_reported_with_its_outcome(
 
 
 async def test_an_execution_of_a_single_policy_is_reported(world: World, heard: list[Any]) -> None:
-    """Under its name, or that of its class."""
     await world.execute(Retry(), Script(1).function())
     await world.execute(Retry(name="r"), Script(2).function())
     assert [(event.policy, event.attempts, event.outcome) for event in heard] == [

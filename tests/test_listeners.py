@@ -224,7 +224,6 @@ async def test_a_callback_comes_before_listeners_of_pipelines_and_those_before_g
 
 
 async def test_listeners_of_a_nested_pipeline_get_only_its_events(world: World, clock: FakeClock) -> None:
-    """The outer ones get all."""
     inside: list[Any] = []
     outside: list[Any] = []
     inner = Policy.wrap(Retry(1, on=Boom, name="in"), listeners=[inside.append])
@@ -236,7 +235,6 @@ async def test_listeners_of_a_nested_pipeline_get_only_its_events(world: World, 
 
 
 async def test_listeners_of_a_pipeline_get_the_events_of_decorated_functions(world: World, clock: FakeClock) -> None:
-    """At each call."""
     seen: list[str] = []
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[0]), listeners=[lambda event: seen.append(type(event).__name__)])
     expected = ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]

@@ -247,7 +247,6 @@ async def test_rejections_and_deadlines_are_handled_only_if_named(world: World, 
 
 @repeats_or_counts
 async def test_a_named_rejection_or_deadline_is_handled(world: World, clock: FakeClock, case: Case) -> None:
-    """By its own type, also in a tuple."""
     for error in OURS:
         for on in (type(error), (Boom, type(error)), (Exception, type(error))):
             assert await handles(world, case, error, on=on), (error, on)

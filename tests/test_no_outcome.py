@@ -369,7 +369,6 @@ def test_predicates_handlers_events_and_reports_see_a_stop_iteration_as_itself()
 
 
 def test_a_wrapping_retry_has_the_stop_iteration_as_its_cause() -> None:
-    """And as the last outcome."""
     stop = StopIteration("last")
 
     def fn(ctx: Context) -> None:
@@ -382,7 +381,6 @@ def test_a_wrapping_retry_has_the_stop_iteration_as_its_cause() -> None:
 
 
 def test_a_stop_iteration_raised_by_a_handler_comes_out() -> None:
-    """In blocking code."""
     stop = StopIteration("handler")
 
     def handler(failure: object, ctx: Context) -> None:

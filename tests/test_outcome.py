@@ -15,13 +15,11 @@ from tests.conftest import Boom
 
 
 def test_a_success_unwraps_to_its_value() -> None:
-    """Also to a falsy value or an exception."""
     for value in (None, 0, "", [], Boom("as a value"), Failure(Boom())):
         assert Success(value).unwrap() is value
 
 
 def test_a_failure_unwraps_by_raising_its_error() -> None:
-    """The same exception object."""
     error = Boom("no")
     with pytest.raises(Boom) as caught:
         Failure(error).unwrap()

@@ -81,7 +81,6 @@ class TaggedPolicy(Policy, Tagged):
 
 
 def test_a_policy_may_inherit_from_a_class_with_its_own_new() -> None:
-    """It gets the arguments of the constructor."""
     assert TaggedPolicy("blue").call(str.upper, "fine") == ("blue", "FINE")
 
 
@@ -105,8 +104,6 @@ async def test_a_custom_policy_runs_in_every_world(world: World, clock: FakeCloc
 
 
 async def test_a_custom_policy_can_cut_off(world: World) -> None:
-    """With the timer of the runtime."""
-
     async def hang(ctx: Context) -> None:
         assert ctx.remaining() <= 0.02
         await world.hang()
@@ -129,7 +126,6 @@ class Gate(Policy):
 
 
 async def test_a_custom_policy_can_wait_until_it_is_woken(world: World) -> None:
-    """Here from another thread."""
     gate = Gate()
 
     def opening() -> None:
@@ -154,8 +150,6 @@ async def test_a_custom_policy_that_waits_is_limited_by_an_outer_timeout(world: 
 
 
 async def test_a_custom_policy_may_extend_another_one(world: World) -> None:
-    """With `super().around(...)`."""
-
     class Base(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
             return [await call(ctx)]

@@ -21,7 +21,6 @@ from tests.functions import Later, quick
 
 
 def test_execute_runs_a_plain_function_in_the_calling_thread_and_returns_its_result() -> None:
-    """With the context as its only argument."""
     here = threading.get_ident()
     assert quick().execute(lambda ctx: (threading.get_ident(), isinstance(ctx, Context), ctx.attempt)) == (
         here,

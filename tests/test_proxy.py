@@ -287,7 +287,6 @@ def test_calls_of_the_client_to_its_own_methods_do_not_run_through_the_policy() 
 
 
 def test_a_protected_method_keeps_its_name_docstring_and_signature() -> None:
-    """And whether it is asynchronous."""
     client = Client()
     proxy = quick().proxy(client)
     assert proxy.get.__name__ == "get"
@@ -387,7 +386,6 @@ def test_entering_the_proxy_enters_the_client_and_returns_the_proxy() -> None:
 
 
 async def test_entering_the_proxy_asynchronously_returns_the_proxy(tasks_world: World) -> None:
-    """For `proxy` and `aproxy`."""
     for make in (quick().proxy, quick().aproxy):
         client = Entered()
         proxy = make(client, "get")

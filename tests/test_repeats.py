@@ -120,7 +120,6 @@ class CustomBudget:
 
 
 def test_a_budget_may_be_any_object_with_the_three_methods() -> None:
-    """Or a ratio, or None."""
     own, shared = CustomBudget(), RetryBudget()
     assert as_budget("budget", own) is own
     assert as_budget("budget", shared) is shared
@@ -165,7 +164,6 @@ def test_a_repeat_that_cap_or_budget_refuses_costs_the_other_nothing() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=60), st.tuples(*[st.integers(0, 4)] * 3))
 def test_a_cap_inside_caps_takes_from_all_or_none(steps: list[tuple[int, bool]], limits: tuple[int, int, int]) -> None:
-    """And gives back to all."""
     caps = [Cap(limits[0])]
     for limit in limits[1:]:
         caps.append(Cap(limit, caps[-1]))

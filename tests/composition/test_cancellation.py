@@ -720,7 +720,6 @@ def test_an_interrupt_at_any_wait_leaves_everything_as_it_was(monkeypatch: pytes
 def test_an_interrupted_queued_call_leaves_the_queue_or_passes_its_permit_on(
     monkeypatch: pytest.MonkeyPatch, granted: bool
 ) -> None:
-    """Also when the permit is granted at the moment of the interrupt."""
     bulkhead = Bulkhead(1, queue=2)
     behind: list[str] = []
     slot = bulkhead.slot()

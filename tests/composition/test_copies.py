@@ -70,7 +70,6 @@ class Slotted(Policy):
 
 @pytest.mark.parametrize("way", WAYS_TO_COPY)
 def test_a_copy_of_a_used_custom_policy_is_independent_of_the_original(way: str) -> None:
-    """It has the values of its slots and of its dictionary."""
     policy = Slotted("!", "> ")
     assert policy.call(str.upper, "hello") == "> HELLO!"
     copied = WAYS_TO_COPY[way](policy)

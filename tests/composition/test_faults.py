@@ -330,7 +330,6 @@ async def test_fifty_nested_pipelines_work(world: World) -> None:
 
 
 async def test_one_hundred_nested_policies_with_helper_coroutines_work(world: World) -> None:
-    """Each helper takes one frame more."""
     pipeline = Policy.wrap(*[Driven() for _ in range(100)])
     assert await world.execute(pipeline, fine) == "fine"
 

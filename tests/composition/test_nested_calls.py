@@ -97,7 +97,6 @@ async def test_a_nested_failure_of_a_probe_opens_the_circuit_once(world: World, 
 
 
 async def test_a_probe_with_a_nested_call_is_one_success(world: World, clock: FakeClock) -> None:
-    """Of the two that are required here."""
     breaker = await half_open(world, clock, probe_successes=2)
     await world.execute(breaker, nested(world, breaker, fine))
     assert breaker.state is HALF_OPEN
@@ -116,7 +115,6 @@ async def test_a_pipeline_may_be_nested_in_itself(world: World, clock: FakeClock
 
 
 async def test_guards_and_calls_inside_one_another_are_part_of_one_probe(world: World, clock: FakeClock) -> None:
-    """A guard in a call, a call in a guard, and a guard in a guard."""
     breaker = await half_open(world, clock)
 
     async def guarded(ctx: Any) -> str:
@@ -285,7 +283,6 @@ async def fails_in_a_guard(world: World, breaker: CircuitBreaker, run: Any) -> N
 @pytest.mark.parametrize("inner", [fails_in_a_call, translates, fails_in_a_guard])
 @pytest.mark.parametrize("outer", ["call", "guard"])
 async def test_a_failure_inside_a_call_or_guard_is_counted_once(world: World, outer: str, inner: Any, run: Any) -> None:
-    """Also if it is translated."""
     breaker = CircuitBreaker(3)
 
     async def fn(ctx: Any = None) -> None:
@@ -331,7 +328,6 @@ class Frozen(Boom):
 @both_ways
 @pytest.mark.parametrize("kind", [Boom, Frozen])
 async def test_a_failure_on_a_worker_is_counted_once(threads: World, kind: type[Boom], run: Any) -> None:
-    """Also if it is translated, or refuses attributes."""
     breaker = CircuitBreaker(3)
     pipeline = Pipeline(breaker, Timeout(5.0))
 

@@ -528,7 +528,6 @@ def test_after_the_end_of_threads_the_function_runs_without_its_timeout_and_warn
     ids=["waiting for a worker", "in a queue", "calling all the time"],
 )
 def test_the_process_ends_at_once_whatever_daemon_threads_do(busy: str) -> None:
-    """It does not wait for them, and they print nothing."""
     began = time.monotonic()
     printed = printed_by(
         f"""

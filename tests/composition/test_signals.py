@@ -90,7 +90,6 @@ def test_a_signal_during_a_call_loses_no_permit(
 
 
 def test_a_signal_during_a_block_loses_no_permit(alarm: Alarm) -> None:
-    """Nor at its beginning or end."""
     bulkhead = Bulkhead(1)
 
     def hold() -> None:

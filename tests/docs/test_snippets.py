@@ -112,7 +112,6 @@ def test_the_readme_has_the_run_and_test_commands(marker: str, command: str) -> 
 
 
 def test_the_readme_says_how_long_the_tests_take() -> None:
-    """In the paragraph after the command."""
     after = (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- test -->")[1].split("```")[2]
     assert re.search(r"^The tests take about \w+ minutes on \w+", after.strip())
 

@@ -34,7 +34,6 @@ from tests.runtimes.conftest import LONG, SHORT, abandon, until
 
 
 def test_abandoned_calls_are_counted_until_they_end(gate: threading.Event) -> None:
-    """In the whole process, for all policies."""
     for count in (1, 2, 3):
         abandon(gate)
         assert Timeout.abandoned() == count
@@ -90,7 +89,6 @@ def test_by_default_128_calls_may_be_abandoned() -> None:
 
 
 def test_a_call_that_ends_at_its_timeout_has_one_outcome_and_the_count_is_right() -> None:
-    """It either returns or is abandoned."""
     chance = random.Random(3)
     timeout = Timeout(0.002)
     outcomes: list[Any] = []
@@ -131,7 +129,6 @@ def test_a_function_that_ends_before_it_is_counted_as_abandoned_is_not_counted(
 
 
 def test_an_abandoned_function_affects_no_policy_afterwards(gate: threading.Event) -> None:
-    """Its result does not reach them."""
     breaker = CircuitBreaker(1)
     retry = Retry(2, on=TimeoutExceeded, backoff=[0])
     ctx = Context()

@@ -39,7 +39,6 @@ def python(*arguments: str, setting: str = "off") -> subprocess.CompletedProcess
 def test_the_built_in_policies_are_lowered_unless_it_is_switched_off(
     policy: Policy[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if they were lowered before."""
     monkeypatch.setattr(lowering, "enabled", True)
     assert lowering.lower(policy) is not None
     monkeypatch.setattr(lowering, "enabled", False)
@@ -48,7 +47,6 @@ def test_the_built_in_policies_are_lowered_unless_it_is_switched_off(
 
 @pytest.mark.parametrize(("setting", "enabled"), [("off", False), ("NO", False), ("on", True)])
 def test_the_environment_switches_lowering_off(setting: str, enabled: bool) -> None:
-    """`RESILIENCE_LOWERING=off`, for the process."""
     done = python(
         "-c",
         "from resilience import Fallback, Retry\n"

@@ -89,7 +89,6 @@ async def test_a_race_outside_an_execution_is_refused(world: World) -> None:
 
 
 async def test_a_policy_chosen_by_key_may_race(anywhere: Virtual) -> None:
-    """Each key has its own observations."""
     keyed = Keyed(lambda key: Hedge(0.1, name=key), key=lambda ctx: "a")
     assert await Service(anywhere, (5, "first"), (0.1, "second")).under(keyed) == ("second", 0.2)
 
@@ -125,8 +124,6 @@ async def test_concurrent_races_of_one_policy_are_independent(tasks_world: World
 
 
 async def test_an_attempt_that_is_cancelled_from_outside_ends_the_race(in_asyncio: World) -> None:
-    """A cancellation is no outcome."""
-
     async def fn(ctx: Context) -> None:
         if ctx.hedge:
             task = asyncio.current_task()
@@ -221,7 +218,6 @@ def test_a_simulation_that_ends_during_a_race_closes_its_attempts() -> None:
 def test_during_interpreter_shutdown_the_function_runs_in_the_calling_thread(
     threads: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No worker is available then."""
     monkeypatch.setattr(sys, "is_finalizing", lambda: True)
     assert Hedge(5).execute(lambda ctx: "flushed") == "flushed"
 

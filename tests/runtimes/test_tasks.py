@@ -85,8 +85,6 @@ async def test_blocking_code_inside_a_task_uses_a_worker_for_its_timeout(tasks_w
 
 
 async def test_a_timeout_in_a_task_takes_no_worker(tasks_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even one that expires."""
-
     def forbidden(*args: object) -> Never:
         raise AssertionError("a worker was taken")
 
@@ -653,7 +651,6 @@ def test_no_task_is_found_if_asyncio_was_not_imported(monkeypatch: pytest.Monkey
 
 
 def test_the_first_task_of_a_process_is_found() -> None:
-    """And later ones."""
     runtimes = first_loaded()
 
     async def find() -> list[object]:

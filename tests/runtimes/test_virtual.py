@@ -154,7 +154,6 @@ def simulated(*clients: Callable[[Simulation], Any]) -> float:
 
 
 def test_five_policies_work_together() -> None:
-    """A failure, a timeout, then an answer."""
     steps = ["fail", "hang", "answer"]
     log: list[tuple[float, object]] = []
 
@@ -309,7 +308,6 @@ def test_a_waiter_returns_whether_it_was_woken() -> None:
 
 
 def test_a_waiter_may_be_woken_before_or_after_its_wait() -> None:
-    """Woken before, its wait ends at once; woken after, nothing happens to its client."""
     results: list[tuple[float, bool]] = []
     waiters: list[Waiter] = []
 
@@ -430,8 +428,8 @@ def test_a_client_that_awaits_something_else_is_a_misuse() -> None:
     ("use", "error", "message"),
     [
         (lambda simulation: simulation.start(anyio.sleep), TypeError, r"a client is a coroutine, as client\(...\)"),
-        (lambda simulation: simulation.run(until=math.nan), ValueError, "until must not be NaN"),
-        (lambda simulation: simulation.sleep(math.nan).send(None), ValueError, "seconds must not be NaN"),
+        (lambda simulation: simulation.run(until=math.nan), ValueError, "until must be a number, not nan"),
+        (lambda simulation: simulation.sleep(math.nan).send(None), ValueError, "seconds must be a number, not nan"),
     ],
 )
 def test_wrong_arguments_of_a_simulation_are_refused(use: Any, error: type[Exception], message: str) -> None:

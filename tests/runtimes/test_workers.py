@@ -116,7 +116,6 @@ def test_a_worker_is_idle_before_its_caller_can_make_the_next_call() -> None:
 
 
 def test_a_worker_is_reused_after_a_failure() -> None:
-    """Of any type."""
     timeout = Timeout(LONG)
     threads: list[int] = []
 
@@ -267,7 +266,6 @@ def test_a_system_exit_of_the_function_reaches_the_caller(code: Any) -> None:
 
 
 def test_the_result_of_an_abandoned_call_is_dropped(gate: threading.Event) -> None:
-    """It is not reported, and not kept alive."""
     alive: list[weakref.ref[Any]] = []
     used: list[object] = []
 

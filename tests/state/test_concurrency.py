@@ -179,7 +179,6 @@ def test_seeking_keeps_the_limit_if_it_is_not_reached_or_the_throughput_is_unkno
 @example(course=[(5e-324, True, False), (2.0, True, False)])
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.booleans(), st.booleans()), max_size=60))
 def test_a_limit_is_finite_and_positive_for_any_samples(course: list[tuple[float, bool, bool]]) -> None:
-    """With Seeking it is at least 1."""
     for algorithm in (Aimd(0.3), Seeking()):
         limit = 20.0
         for number, full, dropped in course:

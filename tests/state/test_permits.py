@@ -268,7 +268,6 @@ def test_a_waiter_that_is_discarded_during_its_grant_gets_no_permit(how: str, be
 
 @pytest.mark.parametrize("limit", [10**9, 10**18])
 def test_a_huge_limit_takes_no_memory_and_is_counted_exactly(limit: int) -> None:
-    """Permits are not made in advance."""
     permits: Permits[int] = Permits(limit, 0)
     for number in range(5000):
         if not permits.take():
@@ -285,7 +284,6 @@ def test_a_huge_limit_takes_no_memory_and_is_counted_exactly(limit: int) -> None
 
 
 def test_first_if_full_returns_the_first_waiter_of_a_full_queue_only() -> None:
-    """It returns None if the queue has room, and without a queue."""
     permits: Permits[str] = Permits(1, 2)
     assert permits.take()
     first = queued(permits, "first")

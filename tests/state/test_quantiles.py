@@ -14,7 +14,6 @@ DURATIONS = st.lists(st.floats(1e-6, 3600), min_size=1, max_size=200)
 
 @given(DURATIONS, st.floats(0.01, 0.99))
 def test_the_quantile_is_at_most_two_per_cent_above_the_exact_one(durations: list[float], share: float) -> None:
-    """It is never below the exact one."""
     quantile = Histogram(share, 60.0)
     for duration in durations:
         quantile.add(duration, 0.0)

@@ -29,7 +29,6 @@ def tripped_at(trip: Trip, results: list[bool], *, every: float = 0.0, took: flo
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_n_consecutive_failures_trip(n: int) -> None:
-    """The n-th failure trips, and no earlier one."""
     assert tripped_at(ConsecutiveFailures(n), [F] * 9) == n
 
 
@@ -137,7 +136,6 @@ def test_a_slow_failure_counts_as_a_failure_and_as_slow() -> None:
 
 
 def test_slower_than_of_a_condition_is_the_smallest_limit_or_infinite() -> None:
-    """It is infinite if slowness does not trip the condition."""
     slow, slower = SlowRatio(0.5, slower_than=1.0), SlowRatio(0.5, slower_than=2.0)
     assert ConsecutiveFailures(5).slower_than == FailureRatio(0.5).slower_than == inf
     assert (slower | slow).slower_than == (ConsecutiveFailures(5) | slow).slower_than == 1.0
@@ -192,7 +190,6 @@ def test_a_tally_is_quiet_if_a_success_would_change_nothing() -> None:
 
 @pytest.mark.parametrize("never_quiet", [FailureRatio(0.5), SlowRatio(0.5, slower_than=1.0)])
 def test_a_combined_tally_is_quiet_only_if_both_sides_are(never_quiet: Trip) -> None:
-    """Initially, and after each result."""
     for trip in (never_quiet | ConsecutiveFailures(9), ConsecutiveFailures(9) | never_quiet):
         tally = trip.tally()
         assert not tally.quiet

@@ -15,7 +15,6 @@ streams = st.lists(st.tuples(st.floats(0, 40, allow_nan=False) | st.sampled_from
 
 @given(size=st.integers(1, 12), results=st.lists(st.booleans(), max_size=60))
 def test_a_count_window_counts_the_last_results(size: int, results: list[bool]) -> None:
-    """After each result the counts are those of the last `size` results."""
     window = CountWindow(size)
     for number, bad in enumerate(results, 1):
         window.add(bad, 0.0)

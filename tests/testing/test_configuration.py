@@ -47,7 +47,6 @@ def test_a_pipeline_is_a_list_of_its_policies() -> None:
 
 
 def test_the_data_can_be_written_as_json() -> None:
-    """With any settings."""
     policies: list[Policy[Any]] = [
         Tagging(),
         CircuitBreaker(FailureRatio(0.5), on=is_busy),

@@ -26,7 +26,6 @@ def a_run(recorder: Recorder | None = None) -> None:
 
 
 def test_a_recording_keeps_every_event_of_the_process_in_order() -> None:
-    """During its block only."""
     with recording() as recorder:
         a_run()
     a_run()

@@ -96,7 +96,6 @@ def test_a_hang_takes_real_time_without_virtual_time() -> None:
 
 
 def test_scripts_are_recognized_as_blocking_or_asynchronous() -> None:
-    """By `execute` and `call`."""
     assert Retry().call(script("fine")) == "fine"
     coroutine = Retry().call(ascript("fine"))
     assert inspect.iscoroutine(coroutine)
@@ -105,7 +104,6 @@ def test_scripts_are_recognized_as_blocking_or_asynchronous() -> None:
 
 @pytest.mark.parametrize("steps", [(), (...,), (1, ..., 2), (..., 1)])
 def test_a_script_without_steps_is_refused(steps: tuple[Any, ...]) -> None:
-    """Also an ellipsis that is not at the end."""
     with pytest.raises(ValueError, match="a script has one step or more"):
         script(*steps)
     with pytest.raises(ValueError, match="seconds must be more than zero"):

@@ -194,7 +194,6 @@ def state_of_the_process() -> list[object]:
 
 
 def test_everything_is_restored_after_an_error() -> None:
-    """The clock, asyncio and trio."""
     before = state_of_the_process()
     with pytest.raises(Boom), virtual_time():
         assert state_of_the_process() != before
@@ -204,7 +203,6 @@ def test_everything_is_restored_after_an_error() -> None:
 
 
 def test_trio_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not changed then."""
     trios = trio._core._run.SystemClock.current_time
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with virtual_time() as clock:

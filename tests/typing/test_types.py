@@ -86,14 +86,12 @@ def pyright(*arguments: str) -> tuple[int, list[tuple[str, int, str]]]:
 
 
 def test_pyright_strict_accepts_the_cases(verdicts: Verdicts) -> None:
-    """And this file."""
     files, diagnostics = verdicts.pyright.result()
     assert not diagnostics, "\n".join(f"{file}:{line}: {message}" for file, line, message in diagnostics)
     assert files > len(CASES)
 
 
 def test_pyright_strict_finds_errors(wrong: Path) -> None:
-    """In the same two lines."""
     settings = {
         "include": [wrong.name],
         "extraPaths": [str(ROOT)],

@@ -19,14 +19,27 @@ from tests.callers import wait_until
 from tests.conftest import Boom, World, no_collector
 
 
-async def outcomes_of(world: World, function: Any, items: Any, policy: Any = None, **settings: Any) -> list[Any]:
-    """Return all pairs of item and outcome."""
-    block = each(policy or Retry(1), world.native(function), items, **settings)
+async def read(world: World, block: Any, into: list[Any]) -> None:
+    """Enter the block, and add its pairs of item and outcome to the list, one by one."""
     if world.blocking:
         with block as pairs:
-            return list(pairs)
-    async with block as apairs:
-        return [it async for it in apairs]
+            for pair in pairs:
+                into.append(pair)  # noqa: PERF402  # one by one: it may raise
+    else:
+        async with block as pairs:
+            async for pair in pairs:
+                into.append(pair)  # noqa: PERF401
+
+
+async def outcomes_of(world: World, function: Any, items: Any, policy: Any = None, **settings: Any) -> list[Any]:
+    """Return all pairs of item and outcome."""
+    pairs: list[Any] = []
+    await read(world, each(policy or Retry(1), world.native(function), items, **settings), pairs)
+    return pairs
+
+
+async def same(number: int) -> int:
+    return number
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -56,11 +69,8 @@ async def test_items_may_come_from_an_async_iterable(tasks_world: World, is_gene
         def __aiter__(self) -> AsyncIterator[int]:
             return source()
 
-    async def work(number: int) -> int:
-        return number
-
     items = source() if is_generator else Source()
-    pairs = await outcomes_of(tasks_world, work, items, limit=2, ordered=True)
+    pairs = await outcomes_of(tasks_world, same, items, limit=2, ordered=True)
     assert pairs == [(number, Success(number)) for number in range(3)]
 
 
@@ -250,25 +260,19 @@ async def test_an_error_of_the_items_is_raised_after_all_outcomes(world: World, 
         await world.sleep(0.01)
         return number
 
-    seen: list[int] = []
+    seen: list[Any] = []
     with no_collector():
         block = each(Retry(1), world.native(work), source(), limit=2, ordered=ordered)
         try:
-            if world.blocking:
-                with block as pairs:
-                    seen.extend(item for item, _ in pairs)
-            else:
-                async with block as apairs:
-                    async for item, _ in apairs:
-                        seen.append(item)
+            await read(world, block, seen)
         except Boom:
-            seen.append(3)
+            seen.append(("raised", None))
         del block
         if not world.blocking:
             await anyio.lowlevel.checkpoint()
         assert raised[0]() is None
-    assert sorted(seen[:3]) == [0, 1, 2]
-    assert seen[3:] == [3]
+    items = [item for item, _ in seen]
+    assert (sorted(items[:3]), items[3:]) == ([0, 1, 2], ["raised"])
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -296,13 +300,7 @@ async def test_no_item_is_read_after_an_error_of_the_items(world: World, ordered
     source = Source()
     block = each(Retry(1), world.native(work), source, limit=2, ordered=ordered)
     with pytest.raises(Boom):
-        if world.blocking:
-            with block as pairs:
-                list(pairs)
-        else:
-            async with block as apairs:
-                async for _ in apairs:
-                    pass
+        await read(world, block, [])
     assert source.read == 2
 
 
@@ -343,10 +341,7 @@ async def test_an_error_is_freed_with_its_outcome(world: World, ordered: bool) -
 async def test_progress_is_called_for_each_outcome(world: World) -> None:
     counts: list[int] = []
 
-    async def work(number: int) -> int:
-        return number
-
-    await outcomes_of(world, work, range(5), limit=2, progress=counts.append)
+    await outcomes_of(world, same, range(5), limit=2, progress=counts.append)
     assert counts == [1] * 5
 
 
@@ -354,13 +349,10 @@ async def test_progress_is_called_for_each_outcome(world: World) -> None:
 async def test_an_error_of_progress_is_logged_and_loses_no_outcome(
     world: World, ordered: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work(number: int) -> int:
-        return number
-
     def progress(count: int) -> None:
         raise Boom("no terminal")
 
-    outcomes = await outcomes_of(world, work, range(3), limit=2, ordered=ordered, progress=progress)
+    outcomes = await outcomes_of(world, same, range(3), limit=2, ordered=ordered, progress=progress)
     assert sorted(item for item, _ in outcomes) == [0, 1, 2]
     assert [it.getMessage() for it in caplog.records] == ["progress raised; it changes nothing"] * 3
 
@@ -403,8 +395,6 @@ def test_async_items_in_a_blocking_block_are_refused() -> None:
 
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_a_cancelled_wait_for_an_outcome_loses_none(tasks_world: World, ordered: bool) -> None:
-    """At any moment."""
-
     async def work(number: int) -> int:
         await anyio.sleep(0.002)
         return number
@@ -480,8 +470,6 @@ async def test_a_shielded_loop_does_not_wait_for_cancelled_calls(tasks_world: Wo
 
 
 async def test_a_block_in_use_cannot_be_entered_again(world: World) -> None:
-    """It can be after its end."""
-
     async def work(number: int) -> int:
         return number
 

@@ -259,7 +259,6 @@ def test_a_key_is_in_use_while_its_abandoned_call_runs_in_a_thread() -> None:
 
 
 def test_results_are_stored_with_the_serializer(store: Any) -> None:
-    """It may return bytes."""
     once = Once(store, key=by_order, serializer=pickle, payload=lambda order: {"order": order})
     assert [once.call(lambda order: {1, 2}, "a") for _ in range(2)] == [{1, 2}] * 2
     with pytest.raises(TypeError, match="not JSON serializable"):

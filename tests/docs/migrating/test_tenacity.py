@@ -305,5 +305,4 @@ def _(left: str, right: str) -> None:
 
 @pytest.mark.parametrize(("left", "right", "check"), cases("tenacity"))
 def test_both_sides_of_a_row_behave_the_same(left: str, right: str, check: Check) -> None:
-    """They call at the same instants and have the same outcome."""
     check(left, right)

@@ -140,7 +140,7 @@ class World:
         else:
             await anyio.sleep(seconds)
 
-    async def hang(self) -> None:
+    async def hang(self, ctx: object = None) -> None:
         """Wait for much longer than any limit in the tests; a thread is released after the test."""
         if self.blocking:
             self._released.wait(10)

@@ -73,23 +73,17 @@ async def test_a_retry_reports_a_result_that_is_not_good_enough_as_a_success(
 async def test_a_timeout_reports_whether_it_limits_an_attempt_or_the_total(world: World, heard: list[Any]) -> None:
     """Inside a Retry it limits each attempt."""
 
-    async def hang(ctx: Context) -> None:
-        await world.hang()
-
     each, total, alone = Timeout(0.01), Timeout(0.03), Timeout(0.01)
 
-    await world.attempt(Policy.wrap(Timeout(5.0), Retry(2, backoff=[0]), each, name="p"), hang)
-    await world.attempt(Policy.wrap(total, Retry(2), Timeout(5.0), name="p"), hang)
-    await world.attempt(alone, hang)
+    await world.attempt(Policy.wrap(Timeout(5.0), Retry(2, backoff=[0]), each, name="p"), world.hang)
+    await world.attempt(Policy.wrap(total, Retry(2), Timeout(5.0), name="p"), world.hang)
+    await world.attempt(alone, world.hang)
     timed_out = [(event.pipeline, event.scope) for event in heard if isinstance(event, events.TimedOut)]
     assert timed_out == [("p", "attempt"), ("p", "attempt"), ("p", "total"), ("Timeout", "total")]
 
 
 async def test_a_timeout_at_an_unknown_or_ambiguous_place_reports_no_scope(world: World, heard: list[Any]) -> None:
     """Another policy passed its call on to it, outside or inside of a Retry; or it is at both places."""
-
-    async def hang(ctx: Context) -> None:
-        await world.hang()
 
     twice = Timeout(0.01)
     for policy in (
@@ -100,7 +94,7 @@ async def test_a_timeout_at_an_unknown_or_ambiguous_place_reports_no_scope(world
         twice.wrap(Retry(1), twice),
     ):
         heard.clear()
-        await world.attempt(policy, hang)
+        await world.attempt(policy, world.hang)
         (timed_out,) = [event for event in heard if isinstance(event, events.TimedOut)]
         assert (timed_out.pipeline, timed_out.scope) == (policy.name, None)
 
@@ -110,11 +104,8 @@ async def test_an_event_names_the_pipeline_although_the_execution_keeps_no_recor
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append, events.TimedOut)
 
-    async def hang(ctx: Context) -> None:
-        await world.hang()
-
-    await world.attempt(Timeout(0.01, name="alone"), hang)
-    await world.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), hang)
+    await world.attempt(Timeout(0.01, name="alone"), world.hang)
+    await world.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), world.hang)
     unsubscribe()
     assert [(event.pipeline, event.scope) for event in seen] == [("alone", "total"), ("p", "attempt")]
 
@@ -299,10 +290,7 @@ async def test_each_call_of_the_function_is_reported_to_listeners_that_ask_for_i
 async def test_a_call_that_was_cut_off_is_reported_without_an_outcome(world: World, calls: list[Any]) -> None:
     """Its duration is the time its caller waited."""
 
-    async def hang(ctx: Context) -> None:
-        await world.hang()
-
-    await world.attempt(Timeout(0.2), hang)
+    await world.attempt(Timeout(0.2), world.hang)
     [call] = calls
     assert call.outcome is None
     assert 0.05 < call.elapsed < 5

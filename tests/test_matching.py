@@ -439,28 +439,18 @@ def test_the_same_class_name_in_another_package_is_not_recognized() -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("expected", "errors"),
     [
-        ConnectionError(),
-        ConnectionResetError(),
-        ConnectionRefusedError(),
-        BrokenPipeError(),
-        TimeoutError(),
-        TimeoutExceeded("ours"),
+        (True, [ConnectionError, ConnectionResetError, ConnectionRefusedError, BrokenPipeError, TimeoutError]),
+        (True, [TimeoutExceeded]),
+        (False, [Exception, OSError, FileNotFoundError, PermissionError, ValueError, KeyError, EOFError]),
     ],
-    ids=repr,
 )
-def test_builtin_connection_and_timeout_errors_are_transient(error: Exception) -> None:
-    """`TimeoutExceeded` is a `TimeoutError`."""
-    assert transient(error)
-
-
-@pytest.mark.parametrize(
-    "error", [Exception(), OSError(), FileNotFoundError(), PermissionError(), ValueError(), KeyError(), EOFError()]
-)
-def test_other_builtin_errors_are_not_transient(error: Exception) -> None:
-    """A missing file is no network that is down."""
-    assert not transient(error)
+def test_of_the_builtin_errors_those_of_connections_and_timeouts_are_transient(
+    expected: bool, errors: list[type[Exception]]
+) -> None:
+    """`TimeoutExceeded` is a `TimeoutError`; a missing file is no network that is down."""
+    assert [transient(kind()) for kind in errors] == [expected] * len(errors)
 
 
 class Status:

@@ -111,25 +111,18 @@ def test_a_plain_os_error_is_judged_by_its_causes() -> None:
 # --- errors without a connection -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", ["EHOSTUNREACH", "ENETUNREACH", "ETIMEDOUT", "ENETDOWN", "EHOSTDOWN"])
-def test_os_errors_of_connecting_are_transient(number: str) -> None:
-    assert transient(OSError(getattr(errno, number), "no"))
+def os_error(name: str) -> OSError:
+    return OSError(getattr(errno, name), "no")
 
 
-@pytest.mark.parametrize("number", ["ENOENT", "EACCES", "ENOSPC", "EMFILE", "EINVAL"])
-def test_other_os_errors_are_not_transient(number: str) -> None:
-    assert not transient(OSError(getattr(errno, number), "no"))
+def resolver_error(name: str) -> OSError:
+    return socket.gaierror(getattr(socket, name), "no")
 
 
-@pytest.mark.parametrize(("number", "expected"), [("EAI_AGAIN", True), ("EAI_NONAME", False), ("EAI_FAMILY", False)])
-def test_only_a_temporary_failure_of_name_resolution_is_transient(number: str, expected: bool) -> None:
-    """A name that does not exist will not exist at the next attempt either."""
-    assert transient(socket.gaierror(getattr(socket, number), "no")) is expected
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
+ERRORS: dict[bool, list[Exception]] = {
+    True: [
+        *map(os_error, ["EHOSTUNREACH", "ENETUNREACH", "ETIMEDOUT", "ENETDOWN", "EHOSTDOWN"]),
+        resolver_error("EAI_AGAIN"),
         http.client.IncompleteRead(b"half"),
         http.client.RemoteDisconnected("no answer"),
         http.client.BadStatusLine(""),
@@ -139,15 +132,9 @@ def test_only_a_temporary_failure_of_name_resolution_is_transient(number: str, e
         trio.TooSlowError(),
         anyio.BrokenResourceError(),
     ],
-    ids=lambda error: type(error).__name__,
-)
-def test_errors_of_broken_connections_are_transient(error: Exception) -> None:
-    assert transient(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
+    False: [
+        *map(os_error, ["ENOENT", "EACCES", "ENOSPC", "EMFILE", "EINVAL"]),
+        *map(resolver_error, ["EAI_NONAME", "EAI_FAMILY"]),  # the name will not exist at the next attempt either
         http.client.InvalidURL("no"),
         smtplib.SMTPAuthenticationError(535, b"no"),
         smtplib.SMTPRecipientsRefused({}),
@@ -155,18 +142,18 @@ def test_errors_of_broken_connections_are_transient(error: Exception) -> None:
         trio.BusyResourceError(),
         anyio.ClosedResourceError(),
         anyio.EndOfStream(),
+        ssl.SSLCertVerificationError(1, "certificate has expired"),
     ],
-    ids=lambda error: type(error).__name__,
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(error, expected) for expected, errors in ERRORS.items() for error in errors], ids=repr
 )
-def test_errors_of_wrong_use_are_not_transient(error: Exception) -> None:
-    assert not transient(error)
-
-
-# --- certificates --------------------------------------------------------------------------------
-
-
-def test_a_certificate_error_is_not_transient() -> None:
-    assert not transient(ssl.SSLCertVerificationError(1, "certificate has expired"))
+def test_errors_of_broken_connections_are_transient_and_those_of_wrong_use_are_not(
+    error: Exception, expected: bool
+) -> None:
+    assert transient(error) is expected
 
 
 def test_a_connection_error_caused_by_another_tls_error_is_transient() -> None:

@@ -174,12 +174,9 @@ async def test_a_policy_behaves_the_same_called_by_another_policy(
 async def test_a_timeout_called_by_another_policy_cuts_off(world: World) -> None:
     """In threads the function runs on a worker, which is abandoned."""
 
-    async def hang(ctx: Context) -> None:
-        await world.hang()
-
     timeout = Timeout(0.01)
     for policy in (HandingOn(timeout), HandingOn(Pipeline(Retry(1), timeout)), Retry(1).wrap(HandingOn(timeout))):
-        assert isinstance(await world.attempt(policy, hang), TimeoutExceeded)
+        assert isinstance(await world.attempt(policy, world.hang), TimeoutExceeded)
 
 
 async def test_a_bulkhead_called_by_another_policy_holds_its_permit_for_the_call(world: World) -> None:

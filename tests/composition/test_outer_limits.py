@@ -363,10 +363,7 @@ async def test_an_inner_fallback_never_answers_a_cut_off(world: World) -> None:
     pipeline: Any = Pipeline(Timeout(SHORT), Fallback("instead"))
 
     async def calls(ctx: Any = None) -> Any:
-        return await world.execute(inner, hangs)
-
-    async def hangs(ctx: Any = None) -> None:
-        await world.hang()
+        return await world.execute(inner, world.hang)
 
     for _ in range(20):
         error = await world.attempt(pipeline, calls)
@@ -428,7 +425,4 @@ async def test_an_inner_fallback_does_not_answer_an_exceeded_outer_deadline(worl
 async def test_an_inner_fallback_answers_an_earlier_limit(world: World) -> None:
     pipeline: Any = Pipeline(Timeout(LONG), Fallback("instead"), Timeout(SHORT))
 
-    async def hangs(ctx: Any) -> None:
-        await world.hang()
-
-    assert await world.attempt(pipeline, hangs) == "instead"
+    assert await world.attempt(pipeline, world.hang) == "instead"

@@ -219,19 +219,15 @@ def test_of_two_middlewares_each_answers_its_own_errors(service: Service, names:
     assert service.get(raising(CircuitOpen("open")), *names).status_code == 503
 
 
-def test_an_error_handler_of_the_application_comes_first() -> None:
+def test_an_answer_that_the_application_has_chosen_is_kept() -> None:
+    """By an error handler, or by an endpoint, even if it is a 500."""
     app = flask.Flask("test")
-    app.get("/")(raising(CircuitOpen("open")))
+    app.get("/open")(raising(CircuitOpen("open")))
     app.register_error_handler(CircuitOpen, lambda error: ("cached", 200))
+    app.get("/chosen")(lambda: ("as I say", 500))
     app.wsgi_app = wsgi.ResilienceMiddleware(app.wsgi_app)  # type: ignore[method-assign]
-    assert app.test_client().get("/").text == "cached"
-
-
-def test_a_500_that_the_application_has_chosen_is_kept() -> None:
-    app = flask.Flask("test")
-    app.get("/")(lambda: ("as I say", 500))
-    app.wsgi_app = wsgi.ResilienceMiddleware(app.wsgi_app)  # type: ignore[method-assign]
-    assert app.test_client().get("/").text == "as I say"
+    assert app.test_client().get("/open").text == "cached"
+    assert app.test_client().get("/chosen").text == "as I say"
 
 
 def test_a_service_without_the_middleware_is_unchanged() -> None:

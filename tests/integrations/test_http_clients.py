@@ -495,11 +495,16 @@ async def test_a_response_that_comes_after_the_end_of_the_exchange_is_closed(
 
 
 @pytest.mark.parametrize("policy", [QUICK, Timeout(PATIENCE), Timeout(PATIENCE, cooperative=True)], ids=repr)
-async def test_a_request_to_a_server_that_hangs_ends_at_the_deadline(
-    server: FlakyServer, client: HTTPClient, policy: Policy[Any]
+@pytest.mark.parametrize(
+    "answer",
+    [Answer(hold=threading.Event()), Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02)],
+    ids=["hangs", "drips"],
+)
+async def test_a_request_ends_at_the_deadline(
+    server: FlakyServer, client: HTTPClient, policy: Policy[Any], answer: Answer
 ) -> None:
-    """Also under policies that do not enforce a deadline. The connection is free again."""
-    url = server.script("/", Answer(hold=threading.Event()))
+    """Also under policies that do not enforce it, and if no single wait is too long. The connection is free again."""
+    url = server.script("/", answer)
     async with client.open(policy) as send:
         began = time.monotonic()
         with deadline(0.1):
@@ -570,17 +575,6 @@ async def test_reading_a_body_ends_at_the_deadline_of_its_attempt(
         await reply.close()
 
 
-async def test_a_dripping_body_ends_at_the_deadline(server: FlakyServer, client: HTTPClient) -> None:
-    """Although no single wait for a piece is too long. The connection is free again."""
-    url = server.script("/", Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02))
-    async with client.open() as send:
-        began = time.monotonic()
-        with deadline(0.1):
-            assert type(await outcome_of(send("GET", url))) is DeadlineExceeded
-        assert time.monotonic() - began < PATIENCE / 2
-        assert (await send("GET", f"{server.url}/other")).status == 200
-
-
 @pytest.mark.parametrize("client", [it for it in CLIENTS if not it.world.blocking], ids=repr)
 async def test_a_cancelled_request_is_not_retried(server: FlakyServer, client: HTTPClient) -> None:
     """Its connection is free again."""
@@ -594,25 +588,22 @@ async def test_a_cancelled_request_is_not_retried(server: FlakyServer, client: H
         assert (await send("GET", url)).status == 200
 
 
-async def test_limit_body_false_lets_a_body_outlast_its_attempt(server: FlakyServer, client: HTTPClient) -> None:
-    rest = threading.Event()
-    url = server.script("/", Answer(body=[b"a", b"b"], drip=rest))
-    async with client.open(Timeout(0.2), rules=Rules(limit_body=False)) as send:
-        reply = await send("GET", url, stream=True)
-        timer = threading.Timer(0.2, rest.set)
-        timer.start()
-        assert await reply.read() == b"ab"
-        timer.join()
-
-
+@pytest.mark.parametrize(
+    ("policy", "rules"),
+    [
+        (Timeout(0.2), Rules(limit_body=False)),
+        (standard(total_timeout=PATIENCE, attempt_timeout=0.1), Rules()),  # the time of the whole call
+    ],
+    ids=["limit_body=False", "standard"],
+)
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
-async def test_the_standard_pipeline_gives_a_body_the_time_of_the_whole_call(
-    server: FlakyServer, client: HTTPClient, connection: str
+async def test_a_body_can_outlast_its_attempt(
+    server: FlakyServer, client: HTTPClient, policy: Any, rules: Rules, connection: str
 ) -> None:
-    """For a connection that is kept and for one that is closed."""
+    """On a connection that is kept and on one that is closed."""
     rest = threading.Event()
     url = server.script("/", Answer(headers={"Connection": connection}, body=[b"a", b"b"], drip=rest))
-    async with client.open(standard(total_timeout=PATIENCE, attempt_timeout=0.1)) as send:
+    async with client.open(policy, rules=rules) as send:
         reply = await send("GET", url, stream=True)
         timer = threading.Timer(0.2, rest.set)
         timer.start()

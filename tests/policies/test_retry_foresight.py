@@ -52,22 +52,19 @@ async def test_the_last_failure_is_raised_at_once_if_the_inner_circuit_stays_ope
     assert reasons(heard) == ["circuit_open"]
 
 
-@pytest.mark.parametrize(("wait", "calls"), [(29.9, 1), (30, 2), (31, 2)])
+@pytest.mark.parametrize(
+    ("failure", "wait", "calls"),
+    [(Boom(), 29.9, 1), (Boom(), 30, 2), (Boom(), 31, 2), (BoomRetryAfter(31), 1, 2)],
+    ids=["too early", "in time", "later", "retry_after"],
+)
 async def test_an_attempt_is_made_if_a_probe_is_admitted_after_the_wait(
-    world: World, clock: FakeClock, wait: float, calls: int
+    world: World, clock: FakeClock, failure: Exception, wait: float, calls: int
 ) -> None:
-    script = Script(Boom(), "fine")
+    """`retry_after` counts as part of the wait."""
+    script = Script(failure, "fine")
     pipeline = Pipeline(Retry(5, on=Boom, backoff=[wait]), CircuitBreaker(1, open_for=30))
     await world.attempt(pipeline, script.function())
     assert script.calls == calls
-
-
-async def test_retry_after_counts_as_part_of_the_wait(world: World, clock: FakeClock) -> None:
-    """The delay of the backoff alone would be too short."""
-    script = Script(BoomRetryAfter(31), "fine")
-    pipeline = Pipeline(Retry(5, on=Boom, backoff=[1]), CircuitBreaker(1, open_for=30))
-    assert await world.attempt(pipeline, script.function()) == "fine"
-    assert clock.sleeps == [31]
 
 
 async def test_only_the_rest_of_the_open_period_counts(world: World, clock: FakeClock) -> None:
@@ -105,20 +102,16 @@ async def test_no_wait_is_started_for_an_isolated_circuit(world: World, clock: F
     assert reasons(heard) == ["circuit_open"]
 
 
-@pytest.mark.parametrize("named", [CircuitOpen, CircuitIsolated, Rejected])
+@pytest.mark.parametrize(
+    ("named", "waits"), [(CircuitOpen, True), (CircuitIsolated, True), (Rejected, True), (BulkheadFull, False)]
+)
 async def test_a_wait_is_started_if_on_contains_the_refusal(
-    world: World, clock: FakeClock, named: type[Exception]
+    world: World, clock: FakeClock, named: type[Exception], waits: bool
 ) -> None:
-    script = Script(Boom(), "fine")
     pipeline = Pipeline(Retry(2, on=(Boom, named), backoff=[8]), CircuitBreaker(1, open_for=30))
-    assert isinstance(await world.attempt(pipeline, script.function()), CircuitOpen)
-    assert clock.sleeps == [8]
-
-
-async def test_no_wait_is_started_if_on_contains_only_another_refusal(world: World, clock: FakeClock) -> None:
-    pipeline = Pipeline(Retry(5, on=(Boom, BulkheadFull), backoff=[8]), CircuitBreaker(1, open_for=30))
-    assert isinstance(await world.attempt(pipeline, Script(Boom()).function()), Boom)
-    assert clock.sleeps == []
+    error = await world.attempt(pipeline, Script(Boom()).function())
+    assert isinstance(error, CircuitOpen if waits else Boom)
+    assert clock.sleeps == [8] * waits
 
 
 async def test_an_outer_circuit_is_ignored(world: World, clock: FakeClock) -> None:

@@ -55,41 +55,30 @@ async def test_no_attempt_begins_at_the_very_end_of_max_elapsed(world: World, cl
     assert script.calls == 3
 
 
-@pytest.mark.parametrize("late", [2.0, 3.0])
-async def test_no_attempt_begins_after_a_wait_that_oversleeps_max_elapsed(
-    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, late: float
+@pytest.mark.parametrize(
+    ("max_elapsed", "timeout", "late", "reason"),
+    [(4, None, 2.0, "max_elapsed"), (4, None, 3.0, "max_elapsed"), (None, 5.0, 10.0, "deadline")],
+)
+async def test_no_attempt_begins_after_a_wait_that_oversleeps_the_time_limit(
+    world: World,
+    clock: FakeClock,
+    heard: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    max_elapsed: float | None,
+    timeout: float | None,
+    late: float,
+    reason: str,
 ) -> None:
-    """The event gives `max_elapsed` as the reason."""
+    """The event gives the limit as the reason, although a retry was announced before the wait."""
     oversleep(clock, monkeypatch, late)
-    ends: list[events.RetryGaveUp] = []
     script = Script(Boom())
-    pipeline = Policy.wrap(Retry(None, on=Boom, backoff=[2.0], max_elapsed=4), listeners=[record_ends(ends)])
-    assert isinstance(await run(world, pipeline, script), Boom)
-    assert script.calls == 1
-    assert [(event.reason, event.attempts, event.elapsed) for event in ends] == [("max_elapsed", 1, 2.0 + late)]
-
-
-async def test_no_attempt_begins_after_a_wait_that_oversleeps_the_deadline(
-    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The event gives the deadline as the reason, although a retry was announced before the wait."""
-    oversleep(clock, monkeypatch, 10.0)
-    ends: list[events.RetryGaveUp] = []
-    pipeline = Policy.wrap(Retry(None, on=Boom, backoff=[2.0]), listeners=[record_ends(ends)])
-    error = await run(world, pipeline, Script(Boom()), Context(timeout=5.0))
+    retry = Retry(None, on=Boom, backoff=[2.0], max_elapsed=max_elapsed)
+    error = await run(world, retry, script, Context(timeout=timeout))
     assert isinstance(error, Boom)
     assert "1 attempt " in notes_of(error)[0]
-    assert [(event.reason, event.attempts, event.elapsed) for event in ends] == [("deadline", 1, 12.0)]
-
-
-def record_ends(ends: list[events.RetryGaveUp]) -> Any:
-    """Return a listener that records `RetryGaveUp` events."""
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.RetryGaveUp):
-            ends.append(event)
-
-    return listen
+    assert script.calls == 1
+    ends = [event for event in heard if isinstance(event, events.RetryGaveUp)]
+    assert [(event.reason, event.attempts, event.elapsed) for event in ends] == [(reason, 1, 2.0 + late)]
 
 
 async def test_a_closed_result_is_not_returned_after_a_wait_that_oversleeps_the_deadline(

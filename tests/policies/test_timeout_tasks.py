@@ -311,37 +311,23 @@ async def test_of_a_timeout_and_asyncio_timeout_that_fire_together_the_outer_rai
     await asyncio.sleep(0)
 
 
-async def test_an_inner_asyncio_timeout_raises_its_own_error_or_passes_ours_on(in_asyncio: World) -> None:
+async def within(seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        await asyncio.sleep(10)
+
+
+@pytest.mark.parametrize("inner", [within, lambda seconds: asyncio.wait_for(asyncio.sleep(10), seconds)])
+async def test_an_inner_limit_of_asyncio_raises_its_own_error_or_passes_ours_on(in_asyncio: World, inner: Any) -> None:
     """If it expires first, its `TimeoutError` is unchanged; if not, it does not change the cancellation."""
-
-    async def quick(ctx: Context) -> None:
-        async with asyncio.timeout(0.01):
-            await asyncio.sleep(10)
-
-    async def slow(ctx: Context) -> None:
-        async with asyncio.timeout(LONG):
-            await asyncio.sleep(10)
-
     with pytest.raises(TimeoutError) as raised:
-        await Timeout(LONG).aexecute(quick)
+        await Timeout(LONG).acall(inner, 0.01)
     assert type(raised.value) is TimeoutError
     with pytest.raises(TimeoutExceeded):
-        await Timeout(0.01).aexecute(slow)
+        await Timeout(0.01).acall(inner, LONG)
     assert current_task().cancelling() == 0
 
 
-async def test_outer_and_inner_asyncio_wait_for_raise_their_own_error(in_asyncio: World) -> None:
-    async def quick(ctx: Context) -> None:
-        await asyncio.wait_for(asyncio.sleep(10), 0.01)
-
-    async def slow(ctx: Context) -> None:
-        await asyncio.wait_for(asyncio.sleep(10), LONG)
-
-    with pytest.raises(TimeoutError) as raised:
-        await Timeout(LONG).aexecute(quick)
-    assert type(raised.value) is TimeoutError
-    with pytest.raises(TimeoutExceeded):
-        await Timeout(0.01).aexecute(slow)
+async def test_an_outer_wait_for_of_asyncio_raises_its_own_error(in_asyncio: World) -> None:
     with pytest.raises(TimeoutError) as raised:
         await asyncio.wait_for(Timeout(LONG).aexecute(forever), 0.01)
     assert type(raised.value) is TimeoutError

@@ -127,29 +127,22 @@ async def test_the_number_of_viewers_is_bounded(make: Make) -> None:
         await viewer.until(lambda it: it.status == 200)
 
 
-async def test_an_error_of_a_closed_connection_ends_the_stream(make: Make) -> None:
-    """Some servers report a viewer who has left in this way; there is room for another."""
-    app = make(max_viewers=1)
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            raise ConnectionResetError("gone")
-
-    with anyio.fail_after(10):
-        await app(scope("/events"), anyio.sleep_forever, send)
-    assert await has_room(app)
-
-
-async def test_a_viewer_that_does_not_read_is_disconnected(
-    tasks_world: World, make: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["an error", "no end"])
+async def test_a_viewer_to_whom_nothing_can_be_sent_is_disconnected(
+    tasks_world: World, make: Make, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A sleeping laptop keeps its connection for hours, but neither its place nor the server's task."""
+    """Some servers report a viewer who has left with an error; a sleeping laptop keeps its connection for hours.
+
+    Neither keeps its place, or the server's task.
+    """
     monkeypatch.setattr(app_module, "STREAM_LASTS", 0.1)
     monkeypatch.setattr(app_module, "STALLS", 0.1)
     app = make(max_viewers=1)
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":
+            if how == "an error":
+                raise ConnectionResetError("gone")
             await anyio.sleep_forever()
 
     with anyio.fail_after(10):

@@ -45,26 +45,21 @@ async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit
     ]
 
 
+def recording(kit: Kit, seen: list[Any]) -> Any:
+    """Return a transport that records its requests."""
+    return kit.library.MockTransport(lambda request: seen.append(request) or kit.library.Response(200))
+
+
 async def test_without_a_deadline_the_request_is_unchanged(kit: Kit) -> None:
     seen: list[Any] = []
-
-    def handler(request: Any) -> Any:
-        seen.append(request)
-        return kit.library.Response(200)
-
-    async with kit.client(QUICK, kit.library.MockTransport(handler), timeout=3.5) as client:
+    async with kit.client(QUICK, recording(kit, seen), timeout=3.5) as client:
         assert (await client.get("http://example.org/")).request is seen[0]
     assert set(timeouts_of(*seen)[0].values()) == {3.5}
 
 
 async def test_other_extensions_and_headers_of_a_request_are_kept(kit: Kit) -> None:
     seen: list[Any] = []
-
-    def handler(request: Any) -> Any:
-        seen.append(request)
-        return kit.library.Response(200)
-
-    async with kit.client(Timeout(PATIENT), kit.library.MockTransport(handler)) as client:
+    async with kit.client(Timeout(PATIENT), recording(kit, seen)) as client:
         await client.get("http://example.org/", headers={"X-A": "1"}, extensions={"sni_hostname": "a.example"})
     assert seen[0].extensions["sni_hostname"] == "a.example"
     assert seen[0].headers["x-a"] == "1"

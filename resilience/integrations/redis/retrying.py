@@ -109,13 +109,13 @@ class PolicyDriven:
         call = Call(self, do, fail, is_retryable, with_failure_count)
         if self.current_call() is not None:
             return self._run(call.part(do))
-        return self._protect(self.policy, call, takes_context=True)()
+        return self._execute(call)
 
     # The methods that differ. They are `Any`, because in one class they return a result, in the other an awaitable.
     _in_tasks: ClassVar[bool]  # whether the functions of redis-py return awaitables
     _run: Any  # runs one of our coroutines to its end, or returns it to be awaited
     _limited: Any  # returns a function that runs `do`, limited by the deadline
-    _protect: Any  # puts the policy around a call
+    _execute: Any  # runs a call under the policy
 
 
 @final
@@ -141,7 +141,9 @@ class PolicyRetry(PolicyDriven, _Retry):
 
     _in_tasks = False
     _run = staticmethod(drive)
-    _protect = staticmethod(execution.protect)
+
+    def _execute(self, call: Call) -> Any:
+        return execution.protect(self.policy, call, takes_context=True)()
 
     def _limited(self, do: Callable[[], Any], ctx: Context) -> Callable[[], Any]:
         return do  # the deadline limits each operation on the socket
@@ -153,7 +155,12 @@ class AsyncPolicyRetry(PolicyDriven, _AsyncRetry):
 
     _in_tasks = True
     _run = staticmethod(lambda coroutine: coroutine)
-    _protect = staticmethod(execution.aprotect)
+
+    async def _execute(self, call: Call) -> Any:
+        try:
+            return await execution.aprotect(self.policy, call, takes_context=True)()
+        finally:
+            call.release_references()
 
     def _limited(self, do: Callable[[], Awaitable[Any]], ctx: Context) -> Callable[[], Awaitable[Any]]:
         if waits_until(ctx) == inf:
@@ -234,6 +241,10 @@ class Call:
         except BaseException:
             self._unreported = RedisTimeoutError("the attempt was cut off")
             raise
+
+    def release_references(self) -> None:
+        """Drop the command: the event loop keeps the context variables, and so this, while a connection is open."""
+        del self._do, self._fail, self._is_retryable
 
     def sends(self, commands: list[Command] | None) -> None:
         """Note that a connection is about to send these commands; None if it does not know which."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from resilience import (
     Keyed,
     Policy,
     Retry,
+    Timeout,
     deadline,
     events,
 )
@@ -38,6 +40,17 @@ async def test_a_command_is_one_execution_including_its_connection(side: Side) -
     await done(client.pipeline(transaction=False).set("b", 2).get("b").execute())
     assert await done(client.pipeline().incr("b").get("a").execute()) == [3, b"1"]
     assert count.calls == 4
+
+
+async def test_an_open_connection_does_not_keep_the_command_that_opened_it(side: Side) -> None:
+    class Key(str):
+        """A string that can be weakly referenced."""
+
+    key = Key("a")
+    kept = weakref.ref(key)
+    await done(side.client(Retry().wrap(Timeout(PATIENCE, cooperative=True))).set(key, 1))
+    del key
+    assert kept() is None
 
 
 async def test_a_command_without_an_operation_is_named_redis_command(side: Side) -> None:

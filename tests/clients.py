@@ -8,12 +8,7 @@ from typing import Any, ClassVar
 
 import anyio
 
-from resilience import Retry
 from tests.conftest import Boom
-
-
-def quick(attempts: int = 3, **settings: Any) -> Retry:
-    return Retry(attempts, on=Boom, backoff=[0], **settings)
 
 
 class Client:

@@ -15,8 +15,9 @@ import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Fallback, Retry, Timeout
 from resilience.errors import BulkheadFull, CircuitOpen
-from tests.clients import Client, quick
+from tests.clients import Client
 from tests.conftest import Boom, World, nothing_is_left_unawaited
+from tests.functions import quick
 
 # --- aproxy ------------------------------------------------------------------------------------
 

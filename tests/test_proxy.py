@@ -15,8 +15,9 @@ import pytest
 
 from resilience import CircuitBreaker
 from resilience.errors import CircuitOpen
-from tests.clients import Client, quick
+from tests.clients import Client
 from tests.conftest import Boom, FakeClock, World
+from tests.functions import quick
 
 
 def entries(client: Client, name: str) -> int:

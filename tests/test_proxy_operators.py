@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from resilience import CircuitBreaker, Fallback, Policy, Retry, Timeout
-from tests.clients import quick
 from tests.conftest import Boom, World
+from tests.functions import quick
 
 
 class Vector:

@@ -369,6 +369,33 @@ def test_event_loops_and_timers_start_afresh_in_the_child() -> None:
     )
 
 
+@forks
+def test_the_child_has_its_own_workers() -> None:
+    """The threads of the parent do not exist there, so none of them may get a job."""
+    forked(
+        """
+        timeout = Timeout(10)
+        timeout.call(int)  # an idle worker, and one that hangs
+        Timeout(0.01).capture(lambda ctx: let_go.wait(60))
+        assert Timeout.abandoned() == 1
+
+        def child():
+            assert Timeout.abandoned() == 0, "the child has abandoned nothing"
+            began = time.monotonic()
+            assert timeout.call(lambda: "fine") == "fine"
+            assert time.monotonic() - began < 5
+            late = Timeout(0.01).capture(lambda ctx: threading.Event().wait(60))
+            assert isinstance(late.error, TimeoutExceeded)
+            assert Timeout.abandoned() == 1
+
+        in_child(child)
+        assert timeout.call(lambda: "the parent goes on") == "the parent goes on"
+        assert Timeout.abandoned() == 1
+        let_go.set()
+        """
+    )
+
+
 # --- interrupts ------------------------------------------------------------------------------
 
 
@@ -432,6 +459,23 @@ def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str, where: str
         """
     )
     assert printed == "interrupted True 0 0 0 1\n"
+
+
+# --- threads of the process ---
+
+
+def test_no_thread_is_started_before_one_is_needed() -> None:
+    """Neither by the import, nor by creating a policy, nor by asynchronous or cooperative calls."""
+    printed_by(
+        """
+        timeout = Timeout(60)
+        Policy.wrap(Retry(), Timeout(60, cooperative=True)).call(int)
+        asyncio.run(timeout.acall(asyncio.sleep, 0))
+        assert threading.active_count() == 1, threading.enumerate()
+        timeout.call(int)
+        assert threading.active_count() == 2, threading.enumerate()
+        """
+    )
 
 
 # --- the end of the process ---

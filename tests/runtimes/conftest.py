@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from resilience import Timeout, TimeoutExceeded
+from tests.callers import wait_until
 
 SHORT = 0.01
 LONG = 60.0
 
 
-def until(true: Callable[[], object]) -> None:
-    """Wait for a condition that another thread is about to fulfil."""
-    end = time.monotonic() + 5
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.001)
-
-
 @pytest.fixture(autouse=True)
 def no_call_is_left_behind() -> Iterator[None]:
     """Wait before and after each test until no abandoned call is running."""
-    until(lambda: Timeout.abandoned() == 0)
+    wait_until(lambda: Timeout.abandoned() == 0)
     yield
-    until(lambda: Timeout.abandoned() == 0)
+    wait_until(lambda: Timeout.abandoned() == 0)
 
 
 @pytest.fixture

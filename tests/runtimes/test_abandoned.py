@@ -27,8 +27,9 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.runtimes import workers
+from tests.callers import wait_until
 from tests.conftest import Boom
-from tests.runtimes.conftest import LONG, SHORT, abandon, until
+from tests.runtimes.conftest import LONG, SHORT, abandon
 
 # --- counting and limiting abandoned calls ---
 
@@ -40,7 +41,7 @@ def test_abandoned_calls_are_counted_until_they_end(gate: threading.Event) -> No
     assert Timeout(LONG).call(lambda: "not counted") == "not counted"
     assert Timeout.abandoned() == 3
     gate.set()
-    until(lambda: Timeout.abandoned() == 0)
+    wait_until(lambda: Timeout.abandoned() == 0)
 
 
 def test_without_timeout_the_default_limit_of_abandoned_calls_applies() -> None:
@@ -66,7 +67,7 @@ def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch
     assert entered == []
     assert ctx.attempts == 0
     gate.set()
-    until(lambda: Timeout.abandoned() == 0)
+    wait_until(lambda: Timeout.abandoned() == 0)
     assert Timeout(LONG).call(lambda: "again") == "again"
 
 
@@ -102,7 +103,7 @@ def test_a_call_that_ends_at_its_timeout_has_one_outcome_and_the_count_is_right(
         list(callers.map(calls, range(4)))
     assert len(outcomes) == 240
     assert set(outcomes) <= {True, TimeoutExceeded}
-    until(lambda: Timeout.abandoned() == 0)
+    wait_until(lambda: Timeout.abandoned() == 0)
 
 
 def test_a_function_that_ends_before_it_is_counted_as_abandoned_is_not_counted(
@@ -114,7 +115,7 @@ def test_a_function_that_ends_before_it_is_counted_as_abandoned_is_not_counted(
 
     def late(pool: workers.Pool, job: workers.Job) -> None:
         gate.set()
-        until(lambda: job.has_ended)
+        wait_until(lambda: job.has_ended)
         counted.append(job)
         count_abandoned(pool, job)
 
@@ -141,7 +142,7 @@ def test_an_abandoned_function_affects_no_policy_afterwards(gate: threading.Even
         Policy.wrap(retry, Timeout(SHORT), breaker).execute(fn, ctx)
     elapsed = ctx.elapsed
     gate.set()
-    until(lambda: Timeout.abandoned() == 0)
+    wait_until(lambda: Timeout.abandoned() == 0)
     assert breaker.state is CircuitState.CLOSED
     assert ctx.attempts == 2
     assert ctx.elapsed == elapsed
@@ -194,7 +195,7 @@ def test_ctrl_c_during_a_wait_is_raised_at_once(gate: threading.Event, monkeypat
     assert Timeout.abandoned() == 1
     assert bulkhead.stats().in_flight == 0
     gate.set()
-    until(lambda: Timeout.abandoned() == 0)
+    wait_until(lambda: Timeout.abandoned() == 0)
 
 
 def test_an_interrupt_after_the_function_has_ended_leaves_nothing_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from resilience import (
 )
 from resilience.runtimes import alarms, tasks, workers
 from resilience.runtimes.blocking import BLOCKING
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Heavy, Script, World
 
 LONG = 60.0
 
@@ -480,11 +480,8 @@ async def test_a_timer_keeps_nothing_of_an_ended_call_alive(in_asyncio: World) -
     variable: contextvars.ContextVar[object] = contextvars.ContextVar("variable")
     alive: list[weakref.ref[Any]] = []
 
-    class Thing:
-        """An object that can be referenced weakly."""
-
     async def call() -> None:
-        thing = Thing()
+        thing = Heavy()
         variable.set(thing)
         task = asyncio.current_task()
         assert task is not None

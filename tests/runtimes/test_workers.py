@@ -20,8 +20,9 @@ import pytest
 
 from resilience import Bulkhead, Call, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.runtimes import workers
-from tests.conftest import Boom
-from tests.runtimes.conftest import LONG, SHORT, until
+from tests.callers import wait_until
+from tests.conftest import Boom, Heavy
+from tests.runtimes.conftest import LONG, SHORT
 
 # --- the thread of a function ---
 
@@ -147,7 +148,7 @@ def test_a_worker_is_reused_after_an_abandoned_function_has_ended(gate: threadin
         Timeout(SHORT).call(fn)
     assert Timeout(LONG).call(threading.get_ident) != threads[0]
     gate.set()
-    until(lambda: threads[0] in {worker.ident for worker in list(workers.pool.idle)})
+    wait_until(lambda: threads[0] in {worker.ident for worker in list(workers.pool.idle)})
 
 
 def test_calls_do_not_queue_for_a_worker() -> None:
@@ -269,20 +270,17 @@ def test_the_result_of_an_abandoned_call_is_dropped(gate: threading.Event) -> No
     alive: list[weakref.ref[Any]] = []
     used: list[object] = []
 
-    class Result:
-        """An object that can be referenced weakly."""
-
-    def fn() -> Result:
+    def fn() -> Heavy:
         gate.wait(10)
-        result = Result()
+        result = Heavy()
         alive.append(weakref.ref(result))
         return result
 
     pipeline = Policy.wrap(Fallback("instead", on_fallback=used.append), Timeout(SHORT))
     assert pipeline.call(fn) == "instead"
     gate.set()
-    until(lambda: Timeout.abandoned() == 0 and alive)
-    until(lambda: alive[0]() is None)
+    wait_until(lambda: Timeout.abandoned() == 0 and alive)
+    wait_until(lambda: alive[0]() is None)
     assert len(used) == 1
 
 
@@ -301,7 +299,7 @@ def test_the_exception_of_an_abandoned_call_is_dropped(
         with pytest.raises(TimeoutExceeded):
             Timeout(SHORT).call(fn)
         assert ended.wait(5)
-        until(lambda: Timeout.abandoned() == 0)
+        wait_until(lambda: Timeout.abandoned() == 0)
     assert capsys.readouterr() == ("", "")
     assert caplog.records == []
 
@@ -320,8 +318,8 @@ def test_a_coroutine_that_an_abandoned_call_returns_is_closed(gate: threading.Ev
     with pytest.raises(TimeoutExceeded):
         Timeout(SHORT).call(fn)
     gate.set()
-    until(lambda: Timeout.abandoned() == 0 and made)
-    until(lambda: made[0].cr_frame is None)
+    wait_until(lambda: Timeout.abandoned() == 0 and made)
+    wait_until(lambda: made[0].cr_frame is None)
 
 
 def test_an_error_from_closing_an_abandoned_result_is_logged_and_does_not_end_the_worker(
@@ -343,23 +341,20 @@ def test_an_error_from_closing_an_abandoned_result_is_logged_and_does_not_end_th
     with pytest.raises(TimeoutExceeded):
         Timeout(SHORT).call(fn)
     gate.set()
-    until(lambda: caplog.records)
-    until(lambda: threads[0] in workers.pool.idle)
+    wait_until(lambda: caplog.records)
+    wait_until(lambda: threads[0] in workers.pool.idle)
 
 
 def test_an_idle_worker_keeps_nothing_of_its_last_call_alive() -> None:
     """Neither arguments, result nor context variables."""
 
-    class Thing:
-        """An object that can be referenced weakly."""
-
-    def fn(argument: Thing, variable: Any) -> Thing:
+    def fn(argument: Heavy, variable: Any) -> Heavy:
         TENANT.set(variable)
-        return Thing()
+        return Heavy()
 
-    argument, variable = Thing(), Thing()
+    argument, variable = Heavy(), Heavy()
     result = Timeout(LONG).call(fn, argument, variable)
     alive = [weakref.ref(thing) for thing in (argument, variable, result)]
     del argument, variable, result
     gc.collect()
-    until(lambda: [ref() for ref in alive] == [None] * 3)
+    wait_until(lambda: [ref() for ref in alive] == [None] * 3)

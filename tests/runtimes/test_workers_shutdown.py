@@ -1,11 +1,7 @@
-"""Worker threads at the end of the process, after a fork, and when no thread can be started."""
+"""Worker threads at the end of the process, and when no thread can be started."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from typing import Any
@@ -29,84 +25,19 @@ from tests.conftest import Boom
 from tests.runtimes.conftest import LONG
 
 
-def run_python(code: str, timeout: float = 20) -> subprocess.CompletedProcess[str]:
-    """Run a script in a new process."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
-    )
+def refused(self: threading.Thread) -> None:
+    """Raise the error of a system that has no thread left."""
+    raise RuntimeError("can't start new thread")
 
 
-def test_no_thread_is_started_before_one_is_needed() -> None:
-    """Neither by the import, nor by creating a policy, nor by asynchronous or cooperative calls."""
-    done = run_python(
-        """
-        import asyncio, threading
-        from resilience import Policy, Retry, Timeout
-
-        timeout = Timeout(60)
-        Policy.wrap(Retry(), Timeout(60, cooperative=True)).call(len, "")
-
-        async def fn(ctx): ...
-
-        asyncio.run(timeout.aexecute(fn))
-        assert threading.active_count() == 1, threading.enumerate()
-        timeout.call(len, "")
-        assert threading.active_count() == 2, threading.enumerate()
-        """
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this platform")
-def test_the_child_of_a_fork_has_its_own_workers() -> None:
-    """The threads of the parent do not exist there, so none of them may get a job."""
-    done = run_python(
-        """
-        import os, threading, time, warnings
-        from resilience import Timeout
-
-        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 on: forking with threads
-        timeout = Timeout(10)
-        timeout.call(len, "")                                 # an idle worker ...
-        gate = threading.Event()
-        Timeout(0.01).capture(lambda ctx: gate.wait(60))      # ... and one that hangs
-        assert Timeout.abandoned() == 1
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                assert Timeout.abandoned() == 0, "the child has abandoned nothing"
-                began = time.monotonic()
-                assert timeout.call(lambda: "fine") == "fine"
-                assert time.monotonic() - began < 5
-                hanging = Timeout(0.01).capture(lambda ctx: threading.Event().wait(60))
-                assert type(hanging.error).__name__ == "TimeoutExceeded"
-                assert Timeout.abandoned() == 1
-                code = 0
-            finally:
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-        assert timeout.call(lambda: "the parent goes on") == "the parent goes on"
-        assert Timeout.abandoned() == 1
-        gate.set()
-        """
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def no_threads_at_shutdown(self: threading.Thread) -> None:
+def refused_at_shutdown(self: threading.Thread) -> None:
     """Raise the error of CPython 3.12 and later."""
     raise RuntimeError("can't create new thread at interpreter shutdown")
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "value"),
-    [(workers.sys, "is_finalizing", lambda: True), (workers.Worker, "start", no_threads_at_shutdown)],
+    [(workers.sys, "is_finalizing", lambda: True), (workers.Worker, "start", refused_at_shutdown)],
     ids=["modules are torn down", "no thread is started"],
 )
 def test_during_interpreter_shutdown_a_function_runs_in_the_calling_thread(
@@ -146,9 +77,6 @@ def test_workers_exhausted_inside_a_function_is_an_error_of_that_call(
         with monkeypatch.context() as patch:
             patch.setattr(workers.Worker, "start", refused)
             return inner.call(len, "")
-
-    def refused(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(workers, "pool", workers.Pool())
     ctx = Context()

@@ -12,7 +12,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from math import inf
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, final, overload
 
+from typing_extensions import override
+
 from resilience import checks
+from resilience.ambient import current_context
 from resilience.callables import (
     close_coroutine,
     is_awaitable,
@@ -123,15 +126,12 @@ class UnitOfWork(Generic[W, D]):
             )
 
         def blocking(*args: Any, **kwargs: Any) -> Any:
-            execution = _Execution(self, name, connect, _work(fn, args, kwargs), _undo, drive)
-            return protect(self._policy, execution, takes_context=True)()
+            return protect(self._policy, _Execution(self, fn, connect, _undo, drive))(*args, **kwargs)
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
-            execution = _Execution(self, name, self._connect, _work(fn, args, kwargs), _undo_shielded)
-            return await aprotect(self._policy, execution, takes_context=True)()
+            return await aprotect(self._policy, _Execution(self, fn, self._connect, _undo_shielded))(*args, **kwargs)
 
         connect = functools.partial(_connect_for_plain, self._connect, fn)
-        name = name_of(fn)
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
         signature = inspect.signature(fn)
         own = list(signature.parameters.values())[1:]  # without the connection, which the caller does not pass
@@ -156,32 +156,41 @@ class UnitOfWork(Generic[W, D]):
 class _Execution:
     """One execution of a unit of work, with the state that its attempts share.
 
-    :param name: the default operation of the execution.
+    For the policies it is the called function, and the executions of one function are equal, as parts of a key.
+
+    :param fn: the function of a connection and its own arguments.
     :param run: in blocking code, runs the coroutine of an attempt to its end; by default it is returned to be awaited.
     """
 
     def __init__(
         self,
         unit: UnitOfWork[Any, Any],
-        name: str,
+        fn: Callable[..., Any],
         connect: Callable[[], Any],
-        work: Callable[[Any], Any],
         undo: Callable[[Any, AsyncExitStack | None], Awaitable[None]],
         run: Callable[[Coroutine[Any, Any, Any]], Any] = lambda attempt: attempt,
     ) -> None:
         self._unit = unit
-        self.__qualname__: str = name
+        self._fn = fn
+        self.__qualname__: str = name_of(fn)
         self._connect = connect
-        self._work = work
         self._undo = undo
         self._run = run
         self._commits: list[Context] = []  # of the attempts that may have committed
 
-    def __call__(self, ctx: Context) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Make one attempt."""
-        return self._run(self.attempt(ctx))
+        return self._run(self.attempt(current_context(), args, kwargs))
 
-    async def attempt(self, ctx: Context) -> Any:
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Execution) and (self._unit, self._fn) == (other._unit, other._fn)
+
+    @override
+    def __hash__(self) -> int:
+        return hash((self._unit, self._fn))
+
+    async def attempt(self, ctx: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._commits and not self._unit._repeat_unknown_commits:
             raise OutcomeUnknown("the unit of work may have been committed when it was cut off; it is not done again")
         connection = await maybe_await(self._connect())
@@ -189,7 +198,7 @@ class _Execution:
         try:
             if limits is not None:
                 await limits.enter_async_context(self._unit.limits(connection))
-            result = await maybe_await(self._work(connection))
+            result = await maybe_await(self._enter(connection, *args, **kwargs))
             await self._unit.prepare(connection)
             await self._commit(connection, ctx)
             if limits is not None:
@@ -199,6 +208,19 @@ class _Execution:
         except BaseException:
             await self._undo(connection, limits)
             raise
+
+    def _enter(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; raise a misuse if it cannot take these arguments."""
+        try:
+            return self._fn(*args, **kwargs)
+        except TypeError as error:
+            misuse = mismatch(self._fn, args, kwargs, error, takes_context=False)
+            try:
+                if misuse is not None:
+                    raise misuse from None
+                raise
+            finally:
+                del misuse  # no cycle: misuse -> traceback -> this frame -> misuse
 
     async def _commit(self, connection: Any, ctx: Context) -> None:
         # After a timeout in a thread, the next attempt may run while this one continues. The commit is noted before the
@@ -215,24 +237,6 @@ class _Execution:
             elif not self._unit._repeat_unknown_commits:
                 error.repeatable = False  # type: ignore[attr-defined]
             raise
-
-
-def _work(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], Any]:
-    """Return the call of a function with these arguments after a connection. If they do not fit, it raises a misuse."""
-
-    def work(connection: Any) -> Any:
-        try:
-            return fn(connection, *args, **kwargs)
-        except TypeError as error:
-            misuse = mismatch(fn, (connection, *args), kwargs, error, takes_context=False)
-            try:
-                if misuse is not None:
-                    raise misuse from None
-                raise
-            finally:
-                del misuse  # no cycle: misuse -> traceback -> this frame -> misuse
-
-    return work
 
 
 def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from resilience import Fallback, Policy, Retry, Timeout, deadline, events
+from resilience import Cache, Fallback, Policy, Retry, Timeout, deadline, events
 from resilience.errors import ArgumentMisuse
 from resilience.integrations.dbapi import OutcomeUnknown, unit_of_work
 from resilience.testing import recording
@@ -41,6 +41,16 @@ def test_a_unit_is_the_operation_of_its_execution(path: Path) -> None:
     with recording(events.ExecutionFinished) as recorder:
         unit_of_work(AGAIN, connecting(path))(note)("a")
     assert [event.operation for event in recorder.events] == ["note"]
+
+
+def test_policies_see_the_arguments_of_the_caller(path: Path) -> None:
+    """Without the connection, which is new in each attempt: equal calls of one function have one key."""
+    asked: list[str] = []
+    unit = unit_of_work(Cache(60.0), connecting(path))
+    for ask in [unit(lambda connection, text: asked.append(text)) for _ in range(2)]:
+        for text in "aba":
+            ask(text)
+    assert asked == ["a", "b", "a", "b"]
 
 
 class LosesConnection:

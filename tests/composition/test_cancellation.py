@@ -251,22 +251,15 @@ def executing(policy: Policy[Any], fn: Any = work, as_before: Callable[[], None]
     return scene
 
 
+def checked(policy: Any, as_before: Callable[[Any], None]) -> Scene:
+    """Return the scene of one execution under this policy, which is checked afterwards."""
+    return executing(policy, work, partial(as_before, policy))
+
+
 # --- the scenes ---
 
 
 def single_policies() -> dict[str, Callable[[], Scene]]:
-    def breaker() -> Scene:
-        policy = one_failure_short(on=BaseException, on_result=lambda value: False)
-        return executing(policy, work, lambda: still_one_failure_short(policy))
-
-    def probe() -> Scene:
-        policy = about_to_probe()
-        return executing(policy, work, lambda: still_about_to_probe(policy))
-
-    def bulkhead() -> Scene:
-        policy = Bulkhead(1)
-        return executing(policy, work, lambda: all_permits_are_free(policy))
-
     def probe_of_the_users() -> Scene:
         policy = about_to_probe(probe=work)
 
@@ -275,10 +268,6 @@ def single_policies() -> dict[str, Callable[[], Scene]]:
             assert (stats.probes, stats.opened) == (0, 1), "the cancelled probe kept its slot, or was counted"
 
         return executing(policy, work, as_before)
-
-    def gate() -> Scene:
-        policy = Gate()
-        return executing(policy, work, lambda: gate_is_empty(policy))
 
     def once() -> Scene:
         store: dict[str, Any] = {}
@@ -308,10 +297,6 @@ def single_policies() -> dict[str, Callable[[], Scene]]:
         hedge = Hedge(0, hedges=2, budget=None, on=BaseException)
         return executing(hedge.wrap(policy), work, lambda: all_permits_are_free(policy))
 
-    def flight() -> Scene:
-        policy = SingleFlight(key=same)
-        return executing(policy, work, lambda: no_flight_is_left(policy))
-
     def cache() -> Scene:
         policy = Cache(LONG, key=same, keep_errors=BaseException)
 
@@ -337,24 +322,26 @@ def single_policies() -> dict[str, Callable[[], Scene]]:
         return executing(Keyed(lambda key: bulkhead, same), work, lambda: all_permits_are_free(bulkhead))
 
     return {
-        "flight": flight,
+        "flight": lambda: checked(SingleFlight(key=same), no_flight_is_left),
         "cache": cache,
         "refresh": refresh,
         "keyed": keyed,
         "limiter": limiter,
         "hedge": lambda: executing(Hedge(LONG, on=BaseException)),
         "hedge-of-permits": hedge_of_permits,
-        "gate": gate,
+        "gate": lambda: checked(Gate(), gate_is_empty),
         "once": once,
         "key": lambda: executing(IdempotencyKey()),
         "retry": lambda: executing(Retry(on=BaseException)),
         "timeout": lambda: executing(Timeout(LONG)),
         "cooperative": lambda: executing(Timeout(LONG, cooperative=True)),
         "fallback": lambda: executing(Fallback("instead", on=BaseException)),
-        "breaker": breaker,
-        "probe": probe,
+        "breaker": lambda: checked(
+            one_failure_short(on=BaseException, on_result=lambda value: False), still_one_failure_short
+        ),
+        "probe": lambda: checked(about_to_probe(), still_about_to_probe),
         "probe-of-the-users": probe_of_the_users,
-        "bulkhead": bulkhead,
+        "bulkhead": lambda: checked(Bulkhead(1), all_permits_are_free),
     }
 
 
@@ -431,23 +418,20 @@ def blocks() -> dict[str, Callable[[], Scene]]:
 
         return Scene(call)
 
-    def guard() -> Scene:
-        breaker = about_to_probe()
-
+    def block(policy: Any, make: Callable[[], Any], as_before: Callable[[Any], None]) -> Scene:
         async def call() -> str:
-            async with breaker.guard():
+            async with make():
                 return await work()
 
-        return Scene(call, lambda: still_about_to_probe(breaker))
+        return Scene(call, partial(as_before, policy))
+
+    def guard() -> Scene:
+        breaker = about_to_probe()
+        return block(breaker, breaker.guard, still_about_to_probe)
 
     def slot() -> Scene:
         bulkhead = Bulkhead(1)
-
-        async def call() -> str:
-            async with bulkhead.slot():
-                return await work()
-
-        return Scene(call, lambda: all_permits_are_free(bulkhead))
+        return block(bulkhead, bulkhead.slot, all_permits_are_free)
 
     def budget() -> Scene:
         async def call() -> str:

@@ -89,10 +89,7 @@ async def answers_results(world: World, watched: Watched) -> None:
 
 async def captures(world: World, watched: Watched) -> None:
     policy = Retry(2, on=Boom, backoff=[0]).wrap(CircuitBreaker())
-    if world.blocking:
-        policy.capture(world.native(watched.fn))
-    else:
-        await policy.acapture(watched.fn)
+    await world.result((policy.capture if world.blocking else policy.acapture)(world.native(watched.fn)))
 
 
 async def decorates(world: World, watched: Watched) -> None:
@@ -160,10 +157,6 @@ async def is_cut_off(world: World, watched: Watched) -> None:
     finally:
         if world.blocking:
             await world.sleep(0.1)  # the abandoned function ends
-
-
-async def fails_on_a_worker(world: World, watched: Watched) -> None:
-    await world.execute(Timeout(5.0), watched.fn)
 
 
 async def finds_no_time(world: World, watched: Watched) -> None:
@@ -426,7 +419,7 @@ SCENARIOS: dict[str, Scenario] = {
     "Retry, discarded results": discards_results,
     "Retry, discarded response of an error": carries_a_response,
     "Retry around Retry": executes(lambda: Retry(2, on=Boom, backoff=[0]).wrap(Retry(2, on=Boom, backoff=[0]))),
-    "Timeout, failed": fails_on_a_worker,
+    "Timeout, failed": executes(lambda: Timeout(5.0)),
     "Timeout, cut off": is_cut_off,
     "Timeout, too late": executes(lambda: Timeout(5.0), lambda: Context(timeout=0)),
     "Timeout, cooperative": executes(lambda: Timeout(5.0, cooperative=True)),

@@ -11,7 +11,10 @@ from tests.conftest import Boom, World
 
 
 class Source:
-    """A generator function that follows one script in each call: it yields items, and raises exceptions."""
+    """A generator function that follows one script in each call.
+
+    It yields the items, or the result of an item that is a function, and raises the exceptions.
+    """
 
     def __init__(self, world: World, *scripts: list[Any]) -> None:
         self.world = world
@@ -32,7 +35,7 @@ class Source:
             for step in self._begin(keywords):
                 if isinstance(step, BaseException):
                     raise step
-                yield step
+                yield step() if callable(step) else step
         finally:
             self.closed += 1
 
@@ -42,7 +45,7 @@ class Source:
                 await self.world.sleep(0)
                 if isinstance(step, BaseException):
                     raise step
-                yield step
+                yield step() if callable(step) else step
             await self.world.sleep(0)
         finally:
             self.closed += 1

@@ -229,26 +229,12 @@ def test_one_bulkhead_limits_streams_of_all_runtimes() -> None:
 @pytest.mark.parametrize("items", [0, 2])
 async def test_a_stream_leaves_no_reference_cycle(world: World, items: int) -> None:
     watched = Watched()
-
-    def blocking() -> Iterator[int]:
-        yield from range(items)
-        watched.fail()
-
-    async def task() -> AsyncIterator[int]:
-        for number in range(items):
-            yield number
-        watched.fail()
-
-    async def consume() -> None:
-        streaming = Pipeline(retry(2), CircuitBreaker(), Timeout(60)).streaming()
-        stream = Consumed(world, streaming.call(blocking if world.blocking else task))
+    source = Source(world, [*range(items), watched.fail])
+    with no_collector():
         try:
-            await stream.all([])
+            await streamed(world, Pipeline(retry(2), CircuitBreaker(), Timeout(60)), source).all([])
         except Boom:
             pass
-
-    with no_collector():
-        await consume()
         assert watched.seen
         assert watched.alive == []
 
@@ -259,22 +245,8 @@ async def test_a_stream_leaves_no_reference_cycle(world: World, items: int) -> N
 async def test_the_context_is_ambient_in_the_source_only(world: World) -> None:
     seen: list[Any] = []
 
-    def read_context() -> tuple[int, str | None]:
-        return current_context().attempt, current_context().operation
-
-    async def task() -> AsyncIterator[Any]:
-        for _ in range(3):
-            yield read_context()
-
-    def thread() -> Iterator[Any]:
-        for _ in range(3):
-            yield read_context()
-
-    streaming, ctx = retry().streaming(), Context(operation="list")
-    if world.blocking:
-        stream = Consumed(world, streaming.execute(lambda ctx: thread(), ctx))
-    else:
-        stream = Consumed(world, streaming.aexecute(lambda ctx: task(), ctx))
+    source = Source(world, [lambda: (current_context().attempt, current_context().operation)] * 3)
+    stream = Consumed(world, retry().streaming().execute(source.function, Context(operation="list")))
     for _ in range(3):
         seen.append(await stream.next())
         assert current_context().operation is None

@@ -146,15 +146,9 @@ def test_the_source_of_an_abandoned_pull_is_closed(threads: World) -> None:
 
 
 async def test_a_cooperative_timeout_only_sets_the_deadline(world: World) -> None:
-    async def left() -> AsyncIterator[float]:
-        yield current_context().remaining()
-
-    def blocking() -> Iterator[float]:
-        yield current_context().remaining()
-
-    streaming = Timeout(100, cooperative=True).streaming()
-    stream = Consumed(world, streaming.call(blocking if world.blocking else left))
-    assert 90 < (await stream.all())[0] <= 100
+    source = Source(world, [lambda: current_context().remaining()])
+    [left] = await streamed(world, Timeout(100, cooperative=True), source).all()
+    assert 90 < left <= 100
 
 
 async def test_no_source_is_opened_after_the_limit(world: World) -> None:

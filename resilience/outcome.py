@@ -92,7 +92,7 @@ def describe(failed: Failed) -> tuple[str, str]:
 _NOTE: Final = "resilience: "
 
 
-def annotate(error: Exception, note: str, replaces: str = "") -> None:
+def annotate(error: Exception, note: str, *, replaces: str) -> None:
     """Add a note to an exception, and remove the earlier notes of ours that contain `replaces`."""
     try:
         notes = getattr(error, "__notes__", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 from resilience.backoff import Backoff, Randomness
 from resilience.checks import format_seconds
@@ -28,6 +28,8 @@ from resilience.runtimes.blocking import BLOCKING
 _Reason: TypeAlias = (
     Literal["attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open"] | Refuser
 )
+
+_FAILED: Final = ", failed with "
 
 
 @final
@@ -179,12 +181,12 @@ class RetryState:
         """Add the note to the last exception; with `wrap`, raise `RetriesExhausted` instead."""
         if self._rules.wrap:
             raise self._exhausted(error) from error
-        annotate(error, self._summary(self.attempt))
+        annotate(error, self._summary(self.attempt), replaces=_FAILED)
 
     def explain(self, refusal: Exception, failed: Exception | None) -> None:
         """Add the history of the attempts to the refusal that ended them, and set the last failure as its context."""
         self.give_back_if_refused(refusal)
-        annotate(refusal, self._summary(self.attempt - 1))  # the refused attempt made no call
+        annotate(refusal, self._summary(self.attempt - 1), replaces=_FAILED)  # the refused attempt made no call
         if failed is not None and refusal.__context__ is None:
             refusal.__context__ = failed
 
@@ -199,7 +201,7 @@ class RetryState:
 
     def _summary(self, attempts: int) -> str:
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        return f"{times} in {format_seconds(clock.now() - self._began)}, failed with {self._history}"
+        return f"{times} in {format_seconds(clock.now() - self._began)}{_FAILED}{self._history}"
 
 
 def too_late(policy: str) -> DeadlineExceeded:

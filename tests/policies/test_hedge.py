@@ -182,9 +182,10 @@ async def test_the_first_attempts_failure_is_raised_if_all_attempts_fail(anywher
 
 
 async def test_the_note_of_an_earlier_call_is_replaced(anywhere: Virtual) -> None:
-    """The note of a Retry inside is kept."""
+    """The note of a Retry inside or outside is kept."""
     service = Service(anywhere, (0.15, Boom("a")), (0.1, Boom("b")))
-    for policy, notes in ((Hedge(0.1, on=Boom), 1), (Hedge(0.1, on=Boom).wrap(Retry(1, on=Boom)), 2)):
+    hedge, retry = Hedge(0.1, on=Boom), Retry(1, on=Boom)
+    for policy, notes in ((hedge, 1), (hedge.wrap(retry), 2), (retry.wrap(hedge), 2)):
         for _ in range(2):
             error, _ = await service.under(policy)
             assert len(notes_of(error)) == notes

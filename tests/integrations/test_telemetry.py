@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any, Never
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
+import httpx
 import pytest
 
 from resilience import (
@@ -152,6 +154,8 @@ def failed_call(status: grpc.StatusCode) -> Exception:
         (Success("bad"), "result"),
         (TransientStatus("secret", status=503), "503"),
         (Odd(404), "404"),
+        (Odd(HTTPStatus.BAD_GATEWAY), "502"),
+        (httpx.HTTPStatusError("secret", request=httpx.Request("GET", "/"), response=httpx.Response(503)), "503"),
         (Odd(200), "tests.integrations.test_telemetry.Odd"),
         (Odd("500"), "tests.integrations.test_telemetry.Odd"),
         (Odd(None), "tests.integrations.test_telemetry.Odd"),

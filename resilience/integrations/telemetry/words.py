@@ -111,11 +111,15 @@ def error_type(outcome: Outcome[Any] | BaseException) -> str:
 
 def status_of(error: BaseException) -> str | None:
     """Return the HTTP status (``"503"``) or gRPC status (``"UNAVAILABLE"``) of an error, None if it has neither."""
-    for name in ("status", "status_code"):
-        try:
-            status = getattr(error, name, None)
-        except Exception:  # a property that raises
-            continue
-        if type(status) is int and 400 <= status <= 599:
-            return str(status)
+    response = _attribute(error, "response")  # what `raise_for_status()` of httpx and requests raises has it there
+    for status in (_attribute(error, "status"), _attribute(error, "status_code"), _attribute(response, "status_code")):
+        if isinstance(status, int) and 400 <= status <= 599:
+            return str(int(status))
     return grpc_status(error)
+
+
+def _attribute(of: object, name: str) -> object:
+    try:
+        return getattr(of, name, None)
+    except Exception:  # a property that raises
+        return None

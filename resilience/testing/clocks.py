@@ -13,7 +13,7 @@ instruction is known, and a loop that calls no Python function looks like a wait
 as waiting once it has waited for `patience` real seconds: what it has sent may still be answered.
 
 A thread that polls does neither, and would hold up the clock for ever. If there was no progress for some real seconds
-(no jump, and no wait has begun or ended), code that waits on the clock gets an error that names the thread.
+(no jump, and no wait has ended, except for a socket), code that waits on the clock gets an error that names the thread.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ class Wait:
     :param has_happened: whether the event of the wait has happened; called repeatedly, from any thread.
     :param is_real: whether the event may come from outside of this process.
     :param looks: how often its owner has looked at the other threads since the wait began.
+    :param began: instant on the real clock.
+    :param thread: its owner, or the one whose event loop it is.
     """
 
     deadline: float
@@ -87,6 +89,7 @@ class Wait:
     is_real: bool = False
     looks: int = 0
     began: float = field(default_factory=real_now)
+    thread: threading.Thread = field(default_factory=threading.current_thread)
 
     @property
     def pause(self) -> float:
@@ -173,7 +176,8 @@ class VirtualClock:
             while True:
                 with self._lock:  # so that no other thread sees this one waiting after it was woken
                     if has_happened():
-                        self._progress.made()
+                        if not is_real:
+                            self._progress.made()
                         self.leave()
                         return True
                     if self._time >= deadline or self._closed:
@@ -189,7 +193,6 @@ class VirtualClock:
     def enter(self, wait: Wait) -> None:
         """Register the wait of this thread."""
         with self._lock:
-            self._progress.made()
             self._waits[threading.get_ident()] = wait
 
     def leave(self) -> None:
@@ -216,6 +219,8 @@ class VirtualClock:
             return True
 
     def _check_progress(self, busy: list[int]) -> None:
+        if busy == [threading.get_ident()]:
+            return  # this event loop waits for a socket, for no longer than the patience
         seconds = self._progress.missed(real_now())
         if seconds > self._patience + self._progress.limit:
             threads = [it for it in threading.enumerate() if it.ident in busy]
@@ -223,12 +228,12 @@ class VirtualClock:
 
     def _due(self) -> list[int]:
         """Return the threads that have been woken, by an event or by time, or may be by something real."""
-        earliest = real_now() - self._patience
-        return [
-            ident
-            for ident, wait in self._waits.items()
-            if wait.deadline <= self._time or (wait.is_real and wait.began > earliest) or wait.has_happened()
-        ]
+        return [it for it, wait in self._waits.items() if wait.deadline <= self._time or self._may_happen(wait)]
+
+    def _may_happen(self, wait: Wait) -> bool:
+        """Whether the event of a wait has happened, or may do so although this process does nothing for it."""
+        is_patient = wait.is_real and real_now() - wait.began < self._patience
+        return (is_patient and not is_ignored(wait.thread, self.ignored)) or wait.has_happened()
 
     def close(self) -> None:
         """End virtual time: sleeps that are not over end at once, and waits for a lock continue in real time."""

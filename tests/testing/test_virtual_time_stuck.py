@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from resilience.clock import clock as process_clock
 from resilience.errors import Misuse
 from resilience.testing import hang, script, virtual_time
 from resilience.testing.stuck import stuck
+from tests.callers import wait_until
 from tests.testing.virtual import in_threads
 
 #: Long enough that a polling thread does not count as waiting on a busy machine.
@@ -107,6 +109,41 @@ def test_an_idle_http_server_makes_a_test_fail_with_a_long_patience() -> None:
         virtual_time(patience=0.6, stuck_after=0.5),
     ):
         process_clock.sleep(60)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_event_loop_with_constant_traffic_can_be_ignored(backend: str) -> None:
+    """Like a thread that polls. The end of its waits is no progress."""
+    ours, theirs = socket.socketpair()
+    ended = threading.Event()
+
+    def feeds() -> None:
+        while not ended.wait(0.005):
+            theirs.send(b"x")
+
+    async def reads() -> None:
+        with anyio.move_on_after(10**6):
+            while not ended.is_set():
+                await anyio.wait_readable(ours)
+                ours.recv(1)
+
+    feeder = threading.Thread(target=feeds)
+    reader = threading.Thread(target=anyio.run, args=(reads,), kwargs={"backend": backend}, name="reader")
+    with ours, theirs:
+        try:
+            with virtual_time(patience=PATIENCE, stuck_after=0.2, ignore=[feeder]) as clock:
+                feeder.start()
+                reader.start()
+                wait_until(lambda: len(clock._waits) == 1)
+                with pytest.raises(RuntimeError, match="'reader'"):
+                    process_clock.sleep(60)
+                with virtual_time(ignore=["reader"]):
+                    process_clock.sleep(60)
+                assert clock.now() == 60
+        finally:
+            ended.set()
+            feeder.join(5)
+            reader.join(5)
 
 
 @pytest.mark.parametrize("pattern", ["poller-7", "poller-*", "*-7"])

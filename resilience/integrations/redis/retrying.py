@@ -143,7 +143,10 @@ class PolicyRetry(PolicyDriven, _Retry):
     _run = staticmethod(drive)
 
     def _execute(self, call: Call) -> Any:
-        return execution.protect(self.policy, call, takes_context=True)()
+        try:
+            return execution.protect(self.policy, call, takes_context=True)()
+        finally:
+            call.release_references()
 
     def _limited(self, do: Callable[[], Any], ctx: Context) -> Callable[[], Any]:
         return do  # the deadline limits each operation on the socket
@@ -243,8 +246,12 @@ class Call:
             raise
 
     def release_references(self) -> None:
-        """Drop the command: the event loop keeps the context variables, and so this, while a connection is open."""
-        del self._do, self._fail, self._is_retryable
+        """Drop the command and its error.
+
+        The error refers to this in its traceback: a reference cycle. And the event loop keeps the context variables,
+        which refer to this, as long as a connection is open that was made during the call.
+        """
+        del self._do, self._fail, self._is_retryable, self._unreported
 
     def sends(self, commands: list[Command] | None) -> None:
         """Note that a connection is about to send these commands; None if it does not know which."""

@@ -26,7 +26,7 @@ from resilience import (
 )
 from resilience.integrations.redis import protect
 from resilience.testing import recording
-from tests.conftest import Boom, FakeClock
+from tests.conftest import Boom, FakeClock, no_collector
 from tests.integrations.redis.clients import NO_HANDSHAKE, PATIENCE, QUICK, Count, Side, done, failure, warm
 from tests.integrations.redis.server import RedisServer
 
@@ -51,6 +51,19 @@ async def test_an_open_connection_does_not_keep_the_command_that_opened_it(side:
     await done(side.client(Retry().wrap(Timeout(PATIENCE, cooperative=True))).set(key, 1))
     del key
     assert kept() is None
+
+
+@pytest.mark.parametrize("side", ["threads"], indirect=True)
+async def test_an_error_does_not_wait_for_the_collector(side: Side) -> None:
+    """(In asyncio, redis-py itself makes a reference cycle.)"""
+    client = side.client(Retry())
+    client.set("a", "no number")
+    with no_collector():
+        try:
+            client.incr("a")
+        except redis.ResponseError as error:
+            kept = weakref.ref(error)
+        assert kept() is None
 
 
 async def test_a_command_without_an_operation_is_named_redis_command(side: Side) -> None:

@@ -17,6 +17,12 @@ _HTTPX = frozenset(
     | {"NetworkError", "ConnectError", "ReadError", "WriteError", "CloseError", "RemoteProtocolError"}
 )
 
+#: Errors of TLS that mean that the other side has ended the connection.
+_ENDED_TLS = frozenset({"SSLEOFError", "SSLZeroReturnError"})
+
+#: The error of a certificate that was refused.
+_REFUSED_CERTIFICATE = frozenset({"SSLCertVerificationError"})
+
 #: Top-level package -> names of its exception classes for network errors: a connection could not be made or broke, or
 #: an answer did not come in time. They are matched by name along the error's `__mro__`, so nothing is imported. None of
 #: them is a builtin `ConnectionError`.
@@ -24,6 +30,7 @@ _NETWORK_ERRORS: dict[str, frozenset[str]] = {
     "http": frozenset({"IncompleteRead", "RemoteDisconnected", "BadStatusLine"}),
     "smtplib": frozenset({"SMTPServerDisconnected", "SMTPConnectError"}),
     "asyncio": frozenset({"IncompleteReadError"}),
+    "ssl": _ENDED_TLS,
     "anyio": frozenset({"BrokenResourceError", "ConnectionFailed", "IncompleteRead"}),
     "trio": frozenset({"BrokenResourceError", "TooSlowError"}),
     "resilience": frozenset({"TransientStatus"}),  # a response that says "not now", as the HTTP integrations raise it
@@ -59,14 +66,15 @@ _NETWORK_ERRORS: dict[str, frozenset[str]] = {
 
 #: Classes that derive from one of these, but that a retry cannot help.
 _PERMANENT_ERRORS: dict[str, frozenset[str]] = {
-    "requests": frozenset({"SSLError"}),
-    "urllib3": frozenset({"SSLError"}),
-    "aiohttp": frozenset(
-        {"ClientSSLError", "ClientConnectorSSLError", "ClientConnectorCertificateError", "ServerFingerprintMismatch"}
-    ),
+    "aiohttp": frozenset({"ClientConnectorCertificateError", "ServerFingerprintMismatch"}),
     "redis": frozenset({"AuthenticationError", "AuthorizationError"}),
-    "botocore": frozenset({"SSLError"}),
 }
+
+#: Errors of clients for all failures of TLS. A retry can only help if the connection has ended.
+_TLS_ERRORS = frozenset(
+    {("requests", "SSLError"), ("urllib3", "SSLError"), ("botocore", "SSLError")}
+    | {("aiohttp", "ClientSSLError"), ("aiohttp", "ClientConnectorSSLError")}
+)
 
 #: Errors of clients whose proxy refused or failed to connect them.
 _PROXY_ERRORS = frozenset(
@@ -100,8 +108,9 @@ def transient(error: Exception) -> bool:
     connecting (no route, unreachable, timed out, a temporary failure to resolve a name), and for the connection
     and timeout errors of asyncio's streams, http.client, smtplib, urllib, httpx, httpx2, httpcore, requests, urllib3,
     aiohttp, anyio, trio, redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, asyncpg and
-    SQLAlchemy (connections that were invalidated). An exception group is transient if all its leaves are. The error of
-    a proxy that did not connect is transient, unless the proxy asks for a login (407) or forbids it (another 4xx).
+    SQLAlchemy (connections that were invalidated). Also for an error of TLS that means that the connection has ended
+    (`SSLEOFError`), and for an exception group if it is true for all its leaves. The error of a proxy that did not
+    connect is transient, unless the proxy asks for a login (407) or forbids it (another 4xx).
 
     Certificate and authentication errors are not transient, wherever they are in the chain of causes. Nor is an HTTP
     status: a response is an answer. (The integrations for HTTP clients raise `TransientStatus` for responses such as a
@@ -140,10 +149,18 @@ def _is_failed_connect(error: OSError) -> bool:
 
 
 def _has_certificate_error(error: BaseException) -> bool:
-    """Whether this error, or one in its causes, contexts and groups, means that a certificate was refused."""
+    return _involves(error, _REFUSED_CERTIFICATE)
+
+
+def _has_ended_tls(error: BaseException) -> bool:
+    return _involves(error, _ENDED_TLS)
+
+
+def _involves(error: BaseException, names: frozenset[str]) -> bool:
+    """Whether this error, or one in its causes, contexts and groups, is of a class with one of these names."""
     found, ids = [error], {id(error)}
     for each in found:  # the list grows during the loop
-        if "SSLCertVerificationError" in [base.__name__ for base in type(each).__mro__]:
+        if any(base.__name__ in names for base in type(each).__mro__):
             return True
         inside = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
         for other in (each.__cause__, each.__context__, *inside):
@@ -184,6 +201,8 @@ def _tests_for(kind: type[Exception]) -> tuple[_Test, ...]:
     lineage = [(str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__]
     if any(name in _PERMANENT_ERRORS.get(package, _NONE) for package, name in lineage):
         return ()
+    if not _TLS_ERRORS.isdisjoint(lineage):
+        return (_has_ended_tls,)
     if not _PROXY_ERRORS.isdisjoint(lineage):
         return (_proxy_may_connect,)
     if any(name in _NETWORK_ERRORS.get(package, _NONE) for package, name in lineage):

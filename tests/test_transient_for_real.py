@@ -9,8 +9,10 @@ import itertools
 import smtplib
 import socket
 import ssl
+import threading
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -153,6 +155,30 @@ ERRORS: dict[bool, list[Exception]] = {
 def test_errors_of_broken_connections_are_transient_and_those_of_wrong_use_are_not(
     error: Exception, expected: bool
 ) -> None:
+    assert transient(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"), [(b"", True), (b"HTTP/1.1 400 no\r\n\r\n", False)], ids=["end of connection", "no TLS"]
+)
+@pytest.mark.parametrize("get", [requests.get, urllib.request.urlopen])
+def test_a_tls_error_is_transient_if_the_connection_has_ended(
+    get: Callable[[str], Any], answer: bytes, expected: bool
+) -> None:
+    """Also where a client has one class for all errors of TLS."""
+
+    def serve() -> None:
+        with suppress(ConnectionError), server.accept()[0] as connection:  # the client may leave first
+            connection.recv(10_000)
+            connection.sendall(answer)
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(10_000)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        error = raised_by(get, f"https://127.0.0.1:{server.getsockname()[1]}/")
+        thread.join(10)
     assert transient(error) is expected
 
 

@@ -149,26 +149,6 @@ async def test_a_custom_policy_that_waits_is_limited_by_an_outer_timeout(world: 
     assert type(error) is DeadlineExceeded
 
 
-async def test_a_custom_policy_may_extend_another_one(world: World) -> None:
-    class Base(Policy):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            return [await call(ctx)]
-
-    class Derived(Base):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            return (await super().around(call, ctx), "derived")
-
-    assert await world.execute(Derived(), Script("x").function()) == (["x"], "derived")
-
-
-def test_a_policy_without_around_cannot_be_created() -> None:
-    class Empty(Policy):
-        pass
-
-    with pytest.raises(TypeError, match="around"):
-        Empty()  # type: ignore[abstract]
-
-
 def test_an_around_with_other_parameters_is_refused_when_its_class_is_made() -> None:
     """A Fallback around such a policy would answer every call."""
     with pytest.raises(TypeError, match=r"^Few\.around is called as Few\.around\(self, call, ctx\), which "):

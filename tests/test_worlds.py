@@ -5,21 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import anyio
 import pytest
-import sniffio
 
 from tests.conftest import World, pytest_pyfunc_call
-
-
-async def test_an_async_test_runs_in_its_world(world: World) -> None:
-    """In threads without an event loop."""
-    if world.blocking:
-        with pytest.raises(sniffio.AsyncLibraryNotFoundError):
-            sniffio.current_async_library()
-    else:
-        await anyio.sleep(0)
-        assert sniffio.current_async_library() == world.name
 
 
 def test_a_failure_of_an_async_test_is_raised(world: World) -> None:

@@ -87,14 +87,6 @@ async def test_a_policy_can_choose_another_policy_for_each_attempt(world: World,
     assert left == [1.0, 2.0, 3.0]
 
 
-async def test_a_policy_can_be_passed_a_call_inside_itself(world: World, clock: FakeClock) -> None:
-    """Attempts are no state of a policy."""
-    retry = quick(2)
-    script = Script(Boom())
-    await world.attempt(Pipeline(retry, HandingOn(HandingOn(retry))), script.function())
-    assert script.calls == 4
-
-
 # --- each kind of policy, called by another one ---
 
 OURS: dict[str, Callable[[], Policy[Any]]] = {

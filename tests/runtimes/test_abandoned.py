@@ -45,7 +45,8 @@ def test_abandoned_calls_are_counted_until_they_end(gate: threading.Event) -> No
 
 
 def test_without_timeout_the_default_limit_of_abandoned_calls_applies() -> None:
-    """A hedge checks it as well, and `Timeout` may not have been imported."""
+    """Of 128. A hedge checks it as well, and `Timeout` may not have been imported."""
+    assert Timeout.max_abandoned == 128
     pool = workers.Pool()
     pool.abandoned = Timeout.max_abandoned - 1
     assert not pool.is_exhausted()
@@ -83,10 +84,6 @@ def test_workers_exhausted_is_an_ordinary_rejection(gate: threading.Event, monke
     assert retries == []
     assert breaker.state is CircuitState.CLOSED
     assert bulkhead.stats().in_flight == 0
-
-
-def test_by_default_128_calls_may_be_abandoned() -> None:
-    assert Timeout.max_abandoned == 128
 
 
 def test_a_call_that_ends_at_its_timeout_has_one_outcome_and_the_count_is_right() -> None:

@@ -17,8 +17,8 @@ import trio.testing
 from resilience import Bulkhead, CircuitBreaker, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.runtimes import workers
-from resilience.testing import VirtualClock, ascript, clocks, hang, script, virtual_time
-from tests.conftest import Boom, World
+from resilience.testing import ascript, clocks, hang, script, virtual_time
+from tests.conftest import Boom, Virtual, World
 from tests.testing.virtual import in_threads
 
 
@@ -64,37 +64,32 @@ async def test_a_script_hangs_and_then_raises(world: World) -> None:
         assert clock.now() == 5
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_tasks_interleave_as_in_real_time(backend: str) -> None:
+async def test_tasks_interleave_as_in_real_time(virtual_tasks: Virtual) -> None:
     """Retries, timeouts and sleeps of several tasks come in the order of their instants."""
     log: list[tuple[float, str]] = []
 
-    async def main(clock: VirtualClock) -> None:
-        def note(what: str) -> None:
-            log.append((clock.now(), what))
+    def note(what: str) -> None:
+        log.append((virtual_tasks.now(), what))
 
-        async def retries() -> None:
-            await Retry(on=Boom, backoff=[10, 20]).call(ascript(Boom(), Boom(), "fine"))
-            note("retried")
+    async def retries() -> None:
+        await Retry(on=Boom, backoff=[10, 20]).call(ascript(Boom(), Boom(), "fine"))
+        note("retried")
 
-        async def times_out() -> None:
-            with pytest.raises(TimeoutExceeded):
-                await Timeout(15).acall(anyio.sleep, 1000)
-            note("timed out")
+    async def times_out() -> None:
+        with pytest.raises(TimeoutExceeded):
+            await Timeout(15).acall(anyio.sleep, 1000)
+        note("timed out")
 
-        async def sleeps(seconds: float) -> None:
-            await anyio.sleep(seconds)
-            note(f"slept {seconds}")
+    async def sleeps(seconds: float) -> None:
+        await anyio.sleep(seconds)
+        note(f"slept {seconds}")
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(sleeps, 40)
-            group.start_soon(retries)
-            group.start_soon(times_out)
-            group.start_soon(sleeps, 5)
-        note(f"done at {anyio.current_time():g} on the loop's clock")
-
-    with virtual_time() as clock:
-        anyio.run(main, clock, backend=backend)
+    async with anyio.create_task_group() as group:
+        group.start_soon(sleeps, 40)
+        group.start_soon(retries)
+        group.start_soon(times_out)
+        group.start_soon(sleeps, 5)
+    note(f"done at {anyio.current_time():g} on the loop's clock")
     assert log == [
         (5, "slept 5"),
         (15, "timed out"),
@@ -285,28 +280,23 @@ def test_advance_moves_the_clock_forward() -> None:
         assert repr(clock) == "<VirtualClock now=1.5 sleeps=0>"
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_advance_wakes_the_tasks_whose_time_has_come(backend: str) -> None:
+async def test_advance_wakes_the_tasks_whose_time_has_come(virtual_tasks: Virtual) -> None:
     """They run when the task that advanced the clock next waits."""
     woken: list[float] = []
+    asleep = anyio.Event()
 
-    async def main(clock: VirtualClock) -> None:
-        asleep = anyio.Event()
+    async def sleeps() -> None:
+        asleep.set()
+        await anyio.sleep(60)
+        woken.append(virtual_tasks.now())
 
-        async def sleeps() -> None:
-            asleep.set()
-            await anyio.sleep(60)
-            woken.append(clock.now())
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(sleeps)
-            await asleep.wait()
+    async with anyio.create_task_group() as group:
+        group.start_soon(sleeps)
+        await asleep.wait()
+        with virtual_time() as clock:
             clock.advance(61)
-            await anyio.sleep(0.001)
-            assert woken == [61]
-
-    with virtual_time() as clock:
-        anyio.run(main, clock, backend=backend)
+        await anyio.sleep(0.001)
+        assert woken == [61]
 
 
 def test_a_worker_with_a_job_that_has_not_begun_counts_as_busy() -> None:

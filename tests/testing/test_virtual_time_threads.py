@@ -20,7 +20,7 @@ import trio.testing
 from resilience import Bulkhead, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.testing import VirtualClock, clocks, hang, script, virtual_time
-from tests.conftest import Boom, no_collector
+from tests.conftest import Boom, Virtual, World, no_collector
 from tests.policies.bulkheads import wait_until
 from tests.testing.virtual import in_threads
 
@@ -153,22 +153,18 @@ def test_a_function_that_hangs_for_real_is_timed_out_after_the_patience() -> Non
     assert 0.4 <= time.monotonic() - began < 5
 
 
-def test_a_finished_call_leaves_no_instant_to_jump_to() -> None:
+async def test_a_finished_call_leaves_no_instant_to_jump_to(in_virtual_asyncio: Virtual) -> None:
     """Its unused limit is no event: time does not pass while the loop waits for something real."""
 
     async def quick() -> None: ...
 
-    async def main(clock: VirtualClock) -> float:
-        timeout = Timeout(3600)
-        await timeout.acall(quick)
-        await asyncio.sleep(1)
-        await asyncio.to_thread(time.sleep, 0.2)
-        with pytest.raises(TimeoutExceeded):  # and the limit holds for the calls that follow
-            await timeout.acall(asyncio.sleep, 5000)
-        return clock.now()
-
-    with virtual_time() as clock:
-        assert asyncio.run(main(clock)) == 3601
+    timeout = Timeout(3600)
+    await timeout.acall(quick)
+    await asyncio.sleep(1)
+    await asyncio.to_thread(time.sleep, 0.2)
+    with pytest.raises(TimeoutExceeded):  # and the limit holds for the calls that follow
+        await timeout.acall(asyncio.sleep, 5000)
+    assert in_virtual_asyncio.now() == 3601
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -342,8 +338,7 @@ def test_a_guest_run_of_trio_waits_in_no_thread() -> None:
     assert not waits_in_threads
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_call_in_a_worker_thread_of_the_loop_is_waited_for(backend: str) -> None:
+async def test_a_call_in_a_worker_thread_of_the_loop_is_waited_for(virtual_tasks: Virtual) -> None:
     """`anyio.to_thread` is real work: no timer overtakes it while it computes."""
 
     def works() -> float:
@@ -352,12 +347,8 @@ def test_a_call_in_a_worker_thread_of_the_loop_is_waited_for(backend: str) -> No
             sum(range(100))
         return process_clock.now()
 
-    async def main() -> tuple[float, float]:
-        with anyio.fail_after(3600):
-            return await anyio.to_thread.run_sync(works), process_clock.now()
-
-    with virtual_time(patience=0.05):
-        assert anyio.run(main, backend=backend) == (0, 0)
+    with anyio.fail_after(3600):
+        assert await anyio.to_thread.run_sync(works) == virtual_tasks.now() == 0
 
 
 def test_a_wait_for_a_free_lock_takes_no_time() -> None:
@@ -427,12 +418,8 @@ def test_a_loop_with_a_timer_before_its_first_run_keeps_its_time() -> None:
     loop.close()
 
 
-def test_no_instrument_stays_in_a_run_of_trio_after_the_block() -> None:
+async def test_no_instrument_stays_in_a_run_of_trio_after_the_block(in_trio: World) -> None:
     """It would slow each step of a task."""
-
-    async def main() -> None:
-        with virtual_time():
-            await trio.sleep(10)
-        assert not trio._core._run.GLOBAL_RUN_CONTEXT.runner.instruments["_all"]
-
-    trio.run(main)
+    with virtual_time():
+        await trio.sleep(10)
+    assert not trio._core._run.GLOBAL_RUN_CONTEXT.runner.instruments["_all"]

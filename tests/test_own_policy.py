@@ -149,6 +149,11 @@ async def test_a_custom_policy_that_waits_is_limited_by_an_outer_timeout(world: 
     assert type(error) is DeadlineExceeded
 
 
+def test_a_policy_without_around_cannot_be_created() -> None:
+    with pytest.raises(TypeError, match="around"):
+        type("Empty", (Policy,), {})()
+
+
 def test_an_around_with_other_parameters_is_refused_when_its_class_is_made() -> None:
     """A Fallback around such a policy would answer every call."""
     with pytest.raises(TypeError, match=r"^Few\.around is called as Few\.around\(self, call, ctx\), which "):

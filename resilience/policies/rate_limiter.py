@@ -13,7 +13,7 @@ from typing_extensions import override
 from resilience import checks, forks
 from resilience.ambient import block_context
 from resilience.checks import Duration, format_number, format_seconds
-from resilience.clock import clock
+from resilience.clock import FOREVER, clock
 from resilience.context import Context
 from resilience.errors import RateLimited, Rejected
 from resilience.events.dispatch import report_refusal
@@ -299,9 +299,9 @@ class RateLimiter(Policy[Never]):
         report_refusal(self.name, ctx, "RateLimited", None if seconds == inf else seconds, shadow=True)
 
     def _pause_after(self, error: Exception) -> None:
-        """Close for as long as an error of the service asks for. Refusals by our own policies are ignored."""
+        """Close for as long as an error of the service asks for. Refusals by our own policies and infinity are ignored."""
         asked = 0.0 if isinstance(error, Rejected) else asked_delay(error)
-        if asked:
+        if 0 < asked < FOREVER:
             self.pause(min(asked, self._longest_pause))
 
     def _learn_from_headers(self, remaining: float, seconds: float) -> None:

@@ -299,7 +299,7 @@ class RateLimiter(Policy[Never]):
         report_refusal(self.name, ctx, "RateLimited", None if seconds == inf else seconds, shadow=True)
 
     def _pause_after(self, error: Exception) -> None:
-        """Close for as long as an error of the service asks for. Refusals by our own policies and infinity are ignored."""
+        """Close for as long as an error of the service asks for; not for infinity, or a refusal by a policy of ours."""
         asked = 0.0 if isinstance(error, Rejected) else asked_delay(error)
         if 0 < asked < FOREVER:
             self.pause(min(asked, self._longest_pause))

@@ -73,9 +73,10 @@ class DeadlineMiddleware:
         respect it, and code that does not check it continues.
 
     A request whose time is already up is answered 504, and the app is not entered. 504 is also the answer if the app is
-    cut off, or raises `DeadlineExceeded` or, after the deadline, a network error, before its response has begun. After
-    that the exception is raised, and the server closes the connection, so that half of a response does not look
-    complete. Only `http` is affected; `websocket` and `lifespan` pass through unchanged.
+    cut off, or raises `DeadlineExceeded` or, after the deadline, a network error or that of a statement that a database
+    has ended, before its response has begun. After that the exception is raised, and the server closes the connection,
+    so that half of a response does not look complete. Only `http` is affected; `websocket` and `lifespan` pass through
+    unchanged.
 
     In Starlette and FastAPI: `app.add_middleware(DeadlineMiddleware, cap=30.0)`.
     """

@@ -306,15 +306,24 @@ def budget(seconds: float) -> Context:
 def ran_out(error: Exception, ctx: Context) -> bool:
     """Whether a request failed because its time was over.
 
-    `DeadlineExceeded` means that. After the deadline, so does a network error (`transient`) or `DEADLINE_EXCEEDED` of
-    gRPC: a client in the app that gets the time left as its timeout raises an exception of its own. A group of errors,
-    as a task group raises it, means that only if each of them does.
+    `DeadlineExceeded` means that. After the deadline, so does a network error (`transient`), `DEADLINE_EXCEEDED` of
+    gRPC, or the end of a statement: a client in the app, or a database, that gets the time left as its timeout raises
+    an exception of its own. A group of errors, as a task group raises it, means that only if each of them does.
     """
     if isinstance(error, ExceptionGroup):
         return all(ran_out(each, ctx) for each in error.exceptions)
     if isinstance(error, DeadlineExceeded):
         return True
-    return is_over(ctx) and (transient(error) or grpc_status(error) == "DEADLINE_EXCEEDED")
+    return is_over(ctx) and (
+        transient(error) or grpc_status(error) == "DEADLINE_EXCEEDED" or _is_ended_statement(error)
+    )
+
+
+def _is_ended_statement(error: Exception) -> bool:
+    """Whether PostgreSQL or SQLite has ended a statement. SQLAlchemy and Django make the driver's error a cause."""
+    names = "sqlstate", "pgcode", "sqlite_errorname"
+    codes = [getattr(each, name, None) for each in (error, error.__cause__) for name in names]
+    return "57014" in codes or "SQLITE_INTERRUPT" in codes
 
 
 @final

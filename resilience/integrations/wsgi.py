@@ -62,9 +62,9 @@ class DeadlineMiddleware:
     on unchanged, so that the server can still determine the length, or send the file itself.
 
     A request whose time is already up is answered 504, and the app is not entered. 504 is also the answer if the app
-    raises `DeadlineExceeded` or, after the deadline, a network error, before the server has sent the headers;
-    afterwards the exception is raised. Nothing is cut off, because a thread cannot be. The policies of the app respect
-    the budget; code that does not check it continues.
+    raises `DeadlineExceeded` or, after the deadline, a network error or that of a statement that a database has ended,
+    before the server has sent the headers; afterwards the exception is raised. Nothing is cut off, because a thread
+    cannot be. The policies of the app respect the budget; code that does not check it continues.
 
     In Flask: ``app.wsgi_app = DeadlineMiddleware(app.wsgi_app, cap=30.0)``; in Django, around
     ``get_wsgi_application()``.

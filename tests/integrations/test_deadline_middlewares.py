@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from wsgiref.util import setup_testing_defaults
 
 import httpx
+import psycopg
 import pytest
+from django.db import DatabaseError
 
 from resilience import Context, DeadlineExceeded, current_context, deadline
 from resilience.integrations import asgi, wsgi
@@ -18,6 +20,11 @@ from tests.conftest import FakeClock, World
 EXPECTED = "x-envoy-expected-rq-timeout-ms"
 OVER = DeadlineExceeded("the deadline of the execution has passed")
 TOO_LATE = b"the deadline of the request has passed\n"
+
+#: What a unit of work raises at its deadline, and what SQLAlchemy and Django make of it.
+ENDED = psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+WRAPPED = DatabaseError("as the database says")
+WRAPPED.__cause__ = ENDED
 
 
 class Answer(NamedTuple):
@@ -129,6 +136,8 @@ def test_a_request_that_is_too_late_is_answered_without_the_app(service: Service
     [
         pytest.param(raising(OVER), id="deadline"),
         pytest.param(raising(httpx.ReadTimeout("no answer"), late=True), id="network-error-once-it-is-over"),
+        pytest.param(raising(ENDED, late=True), id="statement-that-has-ended-then"),
+        pytest.param(raising(WRAPPED, late=True), id="statement-of-an-orm"),
         pytest.param(raising(ExceptionGroup("both", [OVER, OVER])), id="group-of-a-task-group"),
     ],
 )
@@ -139,11 +148,11 @@ def test_an_app_that_runs_out_of_time_is_a_504(service: Service, work: Callable[
 
 @pytest.mark.parametrize(
     ("error", "late"),
-    [(KeyError("bug"), False), (KeyError("bug"), True), (TimeoutError("a database"), False)],
-    ids=["bug", "bug-that-is-found-late", "timeout-in-time"],
+    [(KeyError("bug"), False), (KeyError("bug"), True), (TimeoutError("a database"), False), (ENDED, False)],
+    ids=["bug", "bug-that-is-found-late", "timeout-in-time", "statement-in-time"],
 )
 def test_other_errors_of_the_app_are_raised(service: Service, error: Exception, late: bool) -> None:
-    """Also after the deadline, which explains only an error of the network."""
+    """Also after the deadline, which explains only an error of the network or of a statement."""
     with pytest.raises(type(error)):
         service.get({EXPECTED: "30" if late else "5000"}, raising(error, late=late))
 

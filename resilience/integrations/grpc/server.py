@@ -40,8 +40,9 @@ class DeadlineInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         given, both are 60 seconds.
 
     A call that reaches its handler after the deadline (because it waited for a thread, say) is refused with
-    `DEADLINE_EXCEEDED`, and the handler is not entered. If the handler raises `DeadlineExceeded`, or a network error
-    after the deadline, the caller gets the same status. Nothing is cut off: a thread cannot be.
+    `DEADLINE_EXCEEDED`, and the handler is not entered. If the handler raises `DeadlineExceeded`, or after the deadline
+    a network error or that of a statement that a database has ended, the caller gets the same status. Nothing is cut
+    off: a thread cannot be.
     """
 
     def __init__(self, *, cap: Duration | None = None, default: Duration | None = None) -> None:

@@ -141,6 +141,7 @@ class TestPropagation:
             (["users.internal"], "http://[::1/"),
             (["users.internal"], "/relative"),
             (["users.internal"], "http://users.internal:99999/"),
+            (["users.internal"], "http://example.org\\@users.internal/"),
         ],
     )
     def test_reaches_no_other_host(self, hosts: list[str], url: str) -> None:
@@ -169,7 +170,9 @@ class TestPropagation:
             Propagation(["a"]).headers_for("http://a", over)
         assert Propagation(["a"]).headers_for("http://b", over) == {}
 
-    @pytest.mark.parametrize("host", ["", "http://a", "a/b", "a*", "a b", "a@b", "a:b", "*.*", "[::1", "a:"])
+    @pytest.mark.parametrize(
+        "host", ["", "http://a", "a/b", "a*", "a b", "a@b", "a:b", "*.*", "[::1", "a:", "a:0", "a:65536"]
+    )
     def test_refuses_a_text_that_is_no_host(self, host: str) -> None:
         """A pattern that would never match, or not as meant, is refused; the message has its text."""
         with pytest.raises(ValueError, match=r"hosts must be"):

@@ -66,10 +66,17 @@ class BlockingTimer(PassiveTimer):
         return None
 
     def wait_for(self, job: workers.Job) -> Any:
-        """Return the result of a worker's function, or abandon it when the time is over."""
+        """Return the result of a worker's function, or abandon it when the time is over.
+
+        A result that came after that, before this thread woke, is dropped: it may be the answer of an inner Fallback
+        that found no time left.
+        """
         if not job.wait(self.deadline - clock.now()):
             raise Expired(self)
-        return job.result()
+        result = job.result()
+        if job.returned_at >= self.deadline:
+            raise Expired(self)
+        return result
 
 
 @final

@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import count
+from math import inf
 from typing import Any, final
 
 from resilience import forks
@@ -49,6 +50,7 @@ class Job:
         "_value",
         "has_ended",
         "is_counted",
+        "returned_at",
     )
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
@@ -61,6 +63,8 @@ class Job:
         self._done.acquire()
         self._value: Any = None
         self._error: BaseException | None = None
+        #: The instant at which the function returned, on the process clock.
+        self.returned_at: float = -inf
         #: Whether the pool counts the job as abandoned, and whether the job, once abandoned, has ended.
         self.is_counted: bool = False
         self.has_ended: bool = False
@@ -99,6 +103,7 @@ class Job:
         """Run the function, and keep its outcome."""
         try:
             self._value = self._context.run(self._function, *self._arguments, **self._keywords)
+            self.returned_at = clock.now()
         except BaseException as error:  # the caller raises it, whatever it is
             self._error = error
 

@@ -357,10 +357,12 @@ async def test_a_timeout_of_a_child_is_raised_in_its_group(tasks_world: World) -
 # --- an inner fallback ---
 
 
-async def test_an_inner_fallback_never_answers_a_cut_off(world: World) -> None:
-    """Nested pipelines inherit the instant, and in threads two timers race."""
-    inner: Any = Pipeline(Retry(2, on=Boom), Timeout(LONG))
-    pipeline: Any = Pipeline(Timeout(SHORT), Fallback("instead"))
+@pytest.mark.parametrize("nested", [False, True])
+async def test_an_inner_fallback_never_answers_a_cut_off(world: World, nested: bool) -> None:
+    """Nested pipelines inherit the instant, and in threads two timers race. The fallback may be nested, too."""
+    fallback = Fallback("instead")
+    inner: Any = Pipeline(fallback if nested else Retry(2, on=Boom), Timeout(LONG))
+    pipeline: Any = Pipeline(Timeout(SHORT), Retry(2, on=Boom) if nested else fallback)
 
     async def calls(ctx: Any = None) -> Any:
         return await world.execute(inner, world.hang)

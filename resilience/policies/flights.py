@@ -53,7 +53,7 @@ class Flights:
         flight = Flight()  # without an `__init__`, which would take 5 % of the time of a flight
         flight._flights, flight._key, flight._ctx = self, key, ctx
         flight._followers = []
-        flight.leads = flight._is_over = flight._has_exited = flight._has_result = False
+        flight.leads = flight._is_over = flight._has_result = False
         flight._result = flight._outcome = flight._token = flight._traceback = None
         return flight
 
@@ -99,7 +99,6 @@ class Flight:
         "_ctx",
         "_flights",
         "_followers",
-        "_has_exited",
         "_has_result",
         "_is_over",
         "_key",
@@ -119,7 +118,6 @@ class Flight:
     _ctx: Context
     _followers: list[Flight]
     _is_over: bool  # a follower that registers now is too late
-    _has_exited: bool
     _has_result: bool
     _result: Any
     _outcome: Outcome[Any] | None
@@ -194,7 +192,7 @@ class Flight:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Share the outcome of the call with the followers, if it concerns them, and wake them."""
-        if self._has_exited or self._token is None:
+        if self._token is None:
             return
         self._flights.remove(self, self._key)
         self._is_over = True
@@ -204,8 +202,8 @@ class Flight:
             _enclosing.reset(self._token)
         except (ValueError, RuntimeError):  # in another context, or for a second time after an interrupt
             pass
-        self._result = None  # a child task that outlives the call keeps this flight in its context
-        self._has_exited = True
+        # A child task that outlives the call keeps this flight in its context; the token refers to outer flights.
+        self._result = self._token = None
 
     def _shareable_outcome(self, error: BaseException | None) -> Outcome[Any] | None:
         if isinstance(error, Exception) and concerns_all(error, self._ctx):

@@ -94,7 +94,8 @@ class Admitted:
         #: None before and after the call, so that this object has no effect if an interrupt comes in between.
         self.admission: Admission | None = None
         outer = get_enclosing()
-        self._token = _enclosing.set((*[it for it in outer if it.admission is not None], self) if outer else (self,))
+        enclosing = (*[it for it in outer if it.admission is not None], self) if outer else (self,)
+        self._token: Any = _enclosing.set(enclosing)
 
     def leave(self) -> None:
         """End the call."""
@@ -104,6 +105,7 @@ class Admitted:
             return
         try:
             _enclosing.reset(self._token)
+            self._token = None  # it refers to outer calls, and a task that outlives this call keeps this object
         except ValueError:  # another task, or the garbage collector, closes the coroutine in another context
             pass
 

@@ -583,6 +583,34 @@ async def test_the_watch_notices_a_reference_cycle(world: World) -> None:
     assert watched.alive == []
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [Policy.wrap(Retry(2), Timeout(60), CircuitBreaker(5)), Hedge(5), SingleFlight(), Cache(60)],
+    ids=repr,
+)
+async def test_a_task_that_outlives_its_call_keeps_no_earlier_calls(in_asyncio: World, policy: Policy[Any]) -> None:
+    """Each call of this job starts the task that makes the next one, in a copy of its context variables."""
+    contexts, done = list[int](), asyncio.Event()
+
+    async def job(run: int) -> None:
+        contexts.append(sum(issubclass(type(it), Context) for it in gc.get_objects()))
+        if run < 9:
+            tasks["next"] = asyncio.create_task(later(run + 1))
+        else:
+            done.set()
+
+    async def later(run: int) -> None:
+        await asyncio.sleep(0)
+        await policy.acall(job, run)
+
+    tasks: dict[str, Any] = {}
+    with no_collector():
+        await later(0)
+        await done.wait()
+        await tasks["next"]
+    assert contexts[9] <= contexts[1]
+
+
 # --- no growth -------------------------------------------------------------------------------
 
 CALLS = 20_000

@@ -52,11 +52,13 @@ class Slow:
         return self._end()
 
 
-def ask_from_everywhere(policy: Policy[Any], slow: Slow, arrived: Callable[[int], bool]) -> list[Any]:
-    """Let two threads and three tasks of each loop follow a leader in a thread; return all outcomes.
+def followers(policy: Any) -> int:
+    """Return how many callers wait for a call of another one, under a `SingleFlight` or a `Cache`."""
+    return sum(len(it._followers) for it in list(policy._flights.leaders.values()))
 
-    :param arrived: whether this number of followers is waiting.
-    """
+
+def ask_from_everywhere(policy: Policy[Any], slow: Slow) -> list[Any]:
+    """Let two threads and three tasks of each loop follow a leader in a thread; return all outcomes."""
     got: list[Any] = []
 
     async def tasks(each: Callable[[], Any]) -> None:
@@ -78,7 +80,7 @@ def ask_from_everywhere(policy: Policy[Any], slow: Slow, arrived: Callable[[int]
         threading.Thread(target=lambda: asyncio.run(tasks(one))),
         threading.Thread(target=lambda: trio.run(tasks, one)),
     ]
-    run_all(others, lambda: wait_until(lambda: arrived(8)), slow.may_end.set)
+    run_all(others, lambda: wait_until(lambda: followers(policy) == 8), slow.may_end.set)
     leader.join(5)
     return got
 

@@ -48,11 +48,10 @@ async def test_the_delay_learns_from_good_results_of_first_attempts(anywhere: Vi
 
 
 async def test_the_delay_stays_within_least_and_most(anywhere: Virtual) -> None:
-    hedge = Hedge(Quantile(0.5, warm_up=1, least=0.5, most=0.8))
-    for seconds, delay in ((0.1, 0.5), (5.0, 0.5), (5.0, 0.8)):
+    for seconds, delay in ((0.1, 0.5), (0.6, 0.6), (5.0, 0.8)):
+        hedge = Hedge(Quantile(0.5, warm_up=1, least=0.5, most=0.8))
         await Service(anywhere, (seconds, "fine")).under(hedge)
-        hedge._latencies._histogram._until_refresh = 0  # type: ignore[union-attr]
-        assert hedge.delay() == pytest.approx(delay)
+        assert hedge.delay() == pytest.approx(delay, rel=0.03)
     assert Hedge(0.3).delay() == 0.3
 
 

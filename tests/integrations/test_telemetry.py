@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Never
@@ -167,6 +168,26 @@ def failed_call(status: grpc.StatusCode) -> Exception:
 def test_an_error_is_named_by_its_class_or_its_status(what: Any, name: str) -> None:
     """Never by its message, which may hold anything; a foreign attribute that raises is ignored."""
     assert error_type(what) == name
+
+
+def test_new_names_of_several_threads_keep_the_bound() -> None:
+    labels, names = Labels(max_names=1), list[str]()
+
+    def name(text: str) -> None:
+        names.append(labels.bounded({"policy": text})["policy"])
+
+    class Lock:
+        """When it is released, another thread is next."""
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *error: object) -> None:
+            labels._lock = threading.RLock()
+            name("second")
+
+    labels._lock = Lock()  # type: ignore[assignment]
+    name("first")
+    assert names == ["other", "first"]
 
 
 # --- observed policies -----------------------------------------------------------------------

@@ -60,20 +60,12 @@ class Labels:
             text = str(text) if self._hosts else text.common
         text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate would make each export fail
         seen = self._seen[label]
-        if text in seen or self._admits(label, text, now):
-            seen[text] = now
-            return text
-        return OTHER
-
-    def _admits(self, label: str, text: str, now: float) -> bool:
-        """Whether there is room for a new name, or an idle name can be replaced."""
-        seen = self._seen[label]
         with self._lock:
-            if len(seen) <= self._max_names:  # `seen` includes the empty name
-                return True
-            oldest = min(seen, key=seen.__getitem__)
-            if self._forget is None or now - seen[oldest] < IDLE:
-                return False
-            del seen[oldest]
-        self._forget(label, oldest)
-        return True
+            if text not in seen and len(seen) > self._max_names:  # `seen` includes the empty name
+                oldest = min(seen, key=seen.__getitem__)
+                if self._forget is None or now - seen[oldest] < IDLE:
+                    return OTHER
+                del seen[oldest]
+                self._forget(label, oldest)
+            seen[text] = now
+        return text

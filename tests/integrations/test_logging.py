@@ -29,7 +29,7 @@ from resilience.integrations.http import TransientStatus
 from resilience.integrations.logging import log_events
 from resilience.integrations.telemetry import DEFAULT_LEVELS, facts, kind_of
 from resilience.integrations.telemetry.sentences import _RAN_OUT
-from resilience.testing import script
+from resilience.testing import script, virtual_time
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.listening import everything, park_a_task
 
@@ -401,6 +401,16 @@ def test_ending_the_export_writes_the_counts(threads: World, clock: FakeClock, l
     end()
     end()
     assert refusals(log)[1:] == ["db (get): refused a call with CircuitIsolated (and 2 more)"]
+
+
+def test_an_interval_of_another_virtual_time_is_over(log: Log) -> None:
+    log.begin(repeats=1)
+    for began in (1000, 0):
+        with virtual_time() as virtual:
+            virtual.advance(began)
+            for _ in range(2):
+                Fallback("answer").call(script(Boom()))
+    assert log.lines == ["INFO Fallback (Script): answered instead of Boom"] * 3
 
 
 def test_repeats_are_counted_for_each_operation(threads: World, clock: FakeClock, log: Log) -> None:

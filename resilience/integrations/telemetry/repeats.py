@@ -73,10 +73,11 @@ class Repeats:
     def _over(self, now: float) -> Iterator[Line]:
         while (oldest := next(iter(self._intervals.items()), None)) is not None:
             key, first = oldest
-            if now - first.began < self._seconds and len(self._intervals) <= _MAX_KEYS:
+            elapsed = now - first.began  # far below zero if it began in another virtual time
+            if -self._seconds < elapsed < self._seconds and len(self._intervals) <= _MAX_KEYS:
                 return
             if self._intervals.pop(key, None) is first:
-                yield from _count(first, now)
+                yield from _count(first, now if elapsed > 0 else None)
 
     def _admits(self, line: Line, key: Key, now: float) -> bool:
         interval = self._intervals.get(key)

@@ -51,6 +51,9 @@ T = TypeVar("T")
 
 _SCOPE = "resilience"
 
+#: Where a context has the mark of the `Tracing` that has attached it.
+_MARK = context.create_key("resilience")
+
 
 def _attribute(label: str) -> str:
     """Return the attribute for a label: OpenTelemetry's own name if there is one, else a name in our namespace."""
@@ -227,8 +230,8 @@ class Tracing(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         span = self._start(ctx)
-        mark = object()  # also without an SDK, where all spans are the same object
-        token = context.attach(context.set_value(_SCOPE, mark, trace.set_span_in_context(span)))
+        mark = object()  # not the span, because all spans are the same object without an SDK
+        token = context.attach(context.set_value(_MARK, mark, trace.set_span_in_context(span)))
         try:
             return await call(_observed_by(span, ctx))
         except Exception as error:
@@ -239,7 +242,7 @@ class Tracing(Policy[Never]):
             raise
         finally:
             # If another task or the garbage collector closes the coroutine, our context is not the current one here.
-            if context.get_value(_SCOPE) is mark:
+            if context.get_value(_MARK) is mark:
                 context.detach(token)
             span.end()
 

@@ -343,7 +343,7 @@ CASES: list[Case] = [
     *table("streaming", lambda value: Retry().streaming(first=value), "first", NO_DURATION),
     *table("streaming", lambda value: Retry().streaming(idle=value), "idle", NO_DURATION),
     *table(
-        "streaming", lambda value: Retry().streaming(resume=value), "resume", wrong([5, "after", [plain], plain], [])
+        "streaming", lambda value: Retry().streaming(resume=value), "resume", wrong([5, "after", plain, {5: plain}], [])
     ),
     *table(
         "streaming", lambda value: Retry().streaming(resume={"after": value}), "resume", wrong([5, "id", later], [])

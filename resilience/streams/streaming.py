@@ -60,7 +60,7 @@ class Streaming:
         self.policy = policy
         self.first: float = inf if first is None else checks.seconds("first", first)
         self.idle: float = inf if idle is None else checks.seconds("idle", idle)
-        if resume is not None and not isinstance(resume, Mapping):
+        if resume is not None and not (isinstance(resume, Mapping) and all(isinstance(it, str) for it in resume)):
             raise TypeError(f"resume must be a mapping of keywords to functions of an item, not {resume!r}")
         self.resume: Mapping[str, Callable[[Any], Any]] = {
             name: checks.plain_function(f"resume[{name!r}]", it, ("item",)) for name, it in (resume or {}).items()

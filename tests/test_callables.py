@@ -71,13 +71,6 @@ class AsyncGeneratorCalled:
         yield 1
 
 
-class Iterates:
-    """A class whose instances have a generator function as `__call__`; calling the class makes an instance."""
-
-    def __call__(self) -> Iterator[int]:
-        yield 1
-
-
 class Awaitable:
     def __await__(self) -> Generator[Any, Any, str]:
         yield
@@ -145,7 +138,7 @@ SYNCHRONOUS: list[Callable[..., Any]] = [
     MagicMock(),
     create_autospec(plain),
     lambda: generator(),  # its own work is done when it returns the generator
-    Iterates,
+    GeneratorCalled,  # calling the class makes an instance
     iter,
 ]
 

@@ -123,61 +123,21 @@ async def test_a_circuit_reports_its_changes_and_the_calls_it_refuses(
     clock.advance(10.0)
     fine = Script("fine").function()
     await world.attempt(breaker, fine)
-    reported = [(type(event), facts(event)) for event in heard if not isinstance(event, events.ExecutionFinished)]
     common = {"policy": "db", "properties": {}, "pipeline": "db"}
     closed, opened, half = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN
-    why = "Boom: two"
-
-    def changed(operation: str, after: float, **numbers: Any) -> tuple[type, dict[str, Any]]:
-        return events.CircuitChanged, {**common, "operation": operation, "time": began + after, **numbers}
-
-    assert reported == [
-        changed(
-            "op",
-            10.0,
-            old=closed,
-            new=opened,
-            retry_after=30.0,
-            last_failure=why,
-            failure_type="Boom",
-            reason="failures 2 of 2; the last failure was Boom",
-            counted=events.TripCount("failures", 2, 2),
-        ),
-        (
-            events.CallRejected,
-            {
-                **common,
-                "operation": "op",
-                "time": began + 20.0,
-                "reason": "CircuitOpen",
-                "retry_after": 20.0,
-                "waited": 0.0,
-                "shadow": False,
-            },
-        ),
-        changed(
-            fine.__qualname__,
-            40.0,
-            old=opened,
-            new=half,
-            retry_after=None,
-            last_failure=why,
-            failure_type="Boom",
-            reason="the 30 s of the open period have passed",
-            counted=None,
-        ),
-        changed(
-            fine.__qualname__,
-            40.0,
-            old=half,
-            new=closed,
-            retry_after=None,
-            last_failure=None,
-            failure_type=None,
-            reason="probes succeeded, 1 of 1",
-            counted=None,
-        ),
+    names = "operation time old new retry_after last_failure failure_type reason counted".split()
+    tripped = "failures 2 of 2; the last failure was Boom", events.TripCount("failures", 2, 2)
+    waited, probed = "the 30 s of the open period have passed", "probes succeeded, 1 of 1"
+    changes = [
+        ("op", began + 10.0, closed, opened, 30.0, "Boom: two", "Boom", *tripped),
+        (fine.__qualname__, began + 40.0, opened, half, None, "Boom: two", "Boom", waited, None),
+        (fine.__qualname__, began + 40.0, half, closed, None, None, None, probed, None),
     ]
+    refusal = {"operation": "op", "time": began + 20.0, "reason": "CircuitOpen", "retry_after": 20.0}
+    changed = [(events.CircuitChanged, {**common, **dict(zip(names, row, strict=True))}) for row in changes]
+    refused = (events.CallRejected, {**common, **refusal, "waited": 0.0, "shadow": False})
+    reported = [(type(event), facts(event)) for event in heard if not isinstance(event, events.ExecutionFinished)]
+    assert reported == [changed[0], refused, *changed[1:]]
 
 
 async def test_a_bulkhead_reports_the_calls_it_refuses(world: World, heard: list[Any]) -> None:

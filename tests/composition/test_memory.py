@@ -244,10 +244,6 @@ async def handler_raises_another(world: World, watched: Watched) -> None:
     await world.execute(Fallback(handler=handler), watched.fn)
 
 
-async def handler_unwraps(world: World, watched: Watched) -> None:
-    await world.execute(Fallback(handler=lambda failure, ctx: failure.unwrap()), watched.fn)
-
-
 async def asynchronous_handler_raises(world: World, watched: Watched) -> None:
     async def handler(failure: Any, ctx: Context) -> None:
         raise failure.error
@@ -453,7 +449,7 @@ SCENARIOS: dict[str, Scenario] = {
     "Fallback, handled": executes(lambda: Fallback(handler=lambda failure, ctx: "x")),
     "Fallback, handler raises the same": handler_raises_the_same,
     "Fallback, handler raises another": handler_raises_another,
-    "Fallback, handler unwraps": handler_unwraps,
+    "Fallback, handler unwraps": executes(lambda: Fallback(handler=lambda failure, ctx: failure.unwrap())),
     "Fallback, asynchronous handler raises": asynchronous_handler_raises,
     "Fallback, results": answers_results,
     "a predicate raises (on)": predicate_raises("on"),

@@ -494,50 +494,6 @@ async def test_a_timer_keeps_nothing_of_an_ended_call_alive(in_asyncio: World) -
     assert [ref() for ref in alive] == [None, None]
 
 
-# --- waking a queued task ---
-
-
-@pytest.mark.parametrize("waker", ["thread", "asyncio", "trio"])
-def test_a_queued_task_is_woken_from_any_runtime(tasks_world: World, waker: str) -> None:
-    """Its event belongs to its own loop; the caller that releases the permit only schedules a callback there."""
-    bulkhead = Bulkhead(1, queue=1)
-    held, queued = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        def blocking(ctx: Context) -> None:
-            held.set()
-            queued.wait(5)
-            time.sleep(0.005)
-
-        async def task(ctx: Context) -> None:
-            blocking(ctx)
-
-        if waker == "thread":
-            bulkhead.execute(blocking)
-        else:
-            anyio.run(bulkhead.aexecute, task, backend=waker)
-
-    async def main() -> str:
-        async with anyio.create_task_group() as group:
-            group.start_soon(signal_when_queued)
-            return await bulkhead.aexecute(Script("got in").function())  # type: ignore[no-any-return]
-        raise AssertionError
-
-    async def signal_when_queued() -> None:
-        while not bulkhead.stats().queued:
-            await anyio.sleep(0.001)
-        queued.set()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert held.wait(5)
-    began = time.monotonic()
-    assert tasks_world.run(main) == "got in"
-    assert time.monotonic() - began < 4
-    holder.join()
-    assert bulkhead.stats().in_flight == 0
-
-
 # --- policies that start or create the call early ---
 
 

@@ -107,41 +107,6 @@ def test_a_simulation_is_reproducible_by_its_seed() -> None:
     assert contention(20, full, 1) == contention(20, full, 1) != contention(20, full, 2)
 
 
-@pytest.mark.parametrize(("attempts", "layers"), [(3, 1), (3, 3), (4, 3), (2, 5)])
-def test_retries_in_each_layer_multiply(attempts: int, layers: int) -> None:
-    """`a` attempts in each of `d` layers make a**d calls at the bottom: 64 for 4 and 3, as in Google's SRE book."""
-    calls = 0
-
-    async def bottom(ctx: Context) -> None:
-        nonlocal calls
-        calls += 1
-        await simulation.sleep(0.01)
-        raise Boom
-
-    def above(inner: Callable[[Context], Any]) -> Callable[[Context], Any]:
-        retry = Retry(attempts, on=Boom)
-
-        async def service(ctx: Context) -> Any:
-            return await simulation.execute(retry, inner)
-
-        return service
-
-    service: Callable[[Context], Any] = bottom
-    for _ in range(layers):
-        service = above(service)
-
-    async def client() -> None:
-        with pytest.raises(Boom):
-            await service(Context())
-
-    clients = 5
-    with Simulation() as simulation:
-        for _ in range(clients):
-            simulation.start(client())
-        simulation.run()
-    assert calls == clients * attempts**layers
-
-
 # --- policies in a simulation ---
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from resilience import Context, Hedge, Timeout, TimeoutExceeded, deadline
+from resilience.runtimes import base
 from tests.conftest import World
 from tests.policies.timeouts import SHORT
 
@@ -112,3 +116,9 @@ async def test_each_race_of_a_loop_gets_its_alarm_at_its_own_instant(in_asyncio:
         *("after 0.5 0", "after 0.1 0", "after 0.3 0", "after 0.4 0"),
         *("after 0.1 1", "after 0.1 2", "after 0.3 1", "after 0.4 1", "after 0.5 1", "after 0.3 2"),
     ]
+
+
+def test_timers_may_be_early_by_the_resolution_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of asyncio are, under Windows before Python 3.13."""
+    monkeypatch.setattr(time, "get_clock_info", lambda name: SimpleNamespace(resolution=1 / 64))
+    assert runpy.run_path(base.__file__)["TIMER_TOLERANCE"] == 1 / 64

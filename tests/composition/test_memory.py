@@ -520,19 +520,34 @@ async def test_a_failed_call_of_a_driven_policy_leaves_no_reference_cycle(
     await test_a_failed_call_leaves_no_reference_cycle(threads, name)
 
 
-@pytest.mark.parametrize(
-    "name", ["Retry", "Timeout", "CircuitBreaker", "Bulkhead", "RateLimiter", "Fallback", "all of them"]
-)
+#: Policies that are shared for the life of a process.
+SHARED: dict[str, Callable[[], Policy[Any]]] = {
+    "Retry": lambda: Retry(2, on=Boom, backoff=[0]),
+    "cooperative Timeout": lambda: Timeout(60.0, cooperative=True),
+    "Timeout": lambda: Timeout(60.0),
+    "CircuitBreaker": lambda: CircuitBreaker(ConsecutiveFailures(10**9)),
+    "open CircuitBreaker": lambda: CircuitBreaker(1, open_for=3600.0),
+    "CircuitBreaker over time": lambda: CircuitBreaker(FailureRatio(1.0, min_calls=10**9, window=3600.0)),
+    "CircuitBreaker over calls": lambda: CircuitBreaker(
+        FailureRatio(1.0, min_calls=50, last=100) | SlowRatio(1.0, slower_than=9.0)
+    ),
+    "Bulkhead": lambda: Bulkhead(1),
+    "RateLimiter": lambda: RateLimiter(Rate(1e9), Rate(1e9, burst=1e9)),
+    "Fallback": lambda: Fallback(handler=lambda failure, ctx: "x"),
+    "a custom policy, driven": Driven,
+    "all of them": lambda: Policy.wrap(
+        Fallback("x", on=ValueError),
+        Retry(2, on=Boom, backoff=[0]),
+        CircuitBreaker(ConsecutiveFailures(10**9)),
+        Bulkhead(1),
+        Timeout(60.0, cooperative=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
 async def test_a_cancelled_call_leaves_no_reference_cycle(tasks_world: World, name: str) -> None:
-    parts: dict[str, Callable[[], Policy[Any]]] = {
-        "Retry": lambda: Retry(on=Exception),
-        "Timeout": lambda: Timeout(5.0),
-        "CircuitBreaker": CircuitBreaker,
-        "Bulkhead": lambda: Bulkhead(1),
-        "RateLimiter": lambda: RateLimiter(1000),
-        "Fallback": lambda: Fallback("x"),
-    }
-    policy = parts[name]() if name in parts else Policy.wrap(*(make() for make in parts.values()))
+    policy = SHARED[name]()
     watched = Watched()
 
     async def fn(ctx: Context) -> None:
@@ -625,29 +640,14 @@ def fill_free_lists() -> None:
         [tuple(range(length)) for _ in range(2_000)]
 
 
-#: Policies that are shared for the life of a process.
-SHARED: dict[str, Callable[[], Policy[Any]]] = {
-    "Retry": lambda: Retry(2, on=Boom, backoff=[0]),
-    "cooperative Timeout": lambda: Timeout(60.0, cooperative=True),
-    "Timeout": lambda: Timeout(60.0),
-    "CircuitBreaker": lambda: CircuitBreaker(ConsecutiveFailures(10**9)),
-    "open CircuitBreaker": lambda: CircuitBreaker(1, open_for=3600.0),
-    "CircuitBreaker over time": lambda: CircuitBreaker(FailureRatio(1.0, min_calls=10**9, window=3600.0)),
-    "CircuitBreaker over calls": lambda: CircuitBreaker(
-        FailureRatio(1.0, min_calls=50, last=100) | SlowRatio(1.0, slower_than=9.0)
-    ),
-    "Bulkhead": lambda: Bulkhead(1),
-    "RateLimiter": lambda: RateLimiter(Rate(1e9), Rate(1e9, burst=1e9)),
-    "Fallback": lambda: Fallback(handler=lambda failure, ctx: "x"),
-    "a custom policy, driven": Driven,
-    "all of them": lambda: Policy.wrap(
-        Fallback("x", on=ValueError),
-        Retry(2, on=Boom, backoff=[0]),
-        CircuitBreaker(ConsecutiveFailures(10**9)),
-        Bulkhead(1),
-        Timeout(60.0, cooperative=True),
-    ),
-}
+async def left_behind(make: Callable[[int], Awaitable[None]], count: int) -> int:
+    """Return how many blocks or tracked objects, whichever are more, remain after this number of calls."""
+    with no_collector():
+        await make(200)
+        fill_free_lists()
+        blocks, objects = sys.getallocatedblocks(), len(gc.get_objects())
+        await make(count)
+        return max(sys.getallocatedblocks() - blocks, len(gc.get_objects()) - objects)
 
 
 @pytest.mark.slow
@@ -685,17 +685,10 @@ async def test_many_calls_leave_no_more_behind_than_one(world: World, name: str,
     timers = name == "Timeout" and not world.blocking
     count = CALLS if name == "all of them" or timers else FEWER
 
-    async def main() -> tuple[int, int]:
-        with no_collector():
-            calls(200) if world.blocking else await acalls(200)
-            fill_free_lists()
-            blocks, objects = sys.getallocatedblocks(), len(gc.get_objects())
-            calls(count) if world.blocking else await acalls(count)
-            return sys.getallocatedblocks() - blocks, len(gc.get_objects()) - objects
+    async def make(count: int) -> None:
+        calls(count) if world.blocking else await acalls(count)
 
-    blocks, objects = await main()
-    assert blocks < (CANCELLED_TIMERS if timers else LEFTOVERS)
-    assert objects < (CANCELLED_TIMERS if timers else LEFTOVERS)
+    assert await left_behind(make, count) < (CANCELLED_TIMERS if timers else LEFTOVERS)
 
 
 @pytest.mark.slow
@@ -742,16 +735,8 @@ async def test_many_calls_through_decorators_proxies_and_blocks_leave_nothing_be
                 with attempt:
                     pass
 
-    async def main() -> tuple[int, int]:
-        with no_collector():
-            for _ in range(200):
-                await once()
-            fill_free_lists()
-            blocks, objects = sys.getallocatedblocks(), len(gc.get_objects())
-            for _ in range(FEWER):
-                await once()
-            return sys.getallocatedblocks() - blocks, len(gc.get_objects()) - objects
+    async def make(count: int) -> None:
+        for _ in range(count):
+            await once()
 
-    blocks, objects = await main()
-    assert blocks < LEFTOVERS
-    assert objects < LEFTOVERS
+    assert await left_behind(make, FEWER) < LEFTOVERS

@@ -43,7 +43,7 @@ from resilience import (
 )
 from resilience.policies.flights import _enclosing
 from resilience.runtimes import workers
-from tests.callers import outcome_of, wait_until
+from tests.callers import followers, outcome_of, wait_until
 from tests.conftest import Boom
 
 OURS = str(Path(resilience.__file__).parent)
@@ -239,24 +239,23 @@ def test_an_interrupt_anywhere_in_a_leader_leaves_no_follower_waiting(
 def interrupted_leader(make: Callable[[], SingleFlight | Cache], end: Callable[[], Any], at: int) -> int:
     """Lead a call, which another thread follows, and interrupt it at a place after the call."""
     policy, interruptions = make(), Interruptions(at)
-    followers = [threading.Thread(target=lambda: outcome_of(lambda: policy.call(leads))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: outcome_of(lambda: policy.call(leads))) for _ in range(2)]
 
     def leads() -> Any:
-        if threading.current_thread() in followers:
+        if threading.current_thread() in threads:
             return None
-        flight = policy._flights.leaders[leads, ()]
-        for follower in followers:
-            follower.start()
-        wait_until(lambda: len(flight._followers) == 2)
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: followers(policy) == 2)
         interruptions.__enter__()
         return end()
 
     with suppress(KeyboardInterrupt, Boom):
         policy.call(leads)
     interruptions.__exit__()
-    for follower in followers:
-        follower.join(5)
-        assert not follower.is_alive(), f"a follower waits for ever after an interrupt at place {at}"
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive(), f"a follower waits for ever after an interrupt at place {at}"
     return interruptions.count
 
 

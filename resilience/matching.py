@@ -125,12 +125,16 @@ def _exception_type(name: str, value: object) -> None:
 
 
 def asked_delay(carrier: object) -> float:
-    """Return the delay in seconds that an error or a result asks for; 0 if there is none, or an invalid one."""
+    """Return the delay in seconds that an error or a result asks for, an exception group the longest of its errors'.
+
+    0 if there is none, or an invalid one.
+    """
     try:
         asked = getattr(carrier, "retry_after", None)
-        return 0.0 if asked is None else min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
+        own = 0.0 if asked is None else min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
     except Exception:  # an invalid value, or a property that raises
-        return 0.0
+        own = 0.0
+    return max([own, *map(asked_delay, _errors_in(carrier))])
 
 
 def is_repeatable(carrier: object) -> bool:
@@ -139,8 +143,13 @@ def is_repeatable(carrier: object) -> bool:
     An exception group forbids it if one of its errors does. On a plain function or method the attribute means nothing:
     a decorator may have copied it there.
     """
-    leaves = carrier.exceptions if isinstance(carrier, BaseExceptionGroup) else ()
-    return _allows(carrier, "repeatable") and all(is_repeatable(leaf) for leaf in leaves)
+    return _allows(carrier, "repeatable") and all(map(is_repeatable, _errors_in(carrier)))
+
+
+def _errors_in(carrier: object) -> tuple[BaseException, ...]:
+    """Return the errors of an exception group; none for anything else."""
+    # `isinstance` would ask a proxy for its class, which may raise.
+    return carrier.exceptions if issubclass(type(carrier), BaseExceptionGroup) else ()  # type: ignore[attr-defined]
 
 
 def may_overlap(function: object) -> bool:

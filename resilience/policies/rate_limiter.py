@@ -15,7 +15,7 @@ from resilience.ambient import block_context
 from resilience.checks import Duration, format_number, format_seconds
 from resilience.clock import FOREVER, clock
 from resilience.context import Context
-from resilience.errors import RateLimited, Rejected
+from resilience.errors import RateLimited, is_refusal
 from resilience.events.dispatch import report_refusal
 from resilience.matching import asked_delay
 from resilience.policies.rate import Rate, in_words, meter_of, positive
@@ -300,7 +300,7 @@ class RateLimiter(Policy[Never]):
 
     def _pause_after(self, error: Exception) -> None:
         """Close for as long as an error of the service asks for; not for infinity, or a refusal by a policy of ours."""
-        asked = 0.0 if isinstance(error, Rejected) else asked_delay(error)
+        asked = 0.0 if is_refusal(error) else asked_delay(error)
         if 0 < asked < FOREVER:
             self.pause(min(asked, self._longest_pause))
 

@@ -366,13 +366,15 @@ async def test_an_error_with_retry_after_pauses_the_limiter_for_at_most_a_minute
 async def test_rejections_and_switched_off_hints_do_not_pause(world: World, virtual: VirtualClock) -> None:
     """A `Rejected` says nothing about the service; `retry_after=False` ignores errors, `longest_pause` caps them."""
     limiter = RateLimiter(1000)
-    await world.attempt(limiter, Script(RateLimited("inner", retry_after=9)).function())
+    refusal = RateLimited("inner", retry_after=9)
+    await world.attempt(limiter, Script(refusal).function())
+    await world.attempt(limiter, Script(ExceptionGroup("children", [refusal])).function())
     assert limiter.stats().next_turn == 0
     limiter = RateLimiter(1000, retry_after=False)
     await world.attempt(limiter, Script(TooMany(9)).function())
     assert limiter.stats().next_turn == 0
     limiter = RateLimiter(1000, longest_pause=5)
-    await world.attempt(limiter, Script(TooMany(9)).function())
+    await world.attempt(limiter, Script(ExceptionGroup("children", [TooMany(9)])).function())
     assert limiter.stats().next_turn == 5
 
 

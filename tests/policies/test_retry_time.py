@@ -245,6 +245,12 @@ async def test_retry_after_of_an_error_raises_the_delay(
     assert clock.sleeps == [waited]
 
 
+async def test_a_group_asks_for_the_longest_delay_of_its_errors(world: World, clock: FakeClock) -> None:
+    error = ExceptionGroup("children", [RetryAfter(3), ExceptionGroup("", [RetryAfter(7)]), RetryAfter(None)])
+    await run(world, Retry(2, on=RetryAfter, backoff=[0.25]), Script(error))
+    assert clock.sleeps == [7]
+
+
 async def test_retry_after_of_a_result_raises_the_delay(world: World, clock: FakeClock) -> None:
     responses = [Response(retry_after=7), Response(retry_after=1), Response(200)]
     await run(world, Retry(on_result=bad, backoff=[2]), Script(*responses))
@@ -292,6 +298,17 @@ async def test_an_error_with_repeatable_false_is_not_retried(world: World, clock
     assert await run(world, retry, script) is error
     assert (script.calls, clock.sleeps) == (1, [])
     assert [event.reason for event in received if isinstance(event, events.RetryGaveUp)] == ["unrepeatable"]
+
+
+def test_a_result_may_be_a_proxy_without_a_class() -> None:
+    """As those of werkzeug are, outside of a request."""
+
+    class Unbound:
+        @property
+        def __class__(self) -> Any:
+            raise RuntimeError("bound to nothing")
+
+    assert type(Retry(2, on_result=lambda result: True, backoff=[0]).call(Unbound)) is Unbound
 
 
 async def test_a_result_with_repeatable_false_is_not_retried(world: World, clock: FakeClock) -> None:

@@ -224,6 +224,7 @@ class VirtualClock:
         seconds = self._progress.missed(real_now())
         if seconds > self._patience + self._progress.limit:
             threads = [it for it in threading.enumerate() if it.ident in busy]
+            self._progress.made()  # the code that gets the error may end the standstill, before others get it, too
             raise stuck(threads, seconds, self._progress.limit)
 
     def _due(self) -> list[int]:

@@ -19,14 +19,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+import socket
 import threading
 import time
 from asyncio import base_events
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 from typing_extensions import override
 
@@ -191,11 +192,11 @@ class _Selector:
     def select(self, timeout: float | None = None) -> Any:
         """Wait for the next timer, or for a real event: a socket, or a call from another thread."""
         if timeout is None:
-            self._clock.wait_until(inf, self._is_ready, self.real.select, is_real=self._has_sockets())
+            self._clock.wait_until(inf, self._is_ready, self.real.select, is_real=self._waits_for_others())
         elif timeout > 0 and not self._is_next_abandoned():
             when: float = self.loop._scheduled[0]._when  # the exact instant: `timeout` is rounded
             deadline = self.time.to_virtual(when)
-            self._clock.wait_until(deadline, self._is_ready, self.real.select, is_real=self._has_sockets())
+            self._clock.wait_until(deadline, self._is_ready, self.real.select, is_real=self._waits_for_others())
             if self._clock.now() >= deadline:
                 self.time.reach(when)
         return self.real.select(0)
@@ -212,9 +213,45 @@ class _Selector:
     def _is_ready(self) -> bool:
         return bool(self.real.select(0))
 
-    def _has_sockets(self) -> bool:
-        """Whether the loop waits for sockets besides its own, by which threads wake it; unknown under Windows."""
-        return len(getattr(self.real, "get_map", dict)()) > 1
+    def _waits_for_others(self) -> bool:
+        own = getattr(self.loop, "_ssock", None)  # by which threads wake the loop; under Windows, no files are known
+        files: list[int] = list(getattr(self.real, "get_map", dict)())
+        return _are_others([it for it in files if own is None or it != own.fileno()])
+
+
+def _are_others(files: Sequence[int]) -> bool:
+    """Whether another process, or a thread, may write to one of these files, for which a loop waits.
+
+    Not to a socket that listens, nor to a connection with that socket, or with another of these: what code in this loop
+    has sent is there at once.
+    """
+    ends = [_ends_of(it) for it in files]
+    own = {name for name, _ in ends if name is not None}
+    listening = {name for name, peer in ends if peer == _LISTENS}
+    return any(peer not in own and name not in listening for name, peer in ends if peer != _LISTENS)
+
+
+_LISTENS: Final = "listens"
+
+
+def _ends_of(file: int) -> tuple[object, object]:
+    """Return the ports, or paths, of a socket and of its peer; None for what is unknown."""
+    try:
+        end = socket.socket(fileno=file)
+    except OSError:
+        return None, None  # a pipe
+    try:
+        name = _place(end.getsockname())
+        listens = end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return name, _LISTENS if listens else _place(end.getpeername())
+    except OSError:
+        return None, None  # it is being connected
+    finally:
+        end.detach()
+
+
+def _place(address: Any) -> object:
+    return (address[1] if isinstance(address, tuple) else address) or None
 
 
 # --- trio ------------------------------------------------------------------------------------
@@ -282,7 +319,7 @@ class _TrioRun:
         if self._runner.waiting_for_idle:
             return inf  # tasks in `wait_all_tasks_blocked` are woken before the clock jumps
         if self._wait is None or self._wait.deadline != at:
-            self._wait = Wait(at, self._has_work, self._has_sockets())
+            self._wait = Wait(at, self._has_work, self._waits_for_others())
             self._clock.enter(self._wait)
             return 0.0  # check for I/O first
         try:
@@ -318,11 +355,10 @@ class _TrioRun:
             raise error
         main._attempt_abort(raise_it)
 
-    def _has_sockets(self) -> bool:
-        """Whether a task waits for a socket besides the run's own, by which threads wake it."""
-        waiting = self._runner.io_manager.statistics()
-        tasks: int = sum(getattr(waiting, it) for it in dir(waiting) if it.startswith("tasks_waiting"))
-        return tasks > 1
+    def _waits_for_others(self) -> bool:
+        own = self._runner.entry_queue.wakeup.wakeup_sock.fileno()  # by which threads wake the run
+        files = getattr(self._runner.io_manager, "_registered", ())  # under Windows, they are not known
+        return _are_others([it for it in (it[0] if isinstance(it, tuple) else it for it in files) if it != own])
 
     def _has_work(self) -> bool:
         queue = self._runner.entry_queue

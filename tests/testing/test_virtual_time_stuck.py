@@ -120,6 +120,7 @@ def test_an_event_loop_with_constant_traffic_can_be_ignored(backend: str) -> Non
     def feeds() -> None:
         while not ended.wait(0.005):
             theirs.send(b"x")
+        theirs.send(b"x")  # ends the reader's wait
 
     async def reads() -> None:
         with anyio.move_on_after(10**6):

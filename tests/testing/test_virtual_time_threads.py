@@ -239,6 +239,39 @@ def test_time_jumps_although_the_real_clock_is_frozen(monkeypatch: pytest.Monkey
     thread.join()
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_loop_does_not_wait_for_a_server_of_its_own(backend: str) -> None:
+    """What that has sent is there at once."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    theirs = listener.accept()[0]
+
+    async def serves() -> None:
+        while True:
+            await anyio.wait_readable(theirs)
+            theirs.send(theirs.recv(1))
+            await anyio.sleep(5)
+
+    async def asks() -> None:
+        ours.send(b"x")
+        await anyio.wait_readable(ours)
+        ours.recv(1)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.wait_readable, listener)
+            group.start_soon(serves)
+            for _ in range(21):
+                await Timeout(60).acall(asks)
+            group.cancel_scope.cancel()
+
+    with listener, ours, theirs, virtual_time(patience=0.3) as clock:
+        began = time.monotonic()
+        anyio.run(main, backend=backend)
+        assert clock.now() == 100
+        assert time.monotonic() - began < 3
+
+
 def test_time_does_not_jump_over_a_wait_that_has_ended() -> None:
     """trio asks for a jump when no task can run, and its queue may have been filled a moment ago."""
     clock = VirtualClock(patience=0.01, stuck_after=60)

@@ -238,16 +238,14 @@ def _ends_of(file: int) -> tuple[object, object]:
     """Return the ports, or paths, of a socket and of its peer; None for what is unknown."""
     try:
         end = socket.socket(fileno=file)
-    except OSError:
-        return None, None  # a pipe
-    try:
-        name = _place(end.getsockname())
-        listens = end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        return name, _LISTENS if listens else _place(end.getpeername())
-    except OSError:
-        return None, None  # it is being connected
-    finally:
-        end.detach()
+        try:
+            name = _place(end.getsockname())
+            listens = end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            return name, _LISTENS if listens else _place(end.getpeername())
+        finally:
+            end.detach()
+    except OSError:  # a pipe, or a socket that is being connected
+        return None, None
 
 
 def _place(address: Any) -> object:

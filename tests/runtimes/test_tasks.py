@@ -270,7 +270,7 @@ def test_closing_a_call_from_another_thread_while_its_alarm_rings_delays_no_othe
     async def main(at: int) -> bool:
         """Close a call at this place. Return whether the alarm reached the place."""
         places = 0
-        timeout = Timeout(0.005)
+        timeout = Timeout(0.02)
         closed = timeout.acall(asyncio.sleep, LONG)
         contextvars.Context().run(closed.send, None)
         others = [asyncio.ensure_future(timeout.acall(asyncio.sleep, LONG)) for _ in range(2)]

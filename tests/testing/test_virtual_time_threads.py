@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import os
 import queue
 import socket
 import threading
@@ -196,20 +197,22 @@ def test_a_loop_and_a_thread_share_the_clock(backend: str) -> None:
     assert log == [(0, "thread"), (10, "task"), (20, "thread"), (30, "task"), (40, "thread"), (50, "task")]
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_loop_waits_for_its_sockets_before_time_jumps(backend: str) -> None:
-    """For as long as the patience each time, because the server may be another process."""
-    ours, theirs = socket.socketpair()
+@pytest.mark.parametrize(
+    ("backend", "connected"), [("asyncio", socket.socketpair), ("trio", socket.socketpair), ("asyncio", os.pipe)]
+)
+def test_a_loop_waits_for_other_processes_before_time_jumps(backend: str, connected: Callable[[], Any]) -> None:
+    """For as long as the patience each time: what it has sent may still be answered."""
+    ours, theirs = (it if isinstance(it, int) else it.detach() for it in connected())
 
     def answers() -> None:
         for _ in range(3):
             time.sleep(0.05)
-            theirs.send(b"x")
+            os.write(theirs, b"x")
 
     async def asks(number: int) -> None:
         for _ in range(number):
             await anyio.wait_readable(ours)
-            ours.recv(1)
+            os.read(ours, 1)
 
     async def main() -> None:
         await Timeout(60).acall(asks, 3)
@@ -219,10 +222,12 @@ def test_a_loop_waits_for_its_sockets_before_time_jumps(backend: str) -> None:
         assert clock.now() == 60
 
     server = threading.Thread(target=answers)
-    with ours, theirs, virtual_time(patience=0.5, ignore=[server]) as clock:
+    with virtual_time(patience=1.0, ignore=[server]) as clock:
         server.start()
         anyio.run(main, backend=backend)
     server.join()
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_time_jumps_although_the_real_clock_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,10 +131,12 @@ def asked_delay(carrier: object) -> float:
     """
     try:
         asked = getattr(carrier, "retry_after", None)
-        own = 0.0 if asked is None else min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
+        longest = 0.0 if asked is None else min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
     except Exception:  # an invalid value, or a property that raises
-        own = 0.0
-    return max([own, *map(asked_delay, _errors_in(carrier))])
+        longest = 0.0
+    for error in _errors_in(carrier):
+        longest = max(longest, asked_delay(error))
+    return longest
 
 
 def is_repeatable(carrier: object) -> bool:
@@ -143,7 +145,8 @@ def is_repeatable(carrier: object) -> bool:
     An exception group forbids it if one of its errors does. On a plain function or method the attribute means nothing:
     a decorator may have copied it there.
     """
-    return _allows(carrier, "repeatable") and all(map(is_repeatable, _errors_in(carrier)))
+    errors = _errors_in(carrier)
+    return _allows(carrier, "repeatable") and (not errors or all(map(is_repeatable, errors)))
 
 
 def _errors_in(carrier: object) -> tuple[BaseException, ...]:

@@ -120,8 +120,15 @@ class Spool(tempfile.SpooledTemporaryFile[bytes]):
         self.close()
 
 
-class Pipe(io.BufferedReader):
+class RawPipe(io.FileIO):
     """The end of a pipe from which to read; it closes itself, too."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Pipe(io.BufferedReader):
+    """The same, buffered. In a reference cycle, either of the two may be finalized first."""
 
     def __del__(self) -> None:
         self.close()
@@ -131,7 +138,7 @@ def pipe() -> Pipe:
     reader, writer = os.pipe()
     os.write(writer, ONCE)
     os.close(writer)
-    return Pipe(io.FileIO(reader))
+    return Pipe(RawPipe(reader))
 
 
 def spooled() -> Any:

@@ -108,9 +108,10 @@ def test_an_abandoned_attempt_commits_nothing(path: Path) -> None:
     assert notes(path) == ["attempt 2"]
 
 
-def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeated(path: Path) -> None:
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeated(path: Path, is_cut_off: bool) -> None:
     """It ends while that commit is in progress, whose outcome is then unknown."""
-    second_commits, first_is_done = threading.Event(), threading.Event()
+    second_commits, first_is_done, may_end = threading.Event(), threading.Event(), threading.Event()
     attempts: list[str] = []
 
     class LostByCommitting(sqlite3.Connection):
@@ -118,6 +119,8 @@ def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeate
             second_commits.set()
             first_is_done.wait(PATIENCE)
             super().commit()
+            if is_cut_off:
+                may_end.wait(PATIENCE)
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
         def close(self) -> None:
@@ -137,7 +140,36 @@ def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeate
 
     with pytest.raises((psycopg.OperationalError, OutcomeUnknown)):
         add()
+    may_end.set()
     assert notes(path) == ["attempt 2"]
+
+
+def test_an_attempt_that_is_too_late_to_commit_stops_no_other(path: Path) -> None:
+    """It has committed nothing, so the outcome of the unit is not unknown."""
+    second_has_begun, first_is_done = threading.Event(), threading.Event()
+    attempts: list[str] = []
+
+    class Closing(sqlite3.Connection):
+        def close(self) -> None:
+            super().close()
+            first_is_done.set()
+
+    @unit_of_work(
+        Policy.wrap(AGAIN, Timeout(0.5)), lambda: sqlite3.connect(path, factory=Closing, check_same_thread=False)
+    )
+    def add(connection: sqlite3.Connection) -> None:
+        attempts.append(f"attempt {len(attempts) + 1}")
+        if len(attempts) == 1:
+            second_has_begun.wait(PATIENCE)
+        elif len(attempts) == 2:
+            second_has_begun.set()
+            first_is_done.wait(PATIENCE)
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+        else:
+            note(connection, attempts[-1])
+
+    add()
+    assert notes(path) == ["attempt 3"]
 
 
 def test_a_commit_that_was_cut_off_is_not_repeated(path: Path) -> None:

@@ -152,7 +152,7 @@ def protect(
         nonlocal stage
         if stage is None:
             stage = executed._resilience_blocking()
-        inner: Context = BareContext()  # inlined: a function for this would be 6 % of a call under four policies
+        inner: Context = BareContext()  # `current_context` finds it here; inlined: 6 % of a call under four policies
         inner.deadline = inf
         inner.attempt = 1
         inner.runtime = BLOCKING

@@ -25,7 +25,7 @@ from resilience.context import waits_until
 from resilience.integrations.redis.commands import Command, also_repeatable, may_repeat
 from resilience.policies.keyed import Keyed
 from resilience.policies.timeout import Timeout
-from resilience.policy import Pipeline, Policy
+from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 
 if TYPE_CHECKING:
@@ -44,10 +44,6 @@ class OutcomeUnknown(RedisTimeoutError):
     repeatable: bool = False
 
 
-def _policies_of(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
-    return policy.policies if isinstance(policy, Pipeline) else (policy,)
-
-
 class PolicyDriven:
     """The common base of the two Retry classes. Copies, of which redis-py makes many, share the policy.
 
@@ -61,7 +57,7 @@ class PolicyDriven:
     def __init__(self, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> None:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be a policy, not {policy!r}")
-        for each in _policies_of(policy):
+        for each in policy._resilience_chain():
             if each.races and not isinstance(each, Keyed):
                 raise ValueError(
                     f"policy must not make two attempts at once, as {each!r} does: they would use one connection, and "
@@ -132,7 +128,7 @@ class PolicyRetry(PolicyDriven, _Retry):
 
     def __init__(self, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> None:
         super().__init__(policy, repeat_writes=repeat_writes)
-        for each in _policies_of(policy):
+        for each in policy._resilience_chain():
             if isinstance(each, Timeout) and not each.settings()["cooperative"]:
                 raise ValueError(
                     f"policy must not leave the connection to a thread that still reads from it, as {each!r} does; "

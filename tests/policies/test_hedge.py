@@ -169,6 +169,13 @@ async def test_eager_begins_the_next_attempt_as_soon_as_one_has_failed(anywhere:
     assert (error.args, seconds) == (("a",), 0.1)
 
 
+async def test_no_attempt_begins_at_an_instant_that_no_longer_holds(anywhere: Virtual) -> None:
+    """The second attempt began early, and still runs when the delay has passed."""
+    service = Service(anywhere, (0.05, Boom("a")), (20, "late"))
+    assert await service.under(Hedge(10, hedges=1, on=Boom, eager=True)) == ("late", 20.05)
+    assert service.begun == [(0, 0.0), (1, 0.05)]
+
+
 async def test_the_first_attempts_failure_is_raised_if_all_attempts_fail(anywhere: Virtual) -> None:
     """It has a note about the others, in whatever order they ended."""
     for first in (0.15, 0.5):

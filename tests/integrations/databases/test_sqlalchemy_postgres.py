@@ -34,6 +34,28 @@ def test_a_session_without_a_single_bind_is_committed(url: str) -> None:
     engine.dispose()
 
 
+def test_a_unit_is_repeated_if_its_connection_is_lost_as_it_is_asked_for_its_state(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with asyncpg, which does not know whether PostgreSQL has aborted the transaction."""
+    monkeypatch.setattr("resilience.integrations.sqlalchemy.is_aborted", lambda _connection: None)
+    engine = create_engine(f"postgresql+psycopg{url}")
+    attempts: list[Connection] = []
+
+    @unit_of_work(AGAIN, engine)
+    def add(connection: Connection) -> None:
+        attempts.append(connection)
+        connection.execute(insert(Note), {"text": f"attempt {len(attempts)}"})
+        if len(attempts) == 1:
+            driver: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment]
+            with psycopg.connect(f"postgresql{url}", autocommit=True) as other:
+                other.execute("select pg_terminate_backend(%s)", [driver.info.backend_pid])
+
+    add()
+    assert notes(engine) == ["attempt 2"]
+    engine.dispose()
+
+
 def test_a_unit_that_ends_in_a_deadlock_is_repeated(url: str) -> None:
     """PostgreSQL aborts one of two transactions that wait for each other."""
     engine = create_engine(f"postgresql+psycopg{url}", connect_args={"options": "-c deadlock_timeout=50ms"})

@@ -257,6 +257,8 @@ class Pipeline(Policy[D_co]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
+        if self._resilience_foresees:  # a Retry in it looks here for the circuits inside it
+            ctx = ctx._with_info(ctx._info.with_chosen(self))
         return await compose(self._resilience_chain(), call)(ctx)  # type: ignore[no-any-return]
 
     @override

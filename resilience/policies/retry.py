@@ -173,9 +173,12 @@ class Retry(Policy[Never]):
 
     def _refused_until(self, ctx: Context) -> float:
         """Return the instant until which a policy inside will refuse every call; minus infinity if none is known."""
-        executed, until, is_inside = ctx._executed, -inf, False
-        if executed is not None and executed._resilience_foresees and not self._handles_open_circuits:
-            for policy in executed._resilience_chain():
+        until = -inf
+        if ctx._executed is None or self._handles_open_circuits:
+            return until
+        for pipeline in (ctx._executed, *ctx._info.chosen):
+            is_inside = False
+            for policy in pipeline._resilience_chain() if pipeline._resilience_foresees else ():
                 is_inside = is_inside or policy is self
                 if is_inside:
                     until = max(until, policy._resilience_refuses_until())

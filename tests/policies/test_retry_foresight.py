@@ -15,6 +15,7 @@ from resilience import (
     CircuitIsolated,
     CircuitOpen,
     Context,
+    Keyed,
     Pipeline,
     Rejected,
     Retry,
@@ -133,6 +134,17 @@ async def test_a_circuit_in_an_inner_pipeline_is_found(world: World, clock: Fake
         await world.attempt(Pipeline(Retry(5, on=Boom, backoff=[8]), inner), Script(Boom()).function()), Boom
     )
     assert clock.sleeps == []
+
+
+async def test_a_circuit_is_found_in_a_pipeline_that_a_keyed_has_chosen(world: World, clock: FakeClock) -> None:
+    """The Retry is in it, too. One around the `Keyed` waits, as the next attempt may have another key."""
+    hosts = Keyed(lambda host: Pipeline(Retry(5, on=Boom, backoff=[8]), CircuitBreaker(1, open_for=30)), lambda ctx: 1)
+    assert isinstance(await world.attempt(Pipeline(Bulkhead(1), hosts), Script(Boom()).function()), Boom)
+    assert clock.sleeps == []
+    replicas = Keyed(lambda number: CircuitBreaker(1, open_for=30), lambda ctx: ctx.attempt)
+    script = Script(Boom(), "fine")
+    assert await world.attempt(Pipeline(Retry(5, on=Boom, backoff=[8]), replicas), script.function()) == "fine"
+    assert clock.sleeps == [8]
 
 
 async def test_a_bad_result_is_returned_at_once_if_the_inner_circuit_stays_open(world: World, clock: FakeClock) -> None:

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import anyio.lowlevel
 
 from resilience import checks
 from resilience.ambient import get_ambient
+from resilience.checks import Duration
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.answers import TOO_LATE, Answer, Answering, FrameworkErrors, answer_to
 from resilience.integrations.wire import HEADERS, Acceptance, Steps, budget, ran_out
 from resilience.runtimes.tasks import TASKS
-
-if TYPE_CHECKING:
-    from resilience.checks import Duration
 
 __all__ = ["DeadlineMiddleware", "ResilienceMiddleware"]
 

@@ -7,11 +7,11 @@ function creates, so it is created by a policy around the function (`Tracing`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Literal, Never, TypeVar, final
+from typing import Literal, Never, TypeVar, final
 from weakref import WeakKeyDictionary
 
 from resilience.integrations.extras import needed_by
@@ -24,7 +24,9 @@ with needed_by("opentelemetry"):
 from typing_extensions import override
 
 from resilience import checks, forks
+from resilience.context import Context
 from resilience.endings import canceller
+from resilience.events import Event
 from resilience.integrations.telemetry import (
     DURATION_BUCKETS,
     INSTRUMENTS,
@@ -38,12 +40,6 @@ from resilience.integrations.telemetry import (
 )
 from resilience.outcome import describe_error, unwrap_stop_iteration
 from resilience.policy import Call, Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from resilience.context import Context
-    from resilience.events import Event
 
 __all__ = ["Tracing", "instrument"]
 

@@ -21,20 +21,19 @@ from typing_extensions import override
 
 from resilience.ambient import current_context
 from resilience.callables import maybe_await
+from resilience.context import Context
 from resilience.integrations import dbapi
 from resilience.integrations.dbapi import OutcomeUnknown, TransactionAborted, UnitOfWork
 from resilience.integrations.dbapi.drivers import is_aborted
 from resilience.integrations.dbapi.errors import is_undone
 from resilience.integrations.dbapi.limits import SHOW_STATEMENT_TIMEOUT, SQLiteLimits, shorter_limit
 from resilience.integrations.dbapi.units import ABORTED
+from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
     from sqlalchemy.orm import Session, SessionTransaction
-
-    from resilience.context import Context
-    from resilience.policy import Policy
 
 __all__ = ["OutcomeUnknown", "TransactionAborted", "transient", "unit_of_work"]
 

@@ -18,18 +18,16 @@ import re
 from collections.abc import Iterable
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 from urllib.parse import urlsplit
 
 from resilience import checks
 from resilience.ambient import block_context, get_ambient, set_ambient
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context, is_over
 from resilience.errors import DeadlineExceeded
 from resilience.network_errors import grpc_status, transient
-
-if TYPE_CHECKING:
-    from resilience.checks import Duration
 
 __all__ = [
     "CONNECT_TIMEOUT",

@@ -10,13 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import Any, TypeAlias, final
 
+from resilience.checks import Duration
 from resilience.integrations.answers import TOO_LATE, Answer, Answering, FrameworkErrors, answer_to
 from resilience.integrations.wire import HEADERS, Acceptance, Steps, budget, ran_out
-
-if TYPE_CHECKING:
-    from resilience.checks import Duration
 
 __all__ = ["DeadlineMiddleware", "ResilienceMiddleware"]
 

@@ -25,16 +25,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from types import FrameType
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TypeAlias, final
 
 from resilience import checks
-from resilience.clock import wait_for_real
+from resilience.checks import Duration
+from resilience.clock import Waitable, wait_for_real
 from resilience.runtimes.workers import Worker
 from resilience.testing.stuck import Progress, is_ignored, stuck
-
-if TYPE_CHECKING:
-    from resilience.checks import Duration
-    from resilience.clock import Waitable
 
 #: How long a waiting thread pauses, in real seconds, before it looks at the other threads again.
 _SHORTEST_PAUSE = 0.00002

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from resilience.callables import name_of
-from resilience.policy import Pipeline
-
-if TYPE_CHECKING:
-    from resilience.policy import Policy
+from resilience.policy import Pipeline, Policy
 
 
 def as_data(policy: Policy[Any]) -> list[dict[str, Any]]:

@@ -23,11 +23,11 @@ import socket
 import threading
 import time
 from asyncio import base_events
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NoReturn, final
+from typing import Any, Final, NoReturn, final
 
 from typing_extensions import override
 
@@ -35,9 +35,6 @@ from resilience.runtimes.alarms import Alarm
 from resilience.testing.clocks import VirtualClock, Wait
 from resilience.testing.replacing import replaced
 from resilience.testing.stuck import VirtualTimeStuck
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextmanager

@@ -6,16 +6,13 @@ Each mode is a block that can be nested. At its end it restores the previous sta
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from resilience import backoff
 from resilience.clock import clock
 from resilience.events.dispatch import subscribers
 from resilience.testing.replacing import replaced
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextmanager

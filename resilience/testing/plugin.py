@@ -5,18 +5,13 @@ All projects in an environment get them, so their names begin with that of the l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
-from resilience.testing.recording import recording
+from resilience.testing.clocks import VirtualClock
+from resilience.testing.recording import Recorder, recording
 from resilience.testing.virtual import virtual_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from resilience.testing.clocks import VirtualClock
-    from resilience.testing.recording import Recorder
 
 
 @pytest.fixture(name="resilience_time")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TypeVar, final
 
 from resilience import events
 from resilience.events import Event
 from resilience.outcome import Failure, Success
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 E = TypeVar("E", bound=Event)
 

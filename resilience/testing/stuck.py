@@ -11,12 +11,10 @@ import threading
 import traceback
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, TypeAlias, final
+from types import FrameType
+from typing import TypeAlias, final
 
 from resilience.errors import Misuse
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 #: Threads that virtual time does not wait for: the thread itself, or its name, in which `*` stands for anything.
 Ignored: TypeAlias = Iterable[threading.Thread | str]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
 from resilience import checks, forks
+from resilience.checks import Duration
 from resilience.clock import clock as process_clock
 from resilience.testing.clocks import VirtualClock
 from resilience.testing.loops import loops_in
 from resilience.testing.replacing import replaced
-from resilience.testing.stuck import checked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from resilience.checks import Duration
-    from resilience.testing.stuck import Ignored
+from resilience.testing.stuck import Ignored, checked
 
 _lock = forks.lock_of(sys.modules[__name__])  # held while a block begins or ends
 _running: list[VirtualClock] = []  # the active clock, once for each open block

@@ -15,20 +15,18 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 from urllib.parse import quote
 
 import anyio
 
 from resilience import checks
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.integrations.dashboard.page import HEADERS, page
 from resilience.integrations.dashboard.state import state
 from resilience.integrations.dashboard.watch import Watch
 from resilience.integrations.telemetry import Observed
-
-if TYPE_CHECKING:
-    from resilience.checks import Duration
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]

@@ -10,18 +10,16 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
 from resilience.callables import maybe_await
+from resilience.checks import Duration
 from resilience.integrations.grpc.calls import Kind
 from resilience.integrations.wire import Acceptance, Steps, budget, ran_out
 from resilience.runtimes.driving import drive
-
-if TYPE_CHECKING:
-    from resilience.checks import Duration
 
 __all__ = ["AioDeadlineInterceptor", "DeadlineInterceptor"]
 

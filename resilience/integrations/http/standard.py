@@ -13,13 +13,15 @@ useful: without it, a first attempt that hangs takes all the time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Never, TypeVar, final
+from typing import Any, Never, TypeVar, final
 
 from typing_extensions import override
 
 from resilience import checks
 from resilience.backoff import BackoffLike, Exponential
-from resilience.checks import format_number
+from resilience.checks import Duration, format_number
+from resilience.context import Context
+from resilience.events import Listener
 from resilience.integrations.http.exchange import exchange_of
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.wire import OfHost
@@ -27,18 +29,13 @@ from resilience.network_errors import transient
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.hedge import Hedge, Quantile
+from resilience.policies.rate import Rate
 from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.retry import Retry
 from resilience.policies.timeout import Timeout
 from resilience.policy import Call, Policy
 from resilience.repeats import Budget, RetryBudget, as_budget
 from resilience.state.trips import FailureRatio
-
-if TYPE_CHECKING:
-    from resilience.checks import Duration
-    from resilience.context import Context
-    from resilience.events import Listener
-    from resilience.policies.rate import Rate
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import redis
 import redis.asyncio
@@ -16,13 +16,10 @@ from typing_extensions import override
 
 from resilience.callables import maybe_await
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.redis.retrying import TOO_LATE, AsyncPolicyRetry, PolicyDriven, PolicyRetry
+from resilience.integrations.redis.commands import Command
+from resilience.integrations.redis.retrying import TOO_LATE, AsyncPolicyRetry, Call, PolicyDriven, PolicyRetry
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
-
-if TYPE_CHECKING:
-    from resilience.integrations.redis.commands import Command
-    from resilience.integrations.redis.retrying import Call
 
 ClientT = TypeVar(
     "ClientT",

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Awaitable, Callable, Collection
 from contextvars import ContextVar
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Self, final
+from typing import Any, ClassVar, Self, final
 
 from redis.asyncio.retry import Retry as _AsyncRetry
 from redis.backoff import NoBackoff
@@ -21,15 +21,12 @@ from redis.retry import Retry as _Retry
 
 from resilience import execution
 from resilience.callables import maybe_await
-from resilience.context import waits_until
+from resilience.context import Context, waits_until
 from resilience.integrations.redis.commands import Command, also_repeatable, may_repeat
 from resilience.policies.keyed import Keyed
 from resilience.policies.timeout import Timeout
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
-
-if TYPE_CHECKING:
-    from resilience.context import Context
 
 #: Errors that prove, if a single command was sent, that the server has not executed it.
 _REFUSALS = (BusyLoadingError, ReadOnlyError)

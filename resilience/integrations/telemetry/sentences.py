@@ -9,7 +9,7 @@ from resilience import events
 from resilience.checks import format_seconds
 from resilience.events import Event
 from resilience.integrations.telemetry.words import facts, printable, scope_of, status_of
-from resilience.outcome import Failure
+from resilience.outcome import Failure, Outcome
 
 _RAN_OUT = {
     "attempts": "no attempt is left",
@@ -30,12 +30,13 @@ _CANCELLED = {
 
 
 def _scheduled(event: events.RetryScheduled) -> str:
-    return f"attempt {event.attempt} failed with {_what(event)}, the next one is in {format_seconds(event.delay)}"
+    later = format_seconds(event.delay)
+    return f"attempt {event.attempt} failed with {_what(event.outcome)}, the next one is in {later}"
 
 
 def _gave_up(event: events.RetryGaveUp) -> str:
     reason = _RAN_OUT[event.reason]
-    return f"{_subject(event)}gave up {_spent(event)}, as {reason}; the last failure was {_what(event)}"
+    return f"{_subject(event)}gave up {_spent(event)}, as {reason}; the last failure was {_what(event.outcome)}"
 
 
 def _hedge_started(event: events.HedgeStarted) -> str:
@@ -75,7 +76,7 @@ def _changed(event: events.CircuitChanged) -> str:
 
 
 def _fell_back(event: events.FallbackUsed) -> str:
-    return f"{_subject(event)}answered instead of {_what(event)}"
+    return f"{_subject(event)}answered instead of {_what(event.outcome)}"
 
 
 def _adapted(event: events.LimitChanged) -> str:
@@ -97,14 +98,14 @@ def _opened(event: events.StreamOpened) -> str:
 
 def _parked(event: events.Parked) -> str:
     times = "1 restart" if event.restarts == 1 else f"{event.restarts} restarts"
-    return f"gave {event.name} up after {times}; the last failure was {_what_of(event.last)}"
+    return f"gave {event.name} up after {times}; the last failure was {_what(event.last)}"
 
 
 def _finished(event: events.ExecutionFinished) -> str:
     if event.outcome is None:
         return f"cancelled {_CANCELLED[event.cancelled_by or 'caller']}, {_spent(event)}"
     if isinstance(event.outcome, Failure):
-        return f"failed {_spent(event)} with {_what(event)}"
+        return f"failed {_spent(event)} with {_what(event.outcome)}"
     return f"done {_spent(event)}"
 
 
@@ -165,12 +166,8 @@ def _spent(event: events.RetryGaveUp | events.ExecutionFinished) -> str:
     return f"after {times}{items} in {format_seconds(event.elapsed)}"
 
 
-def _what(event: events.RetryScheduled | events.RetryGaveUp | events.FallbackUsed | events.ExecutionFinished) -> str:
+def _what(outcome: Outcome[Any]) -> str:
     """Return the class of the failure, without its module, and its HTTP or gRPC status if there is one."""
-    return _what_of(event.outcome)
-
-
-def _what_of(outcome: Any) -> str:
     if not isinstance(outcome, Failure):
         return "a result that was not good enough"
     status = status_of(outcome.error)

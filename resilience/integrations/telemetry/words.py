@@ -52,21 +52,18 @@ def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
         found["task"] = found.pop("name")  # in a record of `logging`, `name` is the name of the logger
     if isinstance(event, TimedOut):
         found["scope"] = scope_of(event)
+    outcome: Outcome[Any] | None = event.last if isinstance(event, Parked) else getattr(event, "outcome", None)
     if isinstance(event, (CallFinished, ExecutionFinished)):
         found |= zip(ENDING, ending(event), strict=True)
-    elif (outcome := _outcome_of(event)) is not None:
+    elif outcome is not None:
         found["error_type"] = error_type(outcome)
-    if messages and isinstance(failure := _outcome_of(event), Failure):
-        found["error"] = describe_error(failure.error)[:LONGEST_MESSAGE]
+    if messages and isinstance(outcome, Failure):
+        found["error"] = describe_error(outcome.error)[:LONGEST_MESSAGE]
     if not messages:
         found.pop("last_failure", None)
     values = ((name, value.value if isinstance(value, CircuitState) else value) for name, value in found.items())
     known = {name: value for name, value in values if isinstance(value, (str, int, float)) and value not in ("", inf)}
     return {name: printable(value) if isinstance(value, str) else value for name, value in known.items()}
-
-
-def _outcome_of(event: Event) -> Outcome[Any] | None:
-    return event.last if isinstance(event, Parked) else getattr(event, "outcome", None)
 
 
 def printable(text: str) -> str:

@@ -27,6 +27,9 @@ from resilience.streams.runtime import StreamRuntime
 #: The result of a pull if there are no more items.
 END: Final[Any] = object()
 
+#: The name of a stream's own limits in errors.
+_NAME: Final = "streaming"
+
 
 class Closed(BaseException):
     """Thrown into a chain whose consumer has stopped. Only the innermost stage catches it, and raises it if called."""
@@ -164,7 +167,8 @@ async def within(ctx: Context, until: float, limit: float, step: Callable[[Any],
     if deadline == inf:
         return step(argument) if runtime.host is BLOCKING else await step(argument)
     if runtime.host is BLOCKING:
-        real = BlockingTimer(deadline, _NAME if timer is None else timer.policy, _max_abandoned(timer))
+        policy, most = (_NAME, DEFAULT_MAX_ABANDONED) if timer is None else (timer.policy, timer.max_abandoned)
+        real = BlockingTimer(deadline, policy, most)
         try:
             real.check_before_start()
             job = real.begin(step, (argument,), {})
@@ -219,11 +223,3 @@ def _too_late(timer: PassiveTimer | None, until: float, limit: float) -> BaseExc
     if timer is not None and timer.deadline <= until:
         return Expired(timer)
     return TimeoutExceeded(f"no item within {format_number(limit)} s", policy=_NAME, timeout=limit)
-
-
-def _max_abandoned(timer: PassiveTimer | None) -> int:
-    return DEFAULT_MAX_ABANDONED if timer is None else timer.max_abandoned
-
-
-#: The name of a stream's own limits in errors.
-_NAME: Final = "streaming"

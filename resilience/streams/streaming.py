@@ -101,7 +101,7 @@ class Streaming:
         """
         if isinstance(fn, (staticmethod, classmethod)):
             return type(fn)(self(fn.__func__))
-        return named_like(self._protect(fn, _is_async(fn)), fn)
+        return self._protect(fn, _is_async(fn))
 
     def _protect(self, fn: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
         require_callable(fn)
@@ -109,7 +109,7 @@ class Streaming:
         def streamed(*args: Any, **kwargs: Any) -> Any:
             return self._stream(is_async, fn, args, kwargs)
 
-        return streamed
+        return named_like(streamed, fn)
 
     def _stream(
         self,
@@ -185,7 +185,7 @@ class Streaming:
 
     def aproxy(self, client: C, /, *names: str) -> C:
         """Do the same for asynchronous methods that are neither coroutine functions nor asynchronous generators."""
-        return self._proxy(client, names, lambda fn: named_like(self._protect(fn, True), fn))
+        return self._proxy(client, names, lambda fn: self._protect(fn, True))
 
     def _proxy(self, client: C, names: tuple[str, ...], protect: Callable[..., Any]) -> C:
         if not names:

@@ -133,7 +133,7 @@ class VirtualClock:
     def sleep(self, seconds: float) -> None:
         """Let this thread sleep."""
         self.note_sleep(seconds)
-        self.wait_until(self._time + seconds, _never, time.sleep)
+        self.wait_until(self._time + seconds, lambda: False, time.sleep)
 
     def note_sleep(self, seconds: float) -> float:
         """Record how long a task will sleep."""
@@ -332,7 +332,3 @@ def _from_kernel(thread: threading.Thread, file: str) -> str:
             return content.read()
     except OSError:  # not on Linux, or the thread has just ended
         return ""
-
-
-def _never() -> bool:
-    return False

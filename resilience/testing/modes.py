@@ -28,7 +28,7 @@ def no_sleeping() -> Iterator[None]:
     ...     Retry(backoff=[3600]).call(script(ConnectionError(), "fine"))
     'fine'
     """
-    with replaced(clock, sleep=_do_not_sleep, shorten=_no_time):
+    with replaced(clock, sleep=lambda seconds: None, shorten=lambda seconds: 0.0):
         yield
 
 
@@ -70,11 +70,3 @@ def seeded(seed: int = 0) -> Iterator[random.Random]:
     source = random.Random(seed)
     with replaced(backoff, SHARED_RANDOMNESS=source):
         yield source
-
-
-def _do_not_sleep(seconds: float) -> None:
-    return
-
-
-def _no_time(seconds: float) -> float:
-    return 0.0

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Callable
@@ -28,14 +27,12 @@ from resilience import checks
 from resilience.checks import Duration, format_number
 from resilience.context import Context
 from resilience.errors import KeyMisuse, Misuse, Rejected, TimeoutExceeded
-from resilience.events.dispatch import report_refusal
+from resilience.events.dispatch import logger, report_refusal
 from resilience.policies.keys import key_of
 from resilience.policy import Call, Policy
 from resilience.work.claims import Claim, ClaimStore, Store, as_claim_store
 
 T = TypeVar("T")
-
-logger: logging.Logger = logging.getLogger("resilience")
 
 #: The prefix of a result that the serializer returns as bytes: stores keep text.
 _BYTES: Final = "base64:"
@@ -126,21 +123,21 @@ class Once(Policy[Never]):
     async def around(self, call: Call[T], ctx: Context) -> Any:
         key = self._key_of(ctx)
         token, fingerprint = secrets.token_hex(16), self._fingerprint(ctx)
-        claim = await self._ask(ctx, "claim", key, token, fingerprint, self._lease)
+        claim = await self._claim(ctx, key, token, fingerprint)
         if not claim.is_mine:
             return self._known(claim, fingerprint, ctx)
         try:
             result = await call(ctx)
         except Exception as error:
             if not _was_cut_off(error, ctx):
-                await self._end(ctx, "give_up", key, token)
+                await self._end(ctx, self._store.give_up, key, token)
             raise
         try:
             text = self._as_text(result)
         except BaseException:  # no caller will see the result
             await ctx.runtime.close(result)
             raise
-        await self._end(ctx, "finish", key, token, text, self._keep)
+        await self._end(ctx, self._store.finish, key, token, text, self._keep)
         return result
 
     def _key_of(self, ctx: Context) -> str:
@@ -174,19 +171,19 @@ class Once(Policy[Never]):
         is_text = not text.startswith(_BYTES)
         return self._serializer.loads(text if is_text else b64decode(text.removeprefix(_BYTES)))
 
-    async def _ask(self, ctx: Context, step: str, *arguments: object) -> Any:
+    async def _claim(self, ctx: Context, key: str, token: str, fingerprint: str) -> Any:
         try:
-            return await ctx.runtime.run(getattr(self._store, step), *arguments)
+            return await ctx.runtime.run(self._store.claim, key, token, fingerprint, self._lease)
         except Misuse:
             raise
         except Exception as error:
             report_refusal(self.name, ctx, "Rejected")
             raise Rejected("the store of the keys is not available", policy=self.name) from error
 
-    async def _end(self, ctx: Context, step: str, *arguments: object) -> None:
+    async def _end(self, ctx: Context, step: Callable[..., object], *arguments: object) -> None:
         """Finish or give up the claim in the store. If that fails, the claim ends with its lease."""
         try:
-            await ctx.runtime.run(getattr(self._store, step), *arguments)
+            await ctx.runtime.run(step, *arguments)
         except Exception:
             logger.exception("%s could not record in its store how a call has ended", self.name)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import logging
 import queue
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -19,11 +18,10 @@ from typing_extensions import override
 from resilience import checks
 from resilience.callables import require_callable
 from resilience.errors import BlockMisuse, Misuse
+from resilience.events.dispatch import logger
 from resilience.executable import acaptured, captured
 from resilience.outcome import Outcome
 from resilience.policy import Policy
-
-logger: logging.Logger = logging.getLogger("resilience")
 
 Item = TypeVar("Item")
 R = TypeVar("R")

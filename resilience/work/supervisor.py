@@ -19,12 +19,10 @@ from resilience.backoff import Backoff, BackoffLike, Exponential, as_backoff
 from resilience.callables import name_of, require_callable
 from resilience.checks import Duration, format_number
 from resilience.clock import clock
-from resilience.events.dispatch import emit, optional_listener
+from resilience.events.dispatch import emit, logger, optional_listener
 from resilience.events.kinds import Parked
 from resilience.info import Listener
 from resilience.outcome import Failure
-
-logger: logging.Logger = logging.getLogger("resilience")
 
 #: The supervisors that run the current task, or a task that has started it.
 _kept_running: ContextVar[tuple[Supervisor, ...]] = ContextVar("resilience.supervisors", default=())

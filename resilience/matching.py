@@ -160,6 +160,20 @@ def may_overlap(function: object) -> bool:
     return is_repeatable(function) and _allows(function, "_resilience_may_overlap")
 
 
+def forbid_repeat(error: Exception, reason: str | None = None) -> None:
+    """Mark an error so that no Retry repeats the call, and note the reason on it, unless it is marked already.
+
+    Some errors refuse attributes and stay as they are, so the function has to refuse a further call itself.
+    """
+    try:
+        if getattr(error, "repeatable", True) is not False:
+            error.repeatable = False  # type: ignore[attr-defined]
+            if reason is not None:
+                error.add_note(reason)
+    except Exception:
+        return
+
+
 def _allows(carrier: object, name: str) -> bool:
     try:
         return getattr(carrier, name, True) is not False or isinstance(carrier, (FunctionType, MethodType))

@@ -33,6 +33,7 @@ from resilience.integrations.dbapi.cleanup import shielded_cleanup
 from resilience.integrations.dbapi.drivers import is_aborted, is_of
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
 from resilience.integrations.dbapi.limits import StatementLimits
+from resilience.matching import forbid_repeat
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 
@@ -235,7 +236,7 @@ class _Execution:
             if self._unit.is_undone(error):
                 self._commits.remove(ctx)
             elif not self._unit._repeat_unknown_commits:
-                error.repeatable = False  # type: ignore[attr-defined]
+                forbid_repeat(error)
             raise
 
 

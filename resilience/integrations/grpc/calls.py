@@ -24,6 +24,7 @@ from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.grpc.answers import DeadlineStatus
 from resilience.integrations.http import NotRepeatable
+from resilience.matching import forbid_repeat
 from resilience.network_errors import grpc_status
 from resilience.policy import Policy
 
@@ -152,7 +153,8 @@ class Call:
             status: Any = error.status if isinstance(error, OutOfTime) else None
             status = status or DeadlineStatus(str(error), policy=error.policy, timeout=error.timeout)
         except Exception as error:
-            self._mark(error)
+            if not self.repeatable:  # marked, also if it is an error of a policy, so that no outer Retry repeats it
+                forbid_repeat(error)
             raise
         finally:
             self._release_references()
@@ -227,14 +229,6 @@ class Call:
         self._replies.clear()
         del self._continuation, self._request
 
-    def _mark(self, error: Exception) -> None:
-        """If the call cannot be made again, mark its error, also one of a policy, so that no outer Retry repeats it."""
-        if not self.repeatable and getattr(error, "repeatable", True) is not False:
-            try:
-                error.repeatable = False  # type: ignore[attr-defined]
-            except Exception:  # the error allows no attributes
-                return
-
 
 @final
 class Replies:
@@ -292,7 +286,7 @@ def _mark_pushback(error: Any) -> None:
     if pushback is not None and pushback >= 0:
         error.retry_after = pushback / 1000
     elif pushback is not None:
-        error.repeatable = False
+        forbid_repeat(error)
 
 
 def _pushback(error: Any) -> int | None:

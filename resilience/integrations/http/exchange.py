@@ -48,6 +48,7 @@ from resilience.integrations.http.perhost import policy_for
 from resilience.integrations.http.rules import NotRepeatable, TransientStatus
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.wire import OfHost
+from resilience.matching import forbid_repeat
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
@@ -259,12 +260,8 @@ class Exchange:
 
     def _mark_not_repeatable(self, error: Exception) -> None:
         """Mark an error if the request must not be sent again, and note the reason on it."""
-        if (reason := self.why_not_again) is not None and getattr(error, "repeatable", True) is not False:
-            try:
-                error.repeatable = False  # type: ignore[attr-defined]
-                error.add_note(f"the request is not sent again: {reason}")
-            except Exception:  # the error refuses attributes; a Retry checks the exchange, too
-                return
+        if (reason := self.why_not_again) is not None:
+            forbid_repeat(error, f"the request is not sent again: {reason}")
 
     # --- around the attempts ---
 

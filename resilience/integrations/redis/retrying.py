@@ -23,6 +23,7 @@ from resilience import execution
 from resilience.callables import maybe_await
 from resilience.context import Context, waits_until
 from resilience.integrations.redis.commands import Command, also_repeatable, may_repeat
+from resilience.matching import forbid_repeat
 from resilience.policies.keyed import Keyed
 from resilience.policies.timeout import Timeout
 from resilience.policy import Policy
@@ -257,7 +258,7 @@ class Call:
             self._in_doubt = None
         refused = self._is_retryable is not None and not self._is_retryable(error)
         if refused or self._in_doubt is not None:
-            _forbid_retry(error)
+            forbid_repeat(error)
         self._unreported = error
         return self.retry.handles(error) and not refused
 
@@ -269,9 +270,5 @@ class Call:
             await maybe_await(self._fail(error, self._failures) if self._counts else self._fail(error))
         except Exception as raised:
             if self._in_doubt is not None or not self.retry.handles(raised):
-                _forbid_retry(raised)
+                forbid_repeat(raised)
             raise
-
-
-def _forbid_retry(error: Any) -> None:
-    error.repeatable = False

@@ -25,12 +25,12 @@ with needed_by("requests"):
 from typing_extensions import override
 
 from resilience.integrations.http.bodies import OneShot, body_of
-from resilience.integrations.http.exchange import Attempt
+from resilience.integrations.http.exchange import Attempt, attempt_is_late
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, Rules
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.urllib3.exchange import Urllib3Exchange
-from resilience.integrations.urllib3.timeouts import TimeoutLike, attempt_is_late, bounded, limit_body
+from resilience.integrations.urllib3.timeouts import TimeoutLike, bounded, limit_body
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 

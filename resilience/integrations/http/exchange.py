@@ -30,7 +30,6 @@ from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import cached_property
 from math import inf
-from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -57,9 +56,6 @@ from resilience.work.idempotency import key_for
 #: Seconds that closing a discarded response may take in a task, even if its caller is cancelled. Closing takes no time
 #: unless something is broken: for example, a closing handshake with a server that does not answer.
 CLOSING_GRACE: Final = 2.0
-
-#: For an attempt that adds no headers.
-NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Attempt(NamedTuple):
@@ -206,7 +202,7 @@ class Exchange:
     def _begin(self, ctx: Context) -> Attempt:
         left = ctx.timeout()
         propagation = self.settings.propagation
-        headers = propagation.headers_for(str(self._url), ctx) if propagation.hosts else NO_HEADERS
+        headers = propagation.headers_for(str(self._url), ctx) if propagation.hosts else {}
         if (reason := self.why_not_again) is not None:
             raise NotRepeatable(f"the request was not sent again: {reason}")
         self._why_not_again = self.why_not_once_sent
@@ -230,7 +226,7 @@ class Exchange:
             self._why_not_again = "the proxy asks for a login" if refusal == 407 else None
         self._mark_not_repeatable(error)
         if is_over(attempt.ctx) and self.has_timed_out(error):
-            raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
+            raise attempt_is_late() from error
 
     def _keep(self, response: Any, ctx: Context) -> bool:
         """Keep a response until the exchange is over; return False if it came too late and has to be closed."""
@@ -371,6 +367,11 @@ class TaskExchange(Exchange):
         async with AsyncExitStack() as closing:  # closes all of them, even if the task is cancelled while one is closed
             for response in responses:
                 closing.push_async_callback(_close_in_time, response)
+
+
+def attempt_is_late() -> DeadlineExceeded:
+    """Return the error for an attempt that has used up the time that was left, including that for a body in it."""
+    return DeadlineExceeded("the time that was left ran out while the server was asked")
 
 
 def exchange_of(ctx: Context) -> Exchange | None:

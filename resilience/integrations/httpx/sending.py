@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange
+from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange, attempt_is_late
 from resilience.integrations.http.rules import NotRepeatable
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.bodies import (
@@ -35,10 +35,6 @@ _LOCAL_PROTOCOL_ERROR = classes("LocalProtocolError")
 _CLOSED_BEFORE = "ConnectionInputs.SEND_HEADERS in state ConnectionState.CLOSED"
 
 
-def _attempt_is_late() -> DeadlineExceeded:
-    return DeadlineExceeded("the time that was left ran out while the server was asked")
-
-
 @final
 class _Timeouts(dict[str, Any]):
     """The timeouts of one attempt: those of the client, each shortened to the time left when it is read.
@@ -57,7 +53,7 @@ class _Timeouts(dict[str, Any]):
         self._given = given
         self.deadline: float = deadline
         #: Creates the error for a wait that begins after the deadline.
-        self.late: Callable[[], Exception] = _attempt_is_late
+        self.late: Callable[[], Exception] = attempt_is_late
         for name in _PHASES:  # for a transport that does not read them with `get`
             limit = given.get(name)
             self[name] = left if limit is None or limit > left else limit
@@ -195,7 +191,7 @@ class _Sending(Exchange):
             response.stream = self._limited(response.stream, deadline, self.body_is_late)
         return response
 
-    def _limit_waits(self, deadline: float, late: Callable[[], Exception] = _attempt_is_late) -> None:
+    def _limit_waits(self, deadline: float, late: Callable[[], Exception] = attempt_is_late) -> None:
         """Shorten the client's waits for a body to this deadline, in addition to its own timeouts."""
         if self._timeouts is not None:
             self._timeouts.deadline, self._timeouts.late = deadline, late
@@ -215,7 +211,7 @@ class BlockingSending(_Sending, BlockingExchange):
         if not self._reads_body_of(response):
             return response
         try:
-            return with_body(response, b"".join(self._limited(response.stream, attempt.ctx.deadline, _attempt_is_late)))
+            return with_body(response, b"".join(self._limited(response.stream, attempt.ctx.deadline, attempt_is_late)))
         finally:
             response.close()
 
@@ -247,7 +243,7 @@ class AsyncSending(_Sending, TaskExchange):
     async def _read(self, response: Any, attempt: Attempt) -> Any:
         stream = response.stream
         if attempt.left is not None and not attempt.is_cut_off:
-            stream = self._limited(stream, attempt.ctx.deadline, _attempt_is_late)
+            stream = self._limited(stream, attempt.ctx.deadline, attempt_is_late)
         try:
             return with_body(response, b"".join([piece async for piece in stream]))
         finally:

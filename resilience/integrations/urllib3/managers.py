@@ -13,12 +13,12 @@ from typing_extensions import override
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, PoolManager, ProxyManager, Retry
 
 from resilience.integrations.http.bodies import OneShot, body_of
-from resilience.integrations.http.exchange import Attempt
+from resilience.integrations.http.exchange import Attempt, attempt_is_late
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, Rules
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.urllib3.exchange import Urllib3Exchange
-from resilience.integrations.urllib3.timeouts import attempt_is_late, bounded, limit_body
+from resilience.integrations.urllib3.timeouts import bounded, limit_body
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 

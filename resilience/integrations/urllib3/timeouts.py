@@ -16,7 +16,6 @@ from urllib3 import HTTPResponse, Timeout
 from urllib3 import exceptions as errors
 
 from resilience.clock import clock
-from resilience.errors import DeadlineExceeded
 
 T = TypeVar("T")
 
@@ -69,11 +68,6 @@ def _longest_wait(timeout: TimeoutLike) -> float:
         own.start_connect()  # `read_timeout` takes `total` into account only after this
         wait = own.read_timeout
     return inf if wait is None or wait is Timeout.DEFAULT_TIMEOUT else float(wait)
-
-
-def attempt_is_late() -> DeadlineExceeded:
-    """Return the error for a body that is not read within the time of its attempt."""
-    return DeadlineExceeded("the time that was left ran out while the body was read")
 
 
 @final

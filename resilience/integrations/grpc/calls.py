@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple, final
 
 import grpc  # type: ignore[import-untyped]
@@ -27,6 +27,7 @@ from resilience.integrations.http import NotRepeatable
 from resilience.matching import forbid_repeat
 from resilience.network_errors import grpc_status
 from resilience.policy import Policy
+from resilience.runtimes.driving import drive
 
 #: The metadata key by which a server limits retries (gRFC A6): milliseconds to wait, or -1 for no retry.
 PUSHBACK: Final = "grpc-retry-pushback-ms"
@@ -69,7 +70,7 @@ class Side(NamedTuple):
     """The differences between a blocking channel and a grpc.aio channel.
 
     :param in_tasks: whether a call has to be awaited.
-    :param run: runs one of our coroutines to its end, or returns it to be awaited.
+    :param protect: runs a function under a policy.
     :param iterate: returns an iterator over a stream of replies; `following` gets the next one.
     :param covers_once: how much of a call the policy covers if there is one reply and requests cannot be sent again.
     :param sleep: waits for a number of seconds.
@@ -77,7 +78,7 @@ class Side(NamedTuple):
     """
 
     in_tasks: bool
-    run: Callable[[Coroutine[Any, Any, Any]], Any]
+    protect: Callable[..., Callable[[], Any]]
     iterate: Callable[[Any], Any]
     following: Callable[[Any], Any]
     covers_once: Literal["reply", "start"]
@@ -117,6 +118,7 @@ class Call:
 
     def __init__(self, calls: Calls, kind: Kind, continuation: Callable[..., Any], details: Any, request: Any) -> None:
         self._side = calls.side
+        self._policy = calls.policy
         self._kind = kind
         self._continuation = continuation
         self._details = details
@@ -132,7 +134,8 @@ class Call:
 
     def __call__(self, ctx: Context) -> Any:
         """Make an attempt."""
-        return self._side.run(self.attempt(ctx))
+        attempt = self.attempt(ctx)
+        return attempt if self._side.in_tasks else drive(attempt)
 
     @property
     def repeatable(self) -> bool:
@@ -144,10 +147,10 @@ class Call:
         """Whether the call may be made beside one that runs; a Hedge reads this."""
         return self._may_repeat
 
-    async def run(self, protect: Callable[..., Any], policy: Policy[Any]) -> Any:
-        """Make the call under the policy by `protect` or `aprotect`, and return what grpc hands to the caller."""
+    async def run(self) -> Any:
+        """Make the call under the policy, and return what grpc hands to the caller."""
         try:
-            reply = protect(policy, self, self._context(), takes_context=True)()
+            reply = self._side.protect(self._policy, self, self._context(), takes_context=True)()
             return self._call_of(await reply if self._side.in_tasks else reply)
         except DeadlineExceeded as error:
             status: Any = error.status if isinstance(error, OutOfTime) else None

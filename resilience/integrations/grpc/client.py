@@ -21,7 +21,7 @@ __all__ = ["PolicyInterceptor", "aio_interceptors"]
 
 _BLOCKING: Final = Side(
     in_tasks=False,
-    run=drive,
+    protect=protect,
     iterate=iter,
     following=next,
     covers_once="reply",
@@ -30,7 +30,7 @@ _BLOCKING: Final = Side(
 )
 _AIO: Final = Side(
     in_tasks=True,
-    run=lambda coroutine: coroutine,
+    protect=aprotect,
     iterate=aiter,
     following=anext,
     covers_once="start",
@@ -44,7 +44,7 @@ def _intercept(kind: Kind) -> Callable[..., Any]:
         """Make a call under the policy."""
         call = Call(self._calls, kind, continuation, client_call_details, request)
         try:
-            return drive(call.run(protect, self._calls.policy))
+            return drive(call.run())
         except grpc.RpcError as error:
             if not hasattr(error, "__next__"):
                 raise
@@ -106,7 +106,7 @@ def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ())
 def _aio_interceptor(calls: Calls, kind: Kind) -> Any:
     async def intercept(self: object, continuation: Any, client_call_details: Any, request: Any) -> Any:
         call = Call(calls, kind, continuation, client_call_details, request)
-        return await call.run(aprotect, calls.policy)
+        return await call.run()
 
     name = kind.name.title().replace("_", "") + "ClientInterceptor"
     return type(name, (getattr(grpc.aio, name),), {f"intercept_{kind.name}": intercept})()

@@ -168,10 +168,10 @@ def _body_in(body: Any) -> Body:
     if not body or type(body) is payload.BytesPayload:
         return IN_MEMORY
     parts = [it for it in _payloads(body) if it and not isinstance(it, _IN_MEMORY)]
-    if any(getattr(it, "consumed", False) for it in parts):
+    if any(it.consumed for it in parts):
         raise NotRepeatable("the request was not sent: its body was used up before, and can be sent only once")
     is_known = all(isinstance(it, payload.IOBasePayload) for it in parts)
-    return Body(*[getattr(it, "_value", None) for it in parts], once=not is_known)
+    return Body(*[it._value for it in parts], once=not is_known)
 
 
 def _payloads(body: Any) -> Iterator[Any]:
@@ -208,7 +208,7 @@ def _expect_second_try(request: ClientRequest, error: Exception) -> None:
         isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError))
         and not isinstance(error, _Sending.never_sent)
         and request.method in IDEMPOTENT_METHODS
-        and getattr(request.session, "_retry_connection", True)
+        and request.session._retry_connection
     ):
         _ended.set((request._timer, request, error))
 

@@ -157,7 +157,7 @@ class _Sending(Urllib3Exchange):
         options: Mapping[str, Any],
     ) -> None:
         # A file is rewound to its position when the request was prepared, as requests itself does on a redirect.
-        body = body_of(request.body, getattr(request, "_body_position", None))
+        body = body_of(request.body, request._body_position)
         headers: Any = request.headers
         super().__init__(settings, str(request.method), request.url, headers, body)
         if not body.can_be_sent_again:

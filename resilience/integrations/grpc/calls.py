@@ -87,7 +87,7 @@ class Side(NamedTuple):
 
 
 @final
-class Calls:
+class Settings:
     """The settings that the calls of one channel share.
 
     :param policy: the policy around each call.
@@ -116,9 +116,11 @@ class Call:
     :param request: a message, or an iterable of messages.
     """
 
-    def __init__(self, calls: Calls, kind: Kind, continuation: Callable[..., Any], details: Any, request: Any) -> None:
-        self._side = calls.side
-        self._policy = calls.policy
+    def __init__(
+        self, settings: Settings, kind: Kind, continuation: Callable[..., Any], details: Any, request: Any
+    ) -> None:
+        self._side = settings.side
+        self._policy = settings.policy
         self._kind = kind
         self._continuation = continuation
         self._details = details
@@ -127,7 +129,7 @@ class Call:
         # Requests that are not in a list or tuple may come from an iterator, which a second attempt would find empty.
         self._is_replayable = kind.sends_stream and isinstance(request, Sequence)
         self._sends_once = kind.sends_stream and not self._is_replayable
-        self._may_repeat = not self._sends_once and self._method not in calls.unrepeatable
+        self._may_repeat = not self._sends_once and self._method not in settings.unrepeatable
         self._has_begun = False
         self.__qualname__: str = self._method  # the default operation of the execution
         self._replies: deque[tuple[object, Any]] = deque(maxlen=_KEPT_REPLIES)

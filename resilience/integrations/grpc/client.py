@@ -12,7 +12,7 @@ import grpc.aio  # type: ignore[import-untyped]
 from resilience.clock import clock
 from resilience.execution import aprotect, protect
 from resilience.integrations.grpc.answers import Answer, aio_answer
-from resilience.integrations.grpc.calls import KINDS, Call, Calls, Kind, Side
+from resilience.integrations.grpc.calls import KINDS, Call, Kind, Settings, Side
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 
@@ -42,7 +42,7 @@ _AIO: Final = Side(
 def _intercept(kind: Kind) -> Callable[..., Any]:
     def intercept(self: PolicyInterceptor, continuation: Any, client_call_details: Any, request: Any) -> Any:
         """Make a call under the policy."""
-        call = Call(self._calls, kind, continuation, client_call_details, request)
+        call = Call(self._settings, kind, continuation, client_call_details, request)
         try:
             return drive(call.run())
         except grpc.RpcError as error:
@@ -81,7 +81,7 @@ class PolicyInterceptor(
     """
 
     def __init__(self, policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> None:
-        self._calls = Calls(_BLOCKING, policy, unrepeatable)
+        self._settings = Settings(_BLOCKING, policy, unrepeatable)
 
     intercept_unary_unary: Callable[..., Any] = _intercept(Kind(False, False))
     intercept_unary_stream: Callable[..., Any] = _intercept(Kind(False, True))
@@ -99,13 +99,13 @@ def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ())
 
     ``grpc.aio.insecure_channel("localhost:50051", interceptors=aio_interceptors(policy))``
     """
-    calls = Calls(_AIO, policy, unrepeatable)
-    return [_aio_interceptor(calls, kind) for kind in KINDS]
+    settings = Settings(_AIO, policy, unrepeatable)
+    return [_aio_interceptor(settings, kind) for kind in KINDS]
 
 
-def _aio_interceptor(calls: Calls, kind: Kind) -> Any:
+def _aio_interceptor(settings: Settings, kind: Kind) -> Any:
     async def intercept(self: object, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        call = Call(calls, kind, continuation, client_call_details, request)
+        call = Call(settings, kind, continuation, client_call_details, request)
         return await call.run()
 
     name = kind.name.title().replace("_", "") + "ClientInterceptor"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import httpx2
 
 
-class _Protected:
-    """The inner transport, which sends: the given one, or one for each library, created for its first request."""
+class _InnerTransports:
+    """The transports inside one of ours, which send: the given one, or one for each library, created when needed."""
 
     _kind: ClassVar[str]
     _method: ClassVar[str]
@@ -57,7 +57,7 @@ class _Protected:
 
 
 @final
-class ResilienceTransport(_Protected, Transport):
+class ResilienceTransport(_InnerTransports, Transport):
     """A transport that runs every request of a `Client` through a policy.
 
     :param policy: a policy, or one for each host (`resilience.integrations.http.standard()`, `PerHost`).
@@ -130,7 +130,7 @@ class ResilienceTransport(_Protected, Transport):
 
 
 @final
-class AsyncResilienceTransport(_Protected, AsyncTransport):
+class AsyncResilienceTransport(_InnerTransports, AsyncTransport):
     """A `ResilienceTransport` for an `AsyncClient`, under asyncio and trio. The parameters are the same.
 
     If a `Timeout` in the policy cancels an attempt at its deadline, the client's own timeouts are not changed.

@@ -28,13 +28,16 @@ from resilience.integrations.http.bodies import Body
 from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange
 from resilience.integrations.http.limits import inform_limiters
 from resilience.integrations.http.perhost import Policies
-from resilience.integrations.http.rules import retry_after
+from resilience.integrations.http.rules import IDEMPOTENT_METHODS, Rules, retry_after
 from resilience.integrations.http.settings import Settings
 
 __all__ = ["SDK", "is_failure_status", "protected_copy"]
 
 #: Statuses below 500 that the SDKs themselves retry. They retry all statuses from 500 on.
 _TRANSIENT = frozenset({408, 409, 429})
+
+#: The SDKs repeat a request regardless of its method.
+_RULES = Rules(methods=IDEMPOTENT_METHODS | {"POST", "PATCH"})
 
 #: An SDK's errors for wrong arguments, and for a reply that does not fit the caller's schema (pydantic's ValueError).
 _MISTAKES = (ValueError, TypeError)
@@ -79,8 +82,7 @@ def protected_copy(client: Any, policy: Policies, sdk: SDK) -> Any:
 
     :raises TypeError: if `policy` is not a policy.
     """
-    settings = Settings(policy)
-    return _protect(client.with_options(max_retries=0), settings, sdk)
+    return _protect(client.with_options(max_retries=0), Settings(policy, _RULES), sdk)
 
 
 def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
@@ -139,7 +141,6 @@ class _Call(Exchange):
     def __init__(self, settings: Settings, sdk: SDK, client: Any, send: Callable[[Any], Any], options: Any) -> None:
         body = Body(*_sources([getattr(options, name, None) for name in _BODIES]))
         super().__init__(settings, options.method.upper(), client.base_url, {}, body)
-        self.why_not_once_sent = None if body.can_be_sent_again else "its body can be sent only once"
         self._sdk = sdk
         self._known = (sdk.errors, *_MISTAKES)
         self._client = client

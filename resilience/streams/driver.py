@@ -99,8 +99,7 @@ class Driver:
         self._opened: Opened | None = None
         self._pulls: Any = None  # in tasks, the `pulls` of the open source
         self._fast_take: Callable[[], Any] | None = None  # the value of `take` once the source has delivered an item
-        self._answer: Any = None  # the iterator of a value that replaces the stream
-        self._answer_source: Any = None  # that value
+        self._answer: tuple[Any, Any] | None = None  # a value that replaces the stream, and the iterator of its items
         self.is_over: bool = False
         self.is_busy: bool = False
         #: Takes the next item of a source that has delivered one; in tasks, up to the first wait in the event loop.
@@ -126,7 +125,7 @@ class Driver:
                 item = await self._pull_from(self._opened, is_taken, error)
                 is_taken, error = False, None
             if item is END and self._answer is not None:
-                item = await self._pull_answer()
+                item = await self._pull_answer(self._answer[1])
             elif self._opened is not None:
                 self.take = self._fast_take
             return item
@@ -239,7 +238,7 @@ class Driver:
             elif self.runtime.items or (was_open and error is None and out is None):
                 self._end(None)
             else:
-                self._answer_source, self._answer = out, self._items_of(out)
+                self._answer = out, self._items_of(out)
         except BaseException as raised:
             self._end(None if type(raised) is Closed else raised)
             raise
@@ -261,11 +260,10 @@ class Driver:
             raise ArgumentMisuse(f"what stands in for a stream must have items, and {answer!r} has none")
         return iter(answer)
 
-    async def _pull_answer(self) -> Any:
+    async def _pull_answer(self, items: Any) -> Any:
         item, error = END, None
         try:
-            is_plain = isinstance(self._answer, Iterator)
-            item = next(self._answer, END) if is_plain else await _anext(self._answer)
+            item = next(items, END) if isinstance(items, Iterator) else await _anext(items)
         except BaseException as raised:
             error = raised
             raise
@@ -279,9 +277,8 @@ class Driver:
 
     async def _close_answer(self) -> None:
         if self._answer is not None:
-            answer, source = self._answer, self._answer_source
-            self._answer = self._answer_source = None
-            await close_all(self.runtime, source, answer)
+            answer, self._answer = self._answer, None
+            await close_all(self.runtime, *answer)
 
     def _end(self, error: BaseException | None) -> None:
         self.is_over = True

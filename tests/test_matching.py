@@ -18,12 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 import aiohttp
-import anthropic
 import anyio
 import httpcore
 import httpx
 import httpx2
-import openai
 import pytest
 import requests
 import urllib3
@@ -584,34 +582,48 @@ def caused_by(error: Exception, cause: Exception) -> Exception:
     return error
 
 
-def proxy_errors(answer: str) -> dict[str, Exception]:
-    """Return what the clients raise for it."""
+def of_sdk(name: str, answer: str) -> Exception:
+    """The SDKs are imported by the tests that need them: it takes a second."""
+    return caused_by(importlib.import_module(name).APIConnectionError(request=None), httpx.ProxyError(answer))
+
+
+def of_urllib3(answer: str) -> Exception:
+    return urllib3.exceptions.ProxyError("Unable to connect to proxy", OSError(f"Tunnel connection failed: {answer}"))
+
+
+def out_of_retries(answer: str) -> Exception:
     pool: Any = None
-    tunnel = OSError(f"Tunnel connection failed: {answer}")
-    refused = urllib3.exceptions.ProxyError("Unable to connect to proxy", tunnel)
+    return urllib3.exceptions.MaxRetryError(pool, "/", of_urllib3(answer))
+
+
+def of_aiohttp(answer: str) -> Exception:
     request: Any = None
-    return {
-        "http.client": tunnel,
-        "urllib": urllib.error.URLError(tunnel),
-        "urllib3": refused,
-        "urllib3, out of retries": urllib3.exceptions.MaxRetryError(pool, "/", refused),
-        "requests": requests.exceptions.ProxyError(urllib3.exceptions.MaxRetryError(pool, "/", refused)),
-        "httpx": httpx.ProxyError(answer),
-        "httpx2": httpx2.ProxyError(answer),
-        "httpcore": httpcore.ProxyError(answer),
-        "openai": caused_by(openai.APIConnectionError(request=request), httpx.ProxyError(answer)),
-        "anthropic": caused_by(anthropic.APIConnectionError(request=request), httpx.ProxyError(answer)),
-        "aiohttp": aiohttp.ClientHttpProxyError(request, (), status=int(answer[:3]), message=answer[4:]),
-    }
+    return aiohttp.ClientHttpProxyError(request, (), status=int(answer[:3]), message=answer[4:])
 
 
-@pytest.mark.parametrize("client", proxy_errors("503 Service Unavailable"))
+#: What the clients raise for such an answer.
+PROXY_ERRORS: dict[str, Callable[[str], Exception]] = {
+    "http.client": lambda answer: OSError(f"Tunnel connection failed: {answer}"),
+    "urllib": lambda answer: urllib.error.URLError(OSError(f"Tunnel connection failed: {answer}")),
+    "urllib3": of_urllib3,
+    "urllib3, out of retries": out_of_retries,
+    "requests": lambda answer: requests.exceptions.ProxyError(out_of_retries(answer)),
+    "httpx": httpx.ProxyError,
+    "httpx2": httpx2.ProxyError,
+    "httpcore": httpcore.ProxyError,
+    "openai": functools.partial(of_sdk, "openai"),
+    "anthropic": functools.partial(of_sdk, "anthropic"),
+    "aiohttp": of_aiohttp,
+}
+
+
+@pytest.mark.parametrize("client", PROXY_ERRORS)
 @pytest.mark.parametrize(("answer", "expected"), PROXY_ANSWERS.items(), ids=lambda value: str(value)[:3])
 def test_a_failed_connect_of_a_proxy_is_transient_unless_it_refuses_the_client(
     client: str, answer: str, expected: bool
 ) -> None:
     """The same for all clients: a proxy that asks for a login, or forbids the request, refuses."""
-    assert transient(proxy_errors(answer)[client]) is expected
+    assert transient(PROXY_ERRORS[client](answer)) is expected
 
 
 def test_an_error_of_a_proxy_without_a_status_is_judged_by_its_cause() -> None:

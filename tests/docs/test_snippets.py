@@ -27,6 +27,7 @@ def execute(path: Path, name: str, folder: Path) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=run_page.LIMIT + 10, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in APART])
 def test_the_blocks_of_a_page_have_the_results_it_shows(name: str, tmp_path: Path) -> None:
     """They run in order and in one namespace."""

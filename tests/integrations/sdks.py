@@ -16,12 +16,14 @@ from tests.integrations.servers import Answer
 
 
 class Later:
-    """A module that is imported when one of its attributes is first read."""
+    """A module that is imported when one of its public attributes is first read. Pytest reads others of any object."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 

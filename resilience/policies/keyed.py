@@ -102,7 +102,7 @@ class Keyed(Policy[D_co], Generic[P_co, D_co]):
     ) -> None:
         if isinstance(make, Policy):  # a policy is callable, as it is a decorator
             raise TypeError(f"make must be a function that makes a policy for each key, not one policy: {make!r}")
-        self._make = checks.plain_function("make", make)
+        self._make = checks.plain_function("make", make, ("key",))
         self._key = checks.plain_function("key", key)
         self._max_keys = checks.whole("max_keys", max_keys)
         self._idle = checks.optional_seconds("idle", idle)

@@ -72,6 +72,8 @@ class Policy(Executable[D_co]):
         around = vars(cls).get("around")
         if isinstance(around, FunctionType):
             checks.parameters(f"{cls.__name__}.around", around, ("self", "call", "ctx"))
+            if around.__code__.co_varnames[1:3] == ("ctx", "call"):
+                raise TypeError(f"{cls.__name__}.around is called as around(call, ctx), not around(ctx, call)")
         owner = next(it for it in cls.__mro__ if "name" in vars(it))  # pragma: no branch (`Policy` has one)
         if owner is not cls and vars(owner)["name"] == owner.__name__:  # the name is not one set explicitly
             cls.name = cls.__name__
@@ -96,6 +98,7 @@ class Policy(Executable[D_co]):
         never a changed one. Only an `Exception` is an outcome: let everything else through, and release what you hold
         in a `finally`.
         """
+        return await call(ctx)  # for `super().around(call, ctx)`
 
     def settings(self) -> Mapping[str, object]:
         """Return the parameters that this policy was built with, by name."""

@@ -162,6 +162,22 @@ def test_an_around_with_other_parameters_is_refused_when_its_class_is_made() -> 
             async def around(self, call: Any) -> Any:  # type: ignore[override]
                 return await call(None)
 
+    with pytest.raises(TypeError, match=r"^Swapped\.around is called as around\(call, ctx\), not around\(ctx, call\)"):
+
+        class Swapped(Policy):
+            async def around(self, ctx: Any, call: Any) -> Any:
+                return await call(ctx)
+
+
+async def test_super_around_runs_the_rest_of_the_chain(world: World) -> None:
+    """For a class that adds to the policy next to it in the order of its bases, even if that is `Policy` itself."""
+
+    class Adding(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return await super().around(call, ctx) + " and more"
+
+    assert await world.execute(Adding(), Script("this").function()) == "this and more"
+
 
 def test_a_policy_without_settings_shares_none_with_others() -> None:
     """The mapping is the same for all of them, so it cannot be changed."""

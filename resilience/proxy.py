@@ -76,7 +76,10 @@ def make_proxy(
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"a method is named by a string, not {name!r}")
-    return cast("C", _build(client, names or _public_methods(client, is_lazy), protect, policy, allow_generators))
+    chosen = names or _public_methods(client, is_lazy)
+    if not chosen:
+        raise TypeError(f"{name_of(client)} has no public methods to protect: name some, or decorate a function")
+    return cast("C", _build(client, chosen, protect, policy, allow_generators))
 
 
 def awaiting(protect: Protect, run: Run) -> Protect:

@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import types
+import xmlrpc.client
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest import mock
@@ -95,7 +96,7 @@ def test_without_names_lifecycle_methods_are_not_protected(name: str) -> None:
         calls.append(1)
         raise Boom
 
-    client = type("Client", (), {name: method})()
+    client = type("Client", (), {name: method, "get": method})()
     with pytest.raises(Boom):
         getattr(quick().proxy(client), name)()
     assert calls == [1]
@@ -142,6 +143,15 @@ def test_unknown_names_are_refused_when_the_proxy_is_made(how: str) -> None:
     for names in (["gte"], ["get", "gte"], ["get.it"], ["nothing.at.all"], [""], [".get"]):
         with pytest.raises(AttributeError):
             make(Client(), *names)
+
+
+@pytest.mark.parametrize("how", ["proxy", "aproxy"])
+def test_a_proxy_that_would_protect_nothing_is_refused(how: str) -> None:
+    """Of a function, for example, or of a client whose methods are found by `__getattr__`."""
+    make = getattr(quick(), how)
+    for client in (len, entries, xmlrpc.client.ServerProxy("http://127.0.0.1:1")):
+        with pytest.raises(TypeError, match=r"has no public methods to protect: name some, or decorate a function"):
+            make(client)
 
 
 @pytest.mark.parametrize("how", ["proxy", "aproxy"])
@@ -473,7 +483,7 @@ def test_a_proxy_compares_as_its_client_and_is_as_unhashable() -> None:
         def __eq__(self, other: object) -> bool:
             return True
 
-    proxy = quick().proxy(Valued())
+    proxy = quick().proxy(Valued(), "__eq__")
     assert proxy == 5
     with pytest.raises(TypeError):
         hash(proxy)

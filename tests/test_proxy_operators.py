@@ -28,7 +28,7 @@ class Vector:
         return 4711
 
     __call__ = __getitem__ = __delitem__ = __contains__ = __add__ = __rsub__ = __lt__ = __neg__ = __next__ = _work
-    __len__ = __int__ = __index__ = _work
+    __len__ = __int__ = __index__ = norm = _work
 
     def __iadd__(self, other: object) -> Vector:
         self._work()

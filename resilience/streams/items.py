@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import suppress
-from typing import Any, Never, TypeVar, final
+from typing import Any, Never, Self, TypeVar, final
 
 from typing_extensions import override
 
@@ -103,6 +103,11 @@ class AsyncStream(AsyncGenerator[T, None]):
         if item is END:
             raise StopAsyncIteration
         return item  # type: ignore[no-any-return]
+
+    def __await__(self) -> Generator[Never, None, Self]:
+        """Return the stream: a client's coroutine function, for which this may stand, is awaited to get one."""
+        yield from ()
+        return self
 
     @override
     async def asend(self, value: None, /) -> T:

@@ -47,7 +47,9 @@ async def test_any_callable_that_returns_an_iterator_may_be_a_source(world: Worl
         streaming.acall(lambda: client.opens(2)),
     ):
         assert [it async for it in stream] == [0, 1]
-    assert [it async for it in streaming.proxy(client, "opens").opens(2)] == [0, 1]  # type: ignore[attr-defined]
+    opener = streaming.proxy(client, "opens")
+    assert [it async for it in opener.opens(2)] == [0, 1]  # type: ignore[attr-defined]
+    assert [it async for it in await opener.opens(2)] == [0, 1]  # as without the proxy
     assert [it async for it in streaming.aproxy(client, "task").task(2)] == [0, 1]
 
 

@@ -54,7 +54,7 @@ def protect(client: ClientT, policy: Policy[Any], *, repeat_writes: bool | Colle
     if getattr(pool, "cache", None) is not None:
         raise ValueError("client must not cache on its side: such a connection asks for the server's version at once")
     if any(getattr(pool, name, ()) for name in ("_available_connections", "_in_use_connections", "_connections")):
-        raise ValueError("client must not have connected yet: its connections are of another kind")
+        raise ValueError("client must not have connected yet: protect it before its first command")
     pool.connection_class = _connection_class(pool.connection_class)
     pool.connection_kwargs["retry"] = retry
     return client

@@ -26,7 +26,8 @@ from resilience.context import Context
 from resilience.counter import Counter
 from resilience.events.dispatch import report_use, subscribers
 from resilience.matching import Matcher, On
-from resilience.policies.flights import Flights, complete_copy, concerns_all, copy_of, set_attributes
+from resilience.policies.copies import without_frames
+from resilience.policies.flights import Flights, concerns_all
 from resilience.policies.keys import Key, key_in_words, key_of, optional_key, refuse_unhashable
 from resilience.policy import Call, Policy
 
@@ -215,7 +216,7 @@ class Cache(Policy[Never]):
         (self._hits if how == "fresh" else self._stale_hits).add()
         report_use(self.name, ctx, how)
         if entry.error is not None:
-            raise _without_frames(entry.error)
+            raise without_frames(entry.error)
         return entry.value
 
     def _is_answered(self, key: Hashable, error: BaseException, old: Entry | None, ctx: Context) -> bool:
@@ -237,7 +238,7 @@ class Cache(Policy[Never]):
             return self._answered.handles(error)
         if self._kept is not None and concerns_all(error, ctx) and self._kept.handles(error):
             until = now + self._errors_ttl
-            self._keep(key, Entry(until, until, error=_without_frames(error)))
+            self._keep(key, Entry(until, until, error=without_frames(error)))
         return False
 
     # --- entries ---
@@ -315,18 +316,3 @@ class Cache(Policy[Never]):
 def _seconds(ttl: object) -> float:
     """Return the seconds that `ttl(value)` has returned; a value with 0 or less is not kept."""
     return ttl.total_seconds() if isinstance(ttl, timedelta) else checks.number("ttl(value)", ttl)
-
-
-def _without_frames(error: Exception) -> Exception:
-    """Return a copy that keeps no frames of the call alive: not by its traceback, its cause, or errors in a group."""
-    own = copy_of(error)
-    if own is error or isinstance(error, ExceptionGroup):
-        args = error.args
-        if isinstance(error, ExceptionGroup):
-            args = (error.message, [_without_frames(it) for it in error.exceptions])
-        built_in = next(it for it in type(error).__mro__ if it.__module__ == "builtins")
-        own = built_in.__new__(type(error), *args)  # bypasses the constructor of its class
-        vars(own).update(vars(error))
-        complete_copy(own, error)
-    set_attributes(own, {"__cause__": None, "__context__": None})
-    return own

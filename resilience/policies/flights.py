@@ -14,8 +14,7 @@ whether the leader has ended; the leader first marks itself as ended, and then w
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -27,6 +26,7 @@ from resilience.counter import Counter
 from resilience.errors import ArgumentMisuse, DeadlineExceeded, ends_with_the_deadline
 from resilience.events.dispatch import report_use
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success
+from resilience.policies.copies import copy_of
 from resilience.runtimes.base import Waiter
 
 T = TypeVar("T")
@@ -234,35 +234,3 @@ def _still_running(flights: tuple[Flight, ...]) -> list[Flight]:
 def concerns_all(error: Exception, ctx: Context) -> bool:
     """Whether an error concerns other callers, too: not a `StopIteration`, nor the end of the caller's own budget."""
     return type(error) is not StoppedIteration and not (ends_with_the_deadline(error) and is_over(ctx))
-
-
-def copy_of(error: Exception) -> Exception:
-    """Return a copy of an exception with its cause, context and notes, but without its traceback.
-
-    An exception that cannot be copied, as its class takes other arguments than its `args`, is returned itself.
-    """
-    try:
-        own = copy.copy(error)
-        if type(own) is not type(error) or own.args != error.args:
-            return error
-        complete_copy(own, error)
-    except Exception:
-        return error
-    return own
-
-
-def complete_copy(own: Exception, error: Exception) -> None:
-    """Give a copy what `copy.copy` leaves out: cause, context, a list of notes of its own, attributes in slots."""
-    state = object.__getstate__(error)
-    attributes = dict(state[1]) if isinstance(state, tuple) else {}
-    if isinstance(notes := getattr(error, "__notes__", None), list):
-        attributes["__notes__"] = notes.copy()
-    for name in ("__cause__", "__context__", "__suppress_context__"):
-        attributes[name] = getattr(error, name)
-    set_attributes(own, attributes)
-
-
-def set_attributes(error: Exception, attributes: Mapping[str, object]) -> None:
-    """Set attributes of an exception, even if its class refuses that, as a frozen dataclass does."""
-    for name, value in attributes.items():
-        object.__setattr__(error, name, value)

@@ -71,6 +71,7 @@ TESTS = {
     "policies/repeat_cap.py": ["policies/test_repeat_cap.py", *_EVERY_POLICY],
     "policies/keys.py": [*_FLIGHTS, "policies/test_keyed.py"],
     "policies/flights.py": _FLIGHTS,
+    "policies/copies.py": _FLIGHTS,
     "policies/single_flight.py": [*_FLIGHTS, *_EVERY_POLICY],
     "policies/cache.py": ["policies/test_cache.py", "policies/test_cache_machine.py", *_EVERY_POLICY],
     "policies/keyed.py": [

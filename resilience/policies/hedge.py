@@ -14,8 +14,9 @@ from resilience.checks import Duration, format_number, format_percent
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.events.dispatch import optional_listener
+from resilience.hints import is_repeatable
 from resilience.info import Listener
-from resilience.matching import Matcher, On, OnResult, is_repeatable, optional_predicate
+from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.network_errors import transient
 from resilience.outcome import StoppedIteration, Success
 from resilience.policies.hedge_plan import HedgePlan, HedgeRules, Latencies

@@ -12,8 +12,9 @@ from resilience.context import Context
 from resilience.errors import DeadlineExceeded, Rejected
 from resilience.events.dispatch import emit
 from resilience.events.kinds import BudgetSpent, HedgeFinished, HedgeStarted
+from resilience.hints import may_overlap
 from resilience.info import Listener
-from resilience.matching import Matcher, OnResult, may_overlap
+from resilience.matching import Matcher, OnResult
 from resilience.outcome import Failure, Outcome, Success, annotate, closable, unwrap_stop_iteration
 from resilience.record import History
 from resilience.repeats import Budget, give_back_repeat, take_repeat

@@ -17,7 +17,7 @@ from resilience.clock import FOREVER, clock
 from resilience.context import Context
 from resilience.errors import RateLimited, is_refusal
 from resilience.events.dispatch import report_refusal
-from resilience.matching import asked_delay
+from resilience.hints import asked_delay
 from resilience.policies.rate import Rate, in_words, meter_of, positive
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime, Waiter

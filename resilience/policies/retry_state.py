@@ -17,8 +17,8 @@ from resilience.context import Context
 from resilience.errors import DeadlineExceeded, RetriesExhausted, is_refusal
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
+from resilience.hints import asked_delay, is_repeatable
 from resilience.info import Listener
-from resilience.matching import asked_delay, is_repeatable
 from resilience.outcome import Failed, Success, annotate, as_outcome, closable
 from resilience.record import History
 from resilience.repeats import Budget, Refuser, give_back_repeat, take_repeat

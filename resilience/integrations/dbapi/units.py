@@ -29,11 +29,11 @@ from resilience.context import Context
 from resilience.errors import AwaitableMisuse, DeadlineExceeded
 from resilience.events.dispatch import logger
 from resilience.execution import aprotect, protect
+from resilience.hints import forbid_repeat
 from resilience.integrations.dbapi.cleanup import shielded_cleanup
 from resilience.integrations.dbapi.drivers import is_aborted, is_of
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
 from resilience.integrations.dbapi.limits import StatementLimits
-from resilience.matching import forbid_repeat
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 

@@ -22,9 +22,9 @@ from resilience.ambient import current_context
 from resilience.callables import maybe_await
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
+from resilience.hints import forbid_repeat
 from resilience.integrations.grpc.answers import DeadlineStatus
 from resilience.integrations.http import NotRepeatable
-from resilience.matching import forbid_repeat
 from resilience.network_errors import grpc_status
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive

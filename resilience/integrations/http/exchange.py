@@ -41,13 +41,13 @@ from resilience.clock import clock
 from resilience.context import Context, is_over
 from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
 from resilience.execution import aprotect, protect
+from resilience.hints import forbid_repeat
 from resilience.integrations.http.bodies import IN_MEMORY, STILL_READ, Body
 from resilience.integrations.http.limits import inform_limiters
 from resilience.integrations.http.perhost import policy_for
 from resilience.integrations.http.rules import NotRepeatable, TransientStatus
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.wire import OfHost
-from resilience.matching import forbid_repeat
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS

@@ -22,8 +22,8 @@ from redis.retry import Retry as _Retry
 from resilience import execution
 from resilience.callables import maybe_await
 from resilience.context import Context, waits_until
+from resilience.hints import forbid_repeat
 from resilience.integrations.redis.commands import Command, also_repeatable, may_repeat
-from resilience.matching import forbid_repeat
 from resilience.policies.keyed import Keyed
 from resilience.policies.timeout import Timeout
 from resilience.policy import Policy

@@ -1,0 +1,65 @@
+"""Hints on another call, carried by an error, a result or a called object: `retry_after`, and `repeatable = False`."""
+
+from __future__ import annotations
+
+from types import FunctionType, MethodType
+
+from resilience import checks
+from resilience.clock import FOREVER
+
+
+def asked_delay(carrier: object) -> float:
+    """Return the delay in seconds that an error or a result asks for, an exception group the longest of its errors'.
+
+    0 if there is none, or an invalid one.
+    """
+    try:
+        asked = getattr(carrier, "retry_after", None)
+        longest = 0.0 if asked is None else min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
+    except Exception:  # an invalid value, or a property that raises
+        longest = 0.0
+    for error in _errors_in(carrier):
+        longest = max(longest, asked_delay(error))
+    return longest
+
+
+def is_repeatable(carrier: object) -> bool:
+    """Whether a call may be made again: unless its error, its result or the called object has `repeatable = False`.
+
+    An exception group forbids it if one of its errors does. On a plain function or method the attribute means nothing:
+    a decorator may have copied it there.
+    """
+    errors = _errors_in(carrier)
+    return _allows(carrier, "repeatable") and (not errors or all(map(is_repeatable, errors)))
+
+
+def may_overlap(function: object) -> bool:
+    """Whether a call may be made beside one that runs, or that waits in a policy before it begins."""
+    return is_repeatable(function) and _allows(function, "_resilience_may_overlap")
+
+
+def forbid_repeat(error: Exception, reason: str | None = None) -> None:
+    """Mark an error so that no Retry repeats the call, and note the reason on it, unless it is marked already.
+
+    Some errors refuse attributes and stay as they are, so the function has to refuse a further call itself.
+    """
+    try:
+        if getattr(error, "repeatable", True) is not False:
+            error.repeatable = False  # type: ignore[attr-defined]
+            if reason is not None:
+                error.add_note(reason)
+    except Exception:
+        return
+
+
+def _allows(carrier: object, name: str) -> bool:
+    try:
+        return getattr(carrier, name, True) is not False or isinstance(carrier, (FunctionType, MethodType))
+    except Exception:
+        return True
+
+
+def _errors_in(carrier: object) -> tuple[BaseException, ...]:
+    """Return the errors of an exception group; none for anything else."""
+    # `isinstance` would ask a proxy for its class, which may raise.
+    return carrier.exceptions if issubclass(type(carrier), BaseExceptionGroup) else ()  # type: ignore[attr-defined]

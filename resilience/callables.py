@@ -170,7 +170,7 @@ def named_like(wrapper: Callable[..., Any], fn: object) -> Callable[..., Any]:
     return functools.update_wrapper(wrapper, cast("Callable[..., Any]", fn), seen)
 
 
-def refuse_awaitable(fn: object, value: object) -> AwaitableMisuse:
+def unexpected_awaitable(fn: object, value: object) -> AwaitableMisuse:
     """Close the awaitable that a function returned to a blocking execution, and return the error for it."""
     close_coroutine(value)
     return AwaitableMisuse(
@@ -179,7 +179,7 @@ def refuse_awaitable(fn: object, value: object) -> AwaitableMisuse:
     )
 
 
-def refuse_plain(fn: object, value: object) -> AwaitableMisuse:
+def missing_awaitable(fn: object, value: object) -> AwaitableMisuse:
     """Return the error for a function that returned no awaitable to an asynchronous execution."""
     return AwaitableMisuse(
         f"{name_of(fn)} returned {type(value).__name__}, which cannot be awaited; "

@@ -17,9 +17,9 @@ from resilience.callables import (
     NON_AWAITABLE_TYPES,
     is_awaitable,
     mismatch,
-    refuse_awaitable,
+    missing_awaitable,
     refuse_lazy,
-    refuse_plain,
+    unexpected_awaitable,
 )
 from resilience.clock import clock
 from resilience.context import Context
@@ -57,7 +57,7 @@ def enter(ctx: Context) -> Any:
 
 def _check_result(function: Callable[..., Any], result: object) -> None:
     if is_awaitable(result):
-        raise refuse_awaitable(function, result)
+        raise unexpected_awaitable(function, result)
     if type(result) in LAZY_TYPES:
         refuse_lazy(function)
 
@@ -169,7 +169,7 @@ async def enter_awaitable(ctx: Context) -> Any:
 async def _awaited(function: Callable[..., Any], awaitable: Any) -> Any:
     if not is_awaitable(awaitable):
         refuse_lazy(function)
-        raise refuse_plain(function, awaitable)
+        raise missing_awaitable(function, awaitable)
     return await awaitable
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.callables import close_coroutine, is_awaitable, refuse_awaitable
+from resilience.callables import close_coroutine, is_awaitable, unexpected_awaitable
 from resilience.clock import FOREVER, clock
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
@@ -161,7 +161,7 @@ class BlockingRuntime(Runtime):
         finally:
             del args  # no cycle if the handler raises the failure that is among them
         if is_awaitable(result):
-            raise refuse_awaitable(function, result)
+            raise unexpected_awaitable(function, result)
         return result
 
     @override

@@ -16,7 +16,7 @@ from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import TimedOut
 from resilience.info import Listener
 from resilience.policy import Call, Policy
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, TIMER_TOLERANCE
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, TIMER_TOLERANCE, timeout_exceeded
 from resilience.runtimes.workers import pool
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class Timeout(Policy[Never]):
         error: TimeoutExceeded
         if budget is None:
             limit = self._seconds
-            error = TimeoutExceeded(f"no result within {format_number(limit)} s", policy=self.name, timeout=limit)
+            error = timeout_exceeded(limit, self.name)
         else:
             limit = max(0.0, budget)
             error = DeadlineExceeded("the deadline of the execution has passed", policy=self.name, timeout=limit)

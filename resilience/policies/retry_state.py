@@ -81,7 +81,7 @@ class RetryState:
                 await runtime.close(discarded)
             await runtime.sleep(delay, self._ctx._timer)
         except BaseException:
-            self.give_back()
+            self._give_back()
             raise
         if self._may_start(failed):
             self._begin_next()
@@ -96,8 +96,8 @@ class RetryState:
     def delay_after(self, failed: Failed, refused_until: float = -inf) -> float | None:
         """Return the delay after this failure in seconds, or None if it is the last one; report the decision."""
         rules, ctx = self._rules, self._ctx
-        if self.attempt > 1 and isinstance(failed, Exception):
-            self.give_back_if_refused(failed)
+        if self.attempt > 1 and isinstance(failed, Exception) and is_refusal(failed):
+            self._give_back()  # a policy inside has refused this retry, so no call was made
         self._history.add(failed)
         info = ctx._info
         if info.record is not None and ctx._function is not None:  # a block is no attempt of the execution around it
@@ -149,7 +149,7 @@ class RetryState:
         if rules.max_elapsed is not None and clock.now() - self._began >= rules.max_elapsed:
             late = late or "max_elapsed"
         if late is not None:
-            self.give_back()
+            self._give_back()
             self._give_up(late, failed)
             return False
         return True
@@ -160,14 +160,9 @@ class RetryState:
             record.expect_failure()
         self.attempt += 1
 
-    def give_back(self) -> None:
+    def _give_back(self) -> None:
         """Refund the cost of a retry that was not made."""
         give_back_repeat(self._ctx._info.cap, self._rules.budget)
-
-    def give_back_if_refused(self, error: Exception) -> None:
-        """Refund the cost of a retry that a policy inside has refused, because no call was made."""
-        if self.attempt > 1 and is_refusal(error):
-            self.give_back()
 
     def _give_up(self, reason: _Reason, failed: Failed) -> None:
         if subscribers.retries or self._ctx._info.listeners:
@@ -185,7 +180,7 @@ class RetryState:
 
     def explain(self, refusal: Exception, failed: Exception | None) -> None:
         """Add the history of the attempts to the refusal that ended them, and set the last failure as its context."""
-        self.give_back_if_refused(refusal)
+        self._give_back()
         annotate(refusal, self._summary(self.attempt - 1), replaces=_FAILED)  # the refused attempt made no call
         if failed is not None and refusal.__context__ is None:
             refusal.__context__ = failed

@@ -162,13 +162,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("@overload", "", "the definition below replaces it"),
         (_VALUE, "pass", _QUICK_WAY),
     ],
-    "policies/retry_state.py": [
-        (
-            "if self.attempt > 1 and isinstance(failed, Exception):",
-            "if self.attempt > 0 and isinstance(failed, Exception):",
-            "the function that is called then makes the same check",
-        ),
-    ],
     "policies/attempts.py": [
         ("return False", "pass", _FALSE_ANYWAY),
         ("return None", "pass", _RETURNS_NONE),

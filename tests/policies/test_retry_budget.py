@@ -85,6 +85,9 @@ async def test_a_retry_that_an_inner_policy_refuses_costs_nothing(world: World, 
     refused = Retry(5, on=Boom, backoff=[0], budget=budget)
     assert isinstance(await run(world, refused, Script(Boom(), Rejected("full"))), Rejected)
     assert budget.balance == 1
+    assert budget.withdraw()
+    assert isinstance(await run(world, waiting, Script()), CircuitOpen)  # the first attempt, which nothing was paid for
+    assert budget.balance == 0
 
 
 class SlowToClose(Boom):

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from resilience.outcome import describe_error
 
+_HTTPX_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2")
 _HTTPX = frozenset(
     {"TimeoutException", "ConnectTimeout", "ReadTimeout", "WriteTimeout", "PoolTimeout"}
     | {"NetworkError", "ConnectError", "ReadError", "WriteError", "CloseError", "RemoteProtocolError"}
@@ -65,10 +66,10 @@ _NETWORK_ERRORS: dict[str, frozenset[str]] = {
 }
 
 #: Classes that derive from one of these, but that a retry cannot help.
-_PERMANENT_ERRORS: dict[str, frozenset[str]] = {
-    "aiohttp": frozenset({"ClientConnectorCertificateError", "ServerFingerprintMismatch"}),
-    "redis": frozenset({"AuthenticationError", "AuthorizationError"}),
-}
+_PERMANENT_ERRORS = frozenset(
+    {("aiohttp", "ClientConnectorCertificateError"), ("aiohttp", "ServerFingerprintMismatch")}
+    | {("redis", "AuthenticationError"), ("redis", "AuthorizationError")}
+)
 
 #: Errors of clients for all failures of TLS. A retry can only help if the connection has ended.
 _TLS_ERRORS = frozenset(
@@ -79,7 +80,7 @@ _TLS_ERRORS = frozenset(
 #: Errors of clients whose proxy refused or failed to connect them.
 _PROXY_ERRORS = frozenset(
     {("aiohttp", "ClientHttpProxyError"), ("requests", "ProxyError"), ("urllib3", "ProxyError")}
-    | {(package, "ProxyError") for package in ("httpx", "httpx2", "httpcore", "httpcore2")}
+    | {(package, "ProxyError") for package in _HTTPX_PACKAGES}
 )
 
 #: The status of a proxy's answer in messages of http.client and httpcore; words of a message that asks for a login.
@@ -87,11 +88,8 @@ _TUNNEL = "Tunnel connection failed: "
 _STATUS = re.compile(rf"(?:{_TUNNEL})?([1-5][0-9]{{2}})\b")
 _LOGIN = re.compile(r"username|password|auth", re.IGNORECASE)
 
-_NONE: frozenset[str] = frozenset()
-
 #: How many causes of an error are inspected.
 _MAX_CAUSES = 20
-
 
 #: `errno` of errors for which a connection could not be made or broke, besides those of `ConnectionError`.
 _NETWORK_ERRNOS = frozenset(
@@ -199,13 +197,13 @@ def _tests_of(kind: type[Exception]) -> tuple[_Test, ...]:
 def _tests_for(kind: type[Exception]) -> tuple[_Test, ...]:
     """Return the tests for the exceptions of a class; none if they are never transient."""
     lineage = [(str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__]
-    if any(name in _PERMANENT_ERRORS.get(package, _NONE) for package, name in lineage):
+    if not _PERMANENT_ERRORS.isdisjoint(lineage):
         return ()
     if not _TLS_ERRORS.isdisjoint(lineage):
         return (_has_ended_tls,)
     if not _PROXY_ERRORS.isdisjoint(lineage):
         return (_proxy_may_connect,)
-    if any(name in _NETWORK_ERRORS.get(package, _NONE) for package, name in lineage):
+    if any(name in _NETWORK_ERRORS.get(package, ()) for package, name in lineage):
         return (_always,)
     return tuple([test for key, test in _BY_CONTENT.items() if key in lineage])
 
@@ -278,5 +276,5 @@ _BY_CONTENT: dict[tuple[str, str], _Test] = {
     ("psycopg", "OperationalError"): _without_sqlstate,
     ("urllib3", "MaxRetryError"): _reason_is_transient,
     ("urllib", "URLError"): _reason_is_transient,
-    **{(it, "LocalProtocolError"): _is_of_ended_connection for it in ("httpx", "httpx2", "httpcore", "httpcore2")},
+    **{(package, "LocalProtocolError"): _is_of_ended_connection for package in _HTTPX_PACKAGES},
 }

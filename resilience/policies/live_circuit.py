@@ -236,7 +236,7 @@ class LiveCircuit:
         """Run `probe` if a probe may be made now. No call follows."""
         admission: Admission | None = None
         try:
-            if self.rules.probe is not None and not isinstance(self.machine.period, Closed):
+            if not isinstance(self.machine.period, Closed):
                 admission, *_ = self._ask(ctx)
                 if isinstance(admission, Probe):
                     admission, *_ = await self._check(admission, ctx, noted, runtime)
@@ -295,7 +295,20 @@ class LiveCircuit:
         self.refusal(period, now, ctx)
         return PASSED
 
-    def settle(self, admission: Admission, ended: Exception | Success[Any], began: float, ctx: Context | None) -> None:
+    def refusal(self, period: Period, now: float, ctx: Context) -> CircuitOpen:
+        """Count and report a refused call, and return its error."""
+        rules = self.rules
+        self._rejected.add()
+        error: CircuitOpen = bare(CircuitIsolated if type(period) is Isolated else CircuitOpen, period.why)
+        error.policy = rules.policy
+        error.retry_after = period.until - now if type(period) is Open else None
+        error.state = period.state
+        error.last_failure = period.last_failure
+        if subscribers.refusals or ctx._info.listeners:
+            report_refusal(rules.policy, ctx, type(error).__name__, error.retry_after, 0.0, rules.observe_only)
+        return error
+
+    def settle(self, admission: Admission, ended: Exception | Success[Any], began: float, ctx: Context) -> None:
         """Record the outcome of an admitted call, if it says anything about the dependency.
 
         If it says nothing, or if a predicate raises, the caller must release the slot of a probe.
@@ -323,24 +336,10 @@ class LiveCircuit:
 
     def release(self, admission: Admission) -> None:
         """Free the slot of a call that ended without a result that counts."""
-        if type(admission) is not Closed:
-            with self._lock:
-                self.machine.release(admission)
+        with self._lock:
+            self.machine.release(admission)
 
     # --- private ---
-
-    def refusal(self, period: Period, now: float, ctx: Context) -> CircuitOpen:
-        """Count and report a refused call, and return its error."""
-        rules = self.rules
-        self._rejected.add()
-        error: CircuitOpen = bare(CircuitIsolated if type(period) is Isolated else CircuitOpen, period.why)
-        error.policy = rules.policy
-        error.retry_after = period.until - now if type(period) is Open else None
-        error.state = period.state
-        error.last_failure = period.last_failure
-        if subscribers.refusals or ctx._info.listeners:
-            report_refusal(rules.policy, ctx, type(error).__name__, error.retry_after, 0.0, rules.observe_only)
-        return error
 
     def _record_locked(self, admission: Admission, failure: str | None, began: float, now: float) -> list[Transition]:
         return self.machine.record(admission, failure, now - began + _ROUNDING if self.is_timed else 0.0, now)

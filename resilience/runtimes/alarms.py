@@ -253,22 +253,15 @@ class _OfThread(threading.local):
     alarms: LoopAlarms = LoopAlarms(None)
 
 
-class _Latest:
-    """The alarms of the loop that needed one last. Most programs have one loop; a thread-local costs 100 ns more."""
-
-    __slots__ = ("alarms",)
-
-    def __init__(self) -> None:
-        self.alarms: LoopAlarms = LoopAlarms(None)
-
-
 _of_thread: _OfThread = _OfThread()
-_latest: _Latest = _Latest()
+
+#: The alarms of the loop that needed one last. Most programs have one loop; a thread-local costs 100 ns more.
+_latest: LoopAlarms = _of_thread.alarms
 
 
 def find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: float) -> Alarm:
     """Return the alarm for a new timer of this loop."""
-    known = _latest.alarms
+    known = _latest
     alarm = known.by_limit.get(limit) if known.loop is loop else None
     if alarm is None or deadline < alarm.rings_at < inf:
         alarm = _find_alarm(loop, limit, deadline)
@@ -277,10 +270,11 @@ def find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: f
 
 def _find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: float) -> Alarm:
     """Find the alarm if `_latest` has none for this loop and limit, or one that rings after `deadline`."""
+    global _latest
     known = _of_thread.alarms
     if known.loop is not loop:
         known = _of_thread.alarms = LoopAlarms(loop)
-    _latest.alarms = known
+    _latest = known
     alarm = known.by_limit.get(limit)
     if limit is not None and (known.is_full() if alarm is None else deadline < alarm.rings_at < inf):
         limit = OTHER_LIMITS  # the deadlines may be out of order if the clock was put back

@@ -218,7 +218,7 @@ class Context:
         await self.runtime.sleep(checks.seconds("seconds", seconds, zero=True), self._timer)
 
     def _with_info(self, info: ExecutionInfo) -> Context:
-        """Derive a context with other listeners, properties or record."""
+        """Derive a context with other listeners, properties, cap or chosen policies."""
         child = derive(self, self.deadline, self.attempt, self._timer)
         child._info = info
         return child

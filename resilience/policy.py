@@ -219,10 +219,13 @@ class Pipeline(Policy[D_co]):
         for listener in self._resilience_listeners:
             checks.plain_function("listeners", listener, ("event",))
         self._parts: tuple[Policy[Any], ...] = sum((_flattened(policy) for policy in policies), ())
-        self._chain: tuple[Policy[Any], ...] | None = None
+        # The chain of executions of this pipeline itself: their contexts have its listeners already.
+        self._own_chain: tuple[Policy[Any], ...] = sum((part._resilience_chain() for part in self._parts), ())
+        listening = (_WithListeners(self._resilience_listeners),) if self._resilience_listeners else ()
+        self._chain: tuple[Policy[Any], ...] = listening + self._own_chain
         self._races = any(part._resilience_races() for part in self._parts)
-        self._resilience_keeps_record = any(it._resilience_keeps_record for it in self._parts)
-        self._resilience_foresees = True in [it._resilience_foresees for it in self._parts]
+        self._resilience_keeps_record = any(part._resilience_keeps_record for part in self._parts)
+        self._resilience_foresees = any(part._resilience_foresees for part in self._parts)
         self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads
 
     @property
@@ -262,7 +265,7 @@ class Pipeline(Policy[D_co]):
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
         if self._resilience_foresees:  # a Retry in it looks here for the circuits inside it
             ctx = ctx._with_info(ctx._info.with_chosen(self))
-        return await compose(self._resilience_chain(), call)(ctx)  # type: ignore[no-any-return]
+        return await compose(self._chain, call)(ctx)  # type: ignore[no-any-return]
 
     @override
     def settings(self) -> Mapping[str, object]:
@@ -287,8 +290,6 @@ class Pipeline(Policy[D_co]):
         make = functools.partial(Pipeline, name=self._given_name, listeners=self._resilience_listeners)
         return make, self._parts
 
-    # --- for executions ---
-
     def _walk(self) -> Iterator[Policy[Any]]:
         """Yield the policies and the nested pipelines, outermost first."""
         for part in self._parts:
@@ -304,11 +305,10 @@ class Pipeline(Policy[D_co]):
             raise ValueError(f"there is more than one {what}: {these}; give each a name of its own")
         return found[0]
 
+    # --- for executions ---
+
     @override
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
-        if self._chain is None:
-            listening = (_WithListeners(self._resilience_listeners),) if self._resilience_listeners else ()
-            self._chain = listening + self._inner_chain()
         return self._chain
 
     @override
@@ -319,19 +319,15 @@ class Pipeline(Policy[D_co]):
     def _resilience_blocking(self) -> Stage:
         stage = self._composed.get(None)
         if stage is None:
-            stage = self._composed[None] = compose_for_threads(self._inner_chain())
+            stage = self._composed[None] = compose_for_threads(self._own_chain)
         return stage
 
     @override
     def _resilience_tasks(self, innermost: Stage) -> Stage:
         stage = self._composed.get(innermost)
         if stage is None:
-            stage = self._composed[innermost] = compose(self._inner_chain(), innermost)
+            stage = self._composed[innermost] = compose(self._own_chain, innermost)
         return stage
-
-    def _inner_chain(self) -> tuple[Policy[Any], ...]:
-        """Return the chain for executions of this pipeline itself, whose contexts have its listeners already."""
-        return sum((part._resilience_chain() for part in self._parts), ())
 
 
 @final

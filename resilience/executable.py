@@ -136,7 +136,6 @@ class Executable(ABC, Generic[D_co]):
 
     async def acapture(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> Outcome[T | D_co]:
         """Run `fn(ctx)`, await what it returns, and return the outcome as a value. A cancellation is still raised."""
-        require_callable(fn)
         return await acaptured(self.aexecute(fn, ctx))
 
     def streaming(

@@ -199,20 +199,6 @@ class DeadlineExceeded(TimeoutExceeded):
     """The budget of the whole execution is used up, regardless of the limits of single policies."""
 
 
-def is_refusal(error: Exception) -> bool:
-    """Whether an error is a `Rejected`, or a group of these, as raised by child tasks."""
-    if isinstance(error, ExceptionGroup):
-        return all(is_refusal(leaf) for leaf in error.exceptions)
-    return isinstance(error, Rejected)
-
-
-def ends_with_the_deadline(error: BaseException | None) -> bool:
-    """Whether an error is a `DeadlineExceeded`, or a group of these, as raised by child tasks."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(ends_with_the_deadline(leaf) for leaf in error.exceptions)
-    return isinstance(error, DeadlineExceeded)
-
-
 class RetriesExhausted(ResilienceError):
     """A `Retry(wrap=True)` gave up.
 
@@ -259,3 +245,17 @@ class RaceMisuse(Misuse, TypeError):
 
 class SuspensionMisuse(Misuse, RuntimeError):
     """In blocking code, a policy awaited something other than its call and the runtime, which suspended it."""
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error is a `Rejected`, or a group of these, as raised by child tasks."""
+    if isinstance(error, ExceptionGroup):
+        return all(is_refusal(leaf) for leaf in error.exceptions)
+    return isinstance(error, Rejected)
+
+
+def ends_with_the_deadline(error: BaseException | None) -> bool:
+    """Whether an error is a `DeadlineExceeded`, or a group of these, as raised by child tasks."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(ends_with_the_deadline(leaf) for leaf in error.exceptions)
+    return isinstance(error, DeadlineExceeded)

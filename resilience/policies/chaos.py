@@ -147,7 +147,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
     ) -> None:
         self._rate = checks.within("rate", rate, 0, 1)
         given: dict[_Effect, Any] = {"error": error, "result": result, "delay": delay, "action": action}
-        given = {key: value for key, value in given.items() if value is not (... if key == "result" else None)}
+        given = {key: value for key, value in given.items() if value is not (_NOT_GIVEN if key == "result" else None)}
         if len(given) != 1:
             those = ", ".join(f"{key}={value!r}" for key, value in given.items()) or "none of them"
             raise ValueError(f"give exactly one of error, result, delay and action, not {those}")

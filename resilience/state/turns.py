@@ -236,8 +236,8 @@ class Turns(Generic[W]):
     def _make_plan_locked(self) -> Rates:
         """Rebuild the plan for all waiters."""
         self._plan_error = 0.0
-        self._plan, self._plan_ends = plan, _ = self._look_ahead_locked(None)
-        return plan
+        self._plan, self._plan_ends = self._look_ahead_locked(None)
+        return self._plan
 
     def _look_ahead_locked(self, last: Turn[W] | None) -> tuple[Rates, float]:
         """Set the instant of each waiting turn, up to `last`: when it may begin after all turns before it.

@@ -90,7 +90,7 @@ class _Share(Trip):
         else:
             self.window = checks.seconds("window", DEFAULT_WINDOW if window is None else window)
 
-    def _window(self) -> str:
+    def _window_arguments(self) -> str:
         window = f"last={self.last}" if self.window is None else f"window={format_number(self.window)}"
         return f"min_calls={self.min_calls}, {window}"
 
@@ -111,7 +111,7 @@ class FailureRatio(_Share):
     """
 
     def __repr__(self) -> str:
-        return f"FailureRatio({format_number(self.ratio)}, {self._window()})"
+        return f"FailureRatio({format_number(self.ratio)}, {self._window_arguments()})"
 
 
 @final
@@ -138,9 +138,8 @@ class SlowRatio(_Share):
         self.slower_than: float = checks.seconds("slower_than", slower_than)
 
     def __repr__(self) -> str:
-        return (
-            f"SlowRatio({format_number(self.ratio)}, slower_than={format_number(self.slower_than)}, {self._window()})"
-        )
+        ratio, slower_than = format_number(self.ratio), format_number(self.slower_than)
+        return f"SlowRatio({ratio}, slower_than={slower_than}, {self._window_arguments()})"
 
 
 @final

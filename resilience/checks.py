@@ -136,6 +136,13 @@ def plain_function(name: str, value: F, takes: tuple[str, ...] | None = None) ->
     return value
 
 
+def optional_function(name: str, value: C, takes: tuple[str, ...] | None = None) -> C:
+    """Return what `plain_function` returns, or None."""
+    if value is not None:
+        plain_function(name, value, takes)
+    return value
+
+
 def optional_callable(name: str, value: C, takes: tuple[str, ...]) -> C:
     """Return a callable that can be called with these positional arguments, or None."""
     if value is not None:

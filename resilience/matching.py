@@ -111,7 +111,7 @@ def _condition(name: str, value: Any) -> Callable[[Exception], object]:
 
 def optional_predicate(name: str, value: OnResult | None) -> OnResult | None:
     """Return a predicate over results, or None."""
-    return None if value is None else checks.plain_function(name, value, ("result",))
+    return checks.optional_function(name, value, ("result",))
 
 
 def _is_one_of(types: tuple[type[BaseException], ...], error: Exception) -> bool:

@@ -127,9 +127,7 @@ def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
 
 def optional_listener(name: str, value: Listener | None) -> Listener | None:
     """Return a listener, or None."""
-    if value is not None:
-        checks.plain_function(name, value, ("event",))
-    return value
+    return checks.optional_function(name, value, ("event",))
 
 
 def emit(

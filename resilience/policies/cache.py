@@ -28,7 +28,7 @@ from resilience.events.dispatch import report_use, subscribers
 from resilience.matching import Matcher, On
 from resilience.policies.copies import without_frames
 from resilience.policies.flights import Flights, concerns_all
-from resilience.policies.keys import Key, key_in_words, key_of, optional_key, refuse_unhashable
+from resilience.policies.keys import Key, key_in_words, key_of, refuse_unhashable
 from resilience.policy import Call, Policy
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class Cache(Policy[Never]):
         name: str | None = None,
     ) -> None:
         self._ttl = checks.plain_function("ttl", ttl, ("value",)) if callable(ttl) else checks.seconds("ttl", ttl)
-        self._key = optional_key(key)
+        self._key = checks.optional_function("key", key)
         self._max_size = checks.whole("max_size", max_size)
         self._stale = checks.seconds("stale", stale, zero=True)
         self._answered = Matcher(on, ignore, own=True)

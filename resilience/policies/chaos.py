@@ -153,7 +153,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
             raise ValueError(f"give exactly one of error, result, delay and action, not {those}")
         [(self._effect, value)] = given.items()
         self._value = _CHECKS[self._effect](value)
-        self._when = None if when is None else checks.plain_function("when", when, ("ctx",))
+        self._when = checks.optional_function("when", when, ("ctx",))
         self._rng = checks.optional_randomness("rng", rng)
         self.name: str = checks.optional_name(name) or "Chaos"
         self._resilience_settings = {

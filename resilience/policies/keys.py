@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable
 from types import CoroutineType
 from typing import Protocol, TypeAlias
 
-from resilience import checks
 from resilience.callables import mismatch, name_of
 from resilience.context import Context
 from resilience.errors import ArgumentMisuse, KeyMisuse
@@ -18,11 +17,6 @@ from resilience.record import Named
 
 #: Returns the key of a call; it gets the arguments of the function.
 Key: TypeAlias = Callable[..., Hashable]
-
-
-def optional_key(value: Key | None) -> Key | None:
-    """Return a key function, or None."""
-    return None if value is None else checks.plain_function("key", value)
 
 
 class HasKey(Named, Protocol):

@@ -62,7 +62,7 @@ class Rate:
             raise ValueError(f"limit={limit!r} is too small: one unit would take for ever")
         settle(self, "burst", None if burst is None else positive("burst", burst))
         settle(self, "cost", _as_cost(cost, most=self.limit if burst is None else inf))
-        settle(self, "actual", None if actual is None else checks.plain_function("actual", actual, ("result",)))
+        settle(self, "actual", checks.optional_function("actual", actual, ("result",)))
 
     def __repr__(self) -> str:
         parts = [format_number(self.limit)]

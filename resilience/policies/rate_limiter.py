@@ -99,7 +99,7 @@ class RateLimiter(Policy[Never]):
         self._max_wait = checks.optional_seconds("max_wait", max_wait, zero=True)
         self._retry_after = checks.flag("retry_after", retry_after)
         self._longest_pause = checks.seconds("longest_pause", longest_pause, infinite=True)
-        self._told = told if told is None else checks.plain_function("told", told, ("result",))
+        self._told = checks.optional_function("told", told, ("result",))
         self._observe_only = checks.flag("observe_only", observe_only)
         self._given_name = checks.optional_name(name)
         self.name: str = name or "RateLimiter"

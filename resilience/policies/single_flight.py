@@ -11,7 +11,7 @@ from typing_extensions import override
 from resilience import checks
 from resilience.context import Context
 from resilience.policies.flights import Flights
-from resilience.policies.keys import Key, key_in_words, key_of, optional_key, refuse_unhashable
+from resilience.policies.keys import Key, key_in_words, key_of, refuse_unhashable
 from resilience.policy import Call, Policy
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class SingleFlight(Policy[Never]):
     _resilience_shares = "running calls"
 
     def __init__(self, *, key: Key | None = None, name: str | None = None) -> None:
-        self._key = optional_key(key)
+        self._key = checks.optional_function("key", key)
         self.name: str = checks.optional_name(name) or "SingleFlight"
         self._resilience_settings = {"key": key, "name": name}
         self._flights = Flights(self.name)

@@ -102,7 +102,7 @@ class Once(Policy[Never]):
     ) -> None:
         self._store: ClaimStore = as_claim_store(store)
         self._key = checks.plain_function("key", key)
-        self._payload = None if payload is None else checks.plain_function("payload", payload)
+        self._payload = checks.optional_function("payload", payload)
         self._lease = checks.seconds("lease", lease)
         self._keep = checks.seconds("keep", keep)
         if not (callable(getattr(serializer, "dumps", None)) and callable(getattr(serializer, "loads", None))):

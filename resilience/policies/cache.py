@@ -243,6 +243,11 @@ class Cache(Policy[Never]):
 
     # --- entries ---
 
+    @property
+    def _held(self) -> MutableMapping[Any, Any]:
+        """The mapping that holds the entries."""
+        return self._entries if self._store is None else self._store
+
     def _ask_store(self, key: Hashable) -> Entry | None:
         """Return the entry of a key in the store. A store that raises, or returns another object, holds none."""
         try:
@@ -285,18 +290,18 @@ class Cache(Policy[Never]):
         """Drop the entry of a key. The result of a running call for it is not kept either."""
         with self._lock:
             self._flights.forget(key)
-            (self._entries if self._store is None else self._store).pop(key, None)
+            self._held.pop(key, None)
 
     def clear(self) -> None:
         """Drop all entries. The results of running calls are not kept either."""
         with self._lock:
             self._flights.forget_all()
-            (self._entries if self._store is None else self._store).clear()
+            self._held.clear()
 
     def stats(self) -> CacheStats:
         """Return a snapshot: the size of the cache, and how calls were answered."""
         with self._lock:
-            size = len(self._entries if self._store is None else self._store)
+            size = len(self._held)
         return CacheStats(
             hits=self._hits.value(),
             stale=self._stale_hits.value(),

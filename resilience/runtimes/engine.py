@@ -292,13 +292,7 @@ class EngineRace(Race):
 
     @override
     def _start(self, number: int, ctx: Any) -> None:
-        self._engine.add(self._as_client(number, ctx), self._variables.copy().run, self._engine.now())
-
-    async def _as_client(self, number: int, ctx: Any) -> None:
-        try:
-            await self._attempt_beside(number, ctx)
-        finally:
-            self._attempt_ended()
+        self._engine.add(self._run_beside(number, ctx), self._variables.copy().run, self._engine.now())
 
     @override
     def _schedule(self, due: float) -> None:

@@ -102,6 +102,13 @@ class Race(ABC):
         except BaseException as error:
             self._fail(error)
 
+    async def _run_beside(self, number: int, ctx: Any) -> None:
+        """Make an attempt beside the first, and record its end."""
+        try:
+            await self._attempt_beside(number, ctx)
+        finally:
+            self._attempt_ended()
+
     def _fail(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
@@ -198,7 +205,7 @@ class Race(ABC):
 
     @abstractmethod
     def _start(self, number: int, ctx: Any) -> None:
-        """Start `self._attempt_beside(number, ctx)`, and call `self._attempt_ended()` when it has ended."""
+        """Start `self._run_beside(number, ctx)`, or do the same with a task that may be cancelled before it begins."""
 
     @abstractmethod
     def _schedule(self, due: float) -> None:

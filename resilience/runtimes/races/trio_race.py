@@ -34,13 +34,7 @@ class TrioRace(Race):
 
     @override
     def _start(self, number: int, ctx: Any) -> None:
-        self._trio.lowlevel.spawn_system_task(self._in_task, number, ctx, context=self._variables.copy())
-
-    async def _in_task(self, number: int, ctx: Any) -> None:
-        try:
-            await self._attempt_beside(number, ctx)
-        finally:
-            self._attempt_ended()
+        self._trio.lowlevel.spawn_system_task(self._run_beside, number, ctx, context=self._variables.copy())
 
     @override
     async def _wait_for_others(self) -> None:

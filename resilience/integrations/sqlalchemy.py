@@ -134,27 +134,27 @@ class _UnitOfWork(UnitOfWork[Any, D]):
 
 def _refuse_if_aborted(blocking: Any) -> None:
     """Raise if PostgreSQL would answer a commit with a rollback; with asyncpg, only the server knows, and is asked."""
-    if not blocking.in_transaction():
+    if not (blocking.in_transaction() and _is_postgresql(blocking)):
         return
-    if _is_session(blocking):
-        try:
-            if blocking.get_bind().dialect.name != "postgresql":
-                return
-        except UnboundExecutionError:  # a session with several databases
-            return
-        blocking = blocking.connection()
-    if blocking.dialect.name != "postgresql":
-        return
-    aborted = is_aborted(blocking.connection.driver_connection)
+    connection = blocking.connection() if _is_session(blocking) else blocking
+    aborted = is_aborted(connection.connection.driver_connection)
     try:
         if aborted is None:
-            blocking.exec_driver_sql("SELECT 1")
+            connection.exec_driver_sql("SELECT 1")
     except DBAPIError as error:
         if transient(error):  # the connection is lost: that is no mistake of the unit
             raise
         raise TransactionAborted(ABORTED) from error
     if aborted:
         raise TransactionAborted(ABORTED)
+
+
+def _is_postgresql(blocking: Any) -> bool:
+    try:
+        bind = blocking.get_bind() if _is_session(blocking) else blocking
+    except UnboundExecutionError:  # a session with several databases
+        return False
+    return bool(bind.dialect.name == "postgresql")
 
 
 # --- deadlines -------------------------------------------------------------------------------

@@ -10,21 +10,20 @@ import inspect
 import math
 import sys
 import warnings
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import FunctionType
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from resilience.callables import is_coroutine_function, name_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: A length of time: seconds, or a `timedelta`.
 Duration: TypeAlias = float | timedelta
 
-F = TypeVar("F", bound="Callable[..., object]")
+F = TypeVar("F", bound=Callable[..., object])
 R = TypeVar("R")
-C = TypeVar("C", bound="Callable[..., object] | None")
+V = TypeVar("V")
+C = TypeVar("C", bound=Callable[..., object] | None)
 
 
 def format_number(value: float) -> str:
@@ -118,6 +117,16 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return value
+
+
+def several(name: str, value: Iterable[V], what: str) -> tuple[V, ...]:
+    """Return the elements of an argument that takes several; a single string is not several.
+
+    :param what: what the argument must be, such as ``"a sequence of names"``.
+    """
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be {what}, not {value!r}")
+    return tuple(value)
 
 
 def plain_function(name: str, value: F, takes: tuple[str, ...] | None = None) -> F:

@@ -213,9 +213,7 @@ class Pipeline(Policy[D_co]):
             _check_policy(policy)
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Pipeline"
-        if not isinstance(listeners, Iterable):
-            raise TypeError(f"listeners must be a sequence of functions, not {listeners!r}")
-        self._resilience_listeners = tuple(listeners)
+        self._resilience_listeners = checks.several("listeners", listeners, "a sequence of functions")
         for listener in self._resilience_listeners:
             checks.plain_function("listeners", listener, ("event",))
         self._parts: tuple[Policy[Any], ...] = sum((_flattened(policy) for policy in policies), ())

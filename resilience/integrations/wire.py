@@ -186,7 +186,7 @@ class Propagation:
     """
 
     def __init__(self, hosts: Iterable[str], *, header: str = ENVOY_EXPECTED_TIMEOUT) -> None:
-        self.hosts: tuple[str, ...] = _hosts("hosts", hosts)
+        self.hosts: tuple[str, ...] = checks.several("hosts", hosts, "a sequence of hosts")
         self.header: str = _header_name("header", header)
         self._patterns = frozenset(_pattern("hosts", host) for host in self.hosts)
 
@@ -195,7 +195,10 @@ class Propagation:
         """Return the meaning of a client's `propagate_to=`: hosts for the default header, or a Propagation as it is."""
         if isinstance(propagate_to, Propagation):
             return propagate_to
-        return cls(() if propagate_to is None else _hosts("propagate_to", propagate_to))
+        hosts = () if propagate_to is None else checks.several("propagate_to", propagate_to, "a sequence of hosts")
+        for host in hosts:
+            _pattern("propagate_to", host)
+        return cls(hosts)
 
     def __repr__(self) -> str:
         extra = "" if self.header == ENVOY_EXPECTED_TIMEOUT else f", header={self.header!r}"
@@ -228,15 +231,6 @@ class Propagation:
         if ctx.deadline == inf or not self.reaches(url):
             return {}
         return {self.header: format_timeout(self.header, ctx.remaining())}
-
-
-def _hosts(name: str, value: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise TypeError(f"{name} must be a sequence of hosts, not {value!r}")
-    hosts = tuple(value)
-    for host in hosts:
-        _pattern(name, host)
-    return hosts
 
 
 def _header_name(name: str, value: object) -> str:
@@ -275,9 +269,8 @@ class Acceptance:
     def __init__(
         self, headers: Iterable[str] = HEADERS, *, cap: Duration | None = None, default: Duration | None = None
     ) -> None:
-        if isinstance(headers, str) or not isinstance(headers, Iterable):
-            raise TypeError(f"headers must be a sequence of names, not {headers!r}")
-        self.headers: tuple[str, ...] = tuple(_header_name("headers", header) for header in headers)
+        names = checks.several("headers", headers, "a sequence of names")
+        self.headers: tuple[str, ...] = tuple(_header_name("headers", it) for it in names)
         given = {"cap": cap, "default": default}
         checked = {name: checks.seconds(name, it, infinite=True) for name, it in given.items() if it is not None}
         self.cap: float = checked.get("cap", checked.get("default", DEFAULT_SECONDS))

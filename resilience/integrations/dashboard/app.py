@@ -256,8 +256,8 @@ def _path(scope: Scope) -> str:
 def _hosts(names: Iterable[str] | None) -> frozenset[str] | None:
     if names is None:
         return None
-    given = () if isinstance(names, str) else tuple(names)
-    if isinstance(names, str) or not all(isinstance(name, str) for name in given):
+    given = checks.several("allowed_hosts", names, "a sequence of names")
+    if not all(isinstance(name, str) for name in given):
         raise TypeError(f"allowed_hosts must be a sequence of names, not {names!r}")
     lowered = frozenset(name.lower() for name in given)
     return None if "*" in lowered else lowered

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, final
 
 import grpc  # type: ignore[import-untyped]
 
+from resilience import checks
 from resilience.ambient import current_context
 from resilience.callables import maybe_await
 from resilience.context import Context
@@ -97,14 +98,14 @@ class Settings:
     def __init__(self, side: Side, policy: Policy[Any], unrepeatable: Collection[str]) -> None:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be a policy, not {policy!r}")
-        if isinstance(unrepeatable, str) or not isinstance(unrepeatable, Collection):
-            raise TypeError(f"unrepeatable must be a collection of methods, not {unrepeatable!r}")
-        for method in unrepeatable:
+        self.unrepeatable: frozenset[str] = frozenset(
+            checks.several("unrepeatable", unrepeatable, "a collection of methods")
+        )
+        for method in self.unrepeatable:
             if not isinstance(method, str) or not method.startswith("/"):
                 raise ValueError(f"unrepeatable must name methods as '/package.Service/Method', not {method!r}")
         self.side: Side = side
         self.policy: Policy[Any] = policy
-        self.unrepeatable: frozenset[str] = frozenset(unrepeatable)
 
 
 @final

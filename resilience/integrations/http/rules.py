@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -193,9 +193,7 @@ def _phrase(status: int) -> str:
 
 
 def _statuses(value: Collection[int]) -> frozenset[int]:
-    if not isinstance(value, Iterable):
-        raise TypeError(f"statuses must be a collection of whole numbers, not {value!r}")
-    statuses = frozenset(value)
+    statuses = frozenset(checks.several("statuses", value, "a collection of whole numbers"))
     for each in statuses:
         if isinstance(each, bool) or not isinstance(each, int):
             raise TypeError(f"statuses must be whole numbers, not {each!r}")
@@ -205,12 +203,11 @@ def _statuses(value: Collection[int]) -> frozenset[int]:
 
 
 def _methods(value: Collection[str]) -> frozenset[str]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise TypeError(f"methods must be a collection of names, not {value!r}")
-    for each in value:
+    methods = checks.several("methods", value, "a collection of names")
+    for each in methods:
         if not isinstance(each, str) or not each:
             raise TypeError(f"methods must be names, not {each!r}")
-    return frozenset(each.upper() for each in value)
+    return frozenset(each.upper() for each in methods)
 
 
 #: The default: which responses are failures, and which requests may be sent again.

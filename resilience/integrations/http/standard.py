@@ -107,9 +107,7 @@ def standard(
     _check(total_timeout, attempt_timeout, window)
     checks.whole("concurrency", concurrency)
     checks.ratio("failure_ratio", failure_ratio)
-    if not isinstance(listeners, Iterable):
-        raise TypeError(f"listeners must be a sequence of functions, not {listeners!r}")
-    heard = tuple(listeners)
+    heard = checks.several("listeners", listeners, "a sequence of functions")
     # All hosts share the policies that hold no state.
     total = Timeout(total_timeout, cooperative=cooperative, name="total timeout")
     shared = as_budget("budget", budget)

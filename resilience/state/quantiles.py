@@ -52,9 +52,10 @@ class Histogram:
         """Discard the durations that have left the window."""
         age = now - self._began
         if age >= self._half:
-            self._older = self._latest if age < 2 * self._half else {}
+            is_recent = age < 2 * self._half
+            self._older = self._latest if is_recent else {}
             self._latest = {}
-            self._began = now
+            self._began = self._began + self._half if is_recent else now  # so that no duration outlives the window
             self._until_refresh = 0
             self.count = sum(self._older.values())
 

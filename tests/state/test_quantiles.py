@@ -47,6 +47,14 @@ def test_durations_are_forgotten_in_halves_of_the_window() -> None:
     assert quantile.count == 0
 
 
+def test_rare_durations_are_forgotten_in_time_too() -> None:
+    """The halves begin at the same instants, whenever a duration is added."""
+    quantile = Histogram(0.5, 60.0)
+    for now, count in ((100.0, 1), (129.0, 2), (158.0, 3), (187.0, 2)):
+        quantile.add(5.0, now)
+        assert quantile.count == count
+
+
 def test_all_durations_are_forgotten_after_a_window_without_any() -> None:
     quantile = Histogram(0.5, 60.0)
     quantile.add(5.0, 100.0)

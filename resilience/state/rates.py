@@ -217,6 +217,8 @@ class Quota:
 
     #: Resets that are at most this many seconds apart belong to the same window.
     SAME_WINDOW: Final = 1.0
+    #: The maximum number of reports. If resets are always a day ahead, a new window is reported each second.
+    MOST_REPORTS: Final = 64
 
     def __init__(self, closed_until: float = -inf) -> None:
         self.closed_until: float = closed_until
@@ -235,6 +237,9 @@ class Quota:
                 others.append(it)
         if not any(it.leaves_less_than(new) for it in others):
             others = [it for it in others if not new.leaves_less_than(it)] + [new]
+        if len(others) > self.MOST_REPORTS:  # the strictest are those that end first; a daily limit ends last
+            others.sort(key=lambda it: it.until)
+            del others[-2]
         self._reports = tuple(others)
 
     def has_expired(self, now: float) -> bool:

@@ -274,6 +274,16 @@ def test_an_expired_report_is_deleted() -> None:
     assert quota._reports == ((3, 40.0, 40.0),)
 
 
+def test_the_number_of_reports_is_bounded() -> None:
+    """Here, each reset is an hour ahead. The strictest reports and the daily limit remain."""
+    quota = Quota()
+    quota.learn(5000, 86400.0, 0.0)
+    for now in range(0, 1000, 2):
+        quota.learn(1000 + now, now + 3600.0, float(now))
+    ends = [until for _, until, _ in quota._reports]
+    assert ends == [*range(3600, 3600 + 2 * 63, 2), 86400]
+
+
 def test_of_two_reported_pauses_the_later_end_holds() -> None:
     """A larger remainder of a later window ends no pause."""
     quota = Quota()

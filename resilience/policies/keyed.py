@@ -74,8 +74,9 @@ class Keyed(Policy[D_co], Generic[P_co, D_co]):
         be hashable.
     :param max_keys: how many policies are kept, 1000 by default. Beyond that, the least recently used tenth is dropped,
         with its state. Running calls finish under a dropped policy.
-    :param idle: after how many seconds without use a policy is dropped, more than 0; by default never. Calls for its
-        key no longer find it then; it goes when the policy of another key is made, at most a 32nd later.
+    :param idle: after how many seconds without use a policy is dropped, more than 0; by default never. Longer than any
+        call takes, because only its beginning counts as use. Calls for its key no longer find it then; it goes when the
+        policy of another key is made, at most a 32nd later.
     :param name: the name of this policy in errors; "Keyed" by default.
     :raises TypeError: from a call whose key is not hashable, or if `make` does not return a policy. No policy retries
         or answers it. What `make` and `key` raise themselves reaches the caller.

@@ -79,6 +79,25 @@ def compose(policies: Sequence[Composable], innermost: Stage, *, in_threads: boo
     return stage
 
 
+def compose_for_threads(policies: Sequence[Composable]) -> Stage:
+    """Return the stage that runs the policies around the function of the context, in the calling thread."""
+    stage: Stage = enter
+    for policy in reversed(policies):
+        factory = None if policy.races else lower(policy)
+        if factory is None:
+            return partial(_driven, compose(policies, enter_driven, in_threads=True))
+        stage = factory(drive, policy, stage)
+    return stage
+
+
+def _driven(stage: Stage, ctx: Context) -> Any:
+    """Run a chain of coroutines in the calling thread."""
+    result = drive(stage(ctx))
+    if type(result) is CoroutineType:
+        _refuse_forgotten_await(ctx._executed, ctx._function, result)
+    return result
+
+
 async def _without_event_loop(policy: Composable, stage: Stage, ctx: Context) -> Any:
     """Run a user's policy in a driven chain. `drive` does the same for a lowered one."""
     try:
@@ -98,6 +117,10 @@ async def _plain(policy: Composable, around: Callable[..., Any], stage: Stage, c
     return await result
 
 
+def _is_ours(policy: object) -> bool:
+    return type(policy).__module__.startswith("resilience.")
+
+
 def _refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> None:
     """Raise if the result of a chain is the coroutine of an inner stage, which a policy has called but not awaited."""
     code = result.cr_code
@@ -109,28 +132,6 @@ def _refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> N
         raise AwaitableMisuse(
             f"{' or '.join(theirs)} returned its call and has not awaited it: write `return await call(ctx)`"
         )
-
-
-def _is_ours(policy: object) -> bool:
-    return type(policy).__module__.startswith("resilience.")
-
-
-def compose_for_threads(policies: Sequence[Composable]) -> Stage:
-    """Return the stage that runs the policies around the function of the context, in the calling thread."""
-    stage: Stage = enter
-    for policy in reversed(policies):
-        factory = None if policy.races else lower(policy)
-        if factory is None:
-            return partial(_driven, compose(policies, enter_driven, in_threads=True))
-        stage = factory(drive, policy, stage)
-    return stage
-
-
-def _driven(stage: Stage, ctx: Context) -> Any:
-    result = drive(stage(ctx))
-    if type(result) is CoroutineType:
-        _refuse_forgotten_await(ctx._executed, ctx._function, result)
-    return result
 
 
 # --- executing ---

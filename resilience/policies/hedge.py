@@ -9,7 +9,7 @@ from typing import ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
 
-from resilience import checks, forks
+from resilience import checks
 from resilience.checks import Duration, format_number, format_percent
 from resilience.clock import clock
 from resilience.context import Context
@@ -138,10 +138,7 @@ class Hedge(Policy[Never]):
         self.name: str = checks.optional_name(name) or "Hedge"
         self._quantile = delay if isinstance(delay, Quantile) else None
         self._delay = inf if isinstance(delay, Quantile) else checks.seconds("delay", delay, zero=True)
-        self._latencies: Latencies | None = None
-        if self._quantile is not None:
-            self._latencies = Latencies(self._quantile.share, self._quantile.window)
-            forks.reset_after_fork(self._latencies, Latencies.reset)
+        self._latencies = None if self._quantile is None else Latencies(self._quantile.share, self._quantile.window)
         self._rules = HedgeRules(
             policy=self.name,
             hedges=checks.whole("hedges", hedges),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, final
 
+from resilience import forks
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded, Rejected
@@ -44,6 +45,7 @@ class Latencies:
     def __init__(self, share: float, window: float) -> None:
         self._settings = share, window
         self.reset()
+        forks.reset_after_fork(self, Latencies.reset)
 
     def reset(self) -> None:
         """Discard all durations, as in the child of a fork."""
@@ -131,19 +133,14 @@ class HedgePlan:
                 give_back_repeat(self._ctx._info.cap, rules.budget)
         if is_good:
             self.won = number
-            if number == 0 or self._first_runs:  # if another one wins, the first took at least that long
-                self.observe(now)
+            if self._latencies is not None and (number == 0 or self._first_runs):
+                self._latencies.add(now - self._began, now)  # if another one wins, the first took at least that long
         if number == 0 or (decides and not (isinstance(outcome, Failure) and _is_inconclusive(outcome.error))):
             self._set_answer(outcome)
         else:  # it is inconclusive, or no better than that of the first attempt, which remains the answer
             self._others.add(outcome if isinstance(outcome, Success) else outcome.error)
             self._discard(outcome)
         return decides or not self._continues(now)
-
-    def observe(self, now: float) -> None:
-        """Record how long the first attempt has taken."""
-        if self._latencies is not None:
-            self._latencies.add(now - self._began, now)
 
     def _continues(self, now: float) -> bool:
         """After an outcome that does not decide the call: whether another attempt runs, or begins at once.

@@ -204,11 +204,9 @@ class TaskRuntime(Runtime):
 
     @override
     async def sleep(self, seconds: float, timer: Timer | None) -> None:
-        if current_task() is None:
-            await _library().sleep(clock.shorten(seconds))
-            return
-        # The code that runs this loop has imported asyncio. anyio would take 700 ns to detect that asyncio runs.
-        await sys.modules["asyncio"].sleep(clock.shorten(seconds))
+        # The code that runs an asyncio task has imported asyncio. anyio would take 700 ns to detect that asyncio runs.
+        library = _library() if current_task() is None else sys.modules["asyncio"]
+        await library.sleep(clock.shorten(seconds))
 
     @override
     def timer(

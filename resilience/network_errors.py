@@ -114,7 +114,7 @@ def transient(error: Exception) -> bool:
     status: a response is an answer. (The integrations for HTTP clients raise `TransientStatus` for responses such as a
     503; that error is transient.)
     """
-    if not _is_network_error(error) or _has_certificate_error(error):
+    if not _is_network_error(error) or _involves(error, _REFUSED_CERTIFICATE):
         return False
     return error.__cause__ is None or _proxy_allows_retry(error.__cause__)
 
@@ -144,10 +144,6 @@ def _is_failed_connect(error: OSError) -> bool:
     if text.startswith(_TUNNEL):
         return _proxy_may_connect(error)
     return transient(cause) if isinstance(cause, Exception) else text.startswith("Multiple exceptions: ")
-
-
-def _has_certificate_error(error: BaseException) -> bool:
-    return _involves(error, _REFUSED_CERTIFICATE)
 
 
 def _has_ended_tls(error: BaseException) -> bool:

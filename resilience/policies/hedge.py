@@ -57,12 +57,12 @@ class Quantile:
         window: Duration = 60.0,
         warm_up: int = 20,
     ) -> None:
-        settle = object.__setattr__
-        settle(self, "share", checks.fraction("share", share))
-        settle(self, "least", checks.seconds("least", least))
-        settle(self, "most", inf if most is None else checks.seconds("most", most))
-        settle(self, "window", checks.seconds("window", window))
-        settle(self, "warm_up", checks.whole("warm_up", warm_up))
+        set_field = object.__setattr__
+        set_field(self, "share", checks.fraction("share", share))
+        set_field(self, "least", checks.seconds("least", least))
+        set_field(self, "most", inf if most is None else checks.seconds("most", most))
+        set_field(self, "window", checks.seconds("window", window))
+        set_field(self, "warm_up", checks.whole("warm_up", warm_up))
         if self.most < self.least:
             raise ValueError(f"most must be at least as long as least, {format_number(self.least)} s, not {most!r}")
 

@@ -55,14 +55,14 @@ class Rate:
         cost: Cost = 1,
         actual: Callable[[Any], float] | None = None,
     ) -> None:
-        settle = object.__setattr__
-        settle(self, "limit", positive("limit", limit))
-        settle(self, "per", checks.seconds("per", per))
+        set_field = object.__setattr__
+        set_field(self, "limit", positive("limit", limit))
+        set_field(self, "per", checks.seconds("per", per))
         if isinf(self.per / self.limit):
             raise ValueError(f"limit={limit!r} is too small: one unit would take for ever")
-        settle(self, "burst", None if burst is None else positive("burst", burst))
-        settle(self, "cost", _as_cost(cost, most=self.limit if burst is None else inf))
-        settle(self, "actual", checks.optional_function("actual", actual, ("result",)))
+        set_field(self, "burst", None if burst is None else positive("burst", burst))
+        set_field(self, "cost", _as_cost(cost, most=self.limit if burst is None else inf))
+        set_field(self, "actual", checks.optional_function("actual", actual, ("result",)))
 
     def __repr__(self) -> str:
         parts = [format_number(self.limit)]

@@ -51,10 +51,11 @@ class Subscribers:
         self._lock = forks.lock_of(self)
         #: Whether executions must keep a record: there are listeners to executions or calls, or the policies are off.
         self.executions: bool = False
+        #: Whether there are listeners to calls, to refusals, to what a Retry decides, and to answers without a call.
         self.calls: bool = False
         self.refusals: bool = False
         self.retries: bool = False
-        self.fallback: bool = False
+        self.fallbacks: bool = False
         self.caches: bool = False
         #: Whether all policies of the process are switched off.
         self.policies_off: bool = False
@@ -89,7 +90,7 @@ class Subscribers:
         self.calls = bool(self._by_kind[CallFinished])
         self.refusals = bool(self._by_kind[CallRejected])
         self.retries = any(self._by_kind[kind] for kind in (AttemptFailed, RetryScheduled, RetryGaveUp))
-        self.fallback = bool(self._by_kind[FallbackUsed])
+        self.fallbacks = bool(self._by_kind[FallbackUsed])
         self.caches = bool(self._by_kind[CacheUsed])
         self.executions = self.policies_off or self.calls or bool(self._by_kind[ExecutionFinished])
 

@@ -133,7 +133,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         except Exception as error:
             if not (ctx.runtime.is_answerable and self._failures.handles(error)):
                 raise
-            if self._is_plain and not (subscribers.fallback or ctx._info.listeners) and closable(error) is None:
+            if self._is_plain and not (subscribers.fallbacks or ctx._info.listeners) and closable(error) is None:
                 return cast("A_co", self._value)
             return await self._answer(unwrap_stop_iteration(error), ctx)
         try:

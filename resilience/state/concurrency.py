@@ -23,6 +23,8 @@ from resilience.checks import format_number
 
 #: The quantile of the durations that is the latency of a sample.
 _QUANTILE: Final = 0.9
+#: The weight of a new value in a smoothed one.
+_SMOOTHING: Final = 0.4
 #: The maximum number of durations kept for a period, which bounds the memory for any window.
 MAX_SAMPLES: Final = 10_000
 
@@ -81,7 +83,6 @@ class Aimd:
     _BACKOFF: Final = 0.9
     _TRIALS: Final = 8
     _QUICKER: Final = 0.8
-    _SMOOTHING: Final = 0.4
     _UNCHANGED: Final = (0.6, 2.0)  # once the limit has returned, the latency rises further, as a queue fills up
 
     def __init__(self, slower_than: float) -> None:
@@ -97,7 +98,7 @@ class Aimd:
 
     def update(self, limit: float, sample: Sample) -> tuple[float, str]:
         """Return the new limit, and the reason for it."""
-        self._latency += (sample.latency - self._latency) * (self._SMOOTHING if self._latency else 1.0)
+        self._latency += (sample.latency - self._latency) * (_SMOOTHING if self._latency else 1.0)
         if self._stays_at is not None:
             if not self._stays_at:
                 self._stays_at = self._latency = sample.latency
@@ -170,7 +171,7 @@ class Seeking:
             self._before = None
             if compared is not None:
                 old = self._elasticity
-                self._elasticity = elasticity = compared if old is None else old + (compared - old) * 0.4
+                self._elasticity = elasticity = compared if old is None else old + (compared - old) * _SMOOTHING
                 centre *= exp(self._gain * max(-1.0, min(1.0, elasticity - self._target)))
                 reason = "more brings more" if elasticity > self._target else "more brings nothing"
         self._centre = centre

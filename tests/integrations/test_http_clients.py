@@ -19,6 +19,7 @@ from resilience import (
     Context,
     DeadlineExceeded,
     Fallback,
+    Hedge,
     Policy,
     Retry,
     Timeout,
@@ -96,6 +97,16 @@ async def test_the_last_response_is_returned_when_no_attempt_is_left(
         reply = await send("GET", url, stream=stream)
         assert (reply.status, reply.headers["X-Why"], await reply.read()) == (503, "busy", b"the third")
     assert len(server.requests) == 3
+
+
+async def test_a_response_is_returned_when_concurrent_attempts_have_failed(
+    server: FlakyServer, client: HTTPClient
+) -> None:
+    """That of the first attempt, although its client may have closed it by itself before the other one came."""
+    url = server.script("/", Answer(503, delay=0.02), Answer(503, delay=0.1))
+    async with client.open(Hedge(0.005), connections=2) as send:
+        assert (await send("GET", url)).status == 503
+    assert len(server.requests) == 2
 
 
 async def test_a_retry_waits_as_long_as_the_server_asks(

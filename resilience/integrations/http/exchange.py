@@ -32,6 +32,7 @@ from functools import cached_property
 from math import inf
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import anyio
 from typing_extensions import override
@@ -180,6 +181,11 @@ class Exchange:
         """Whether the caller has set an idempotency key. Evaluated before an attempt adds one to the headers."""
         return self.settings.rules.has_key(self._headers)
 
+    @cached_property
+    def _failed(self) -> WeakSet[Any]:
+        """The responses that are failures, as long as their errors refer to them."""
+        return WeakSet()
+
     # --- the attempt ---
 
     async def _attempt(self, ctx: Context) -> Any:
@@ -245,6 +251,8 @@ class Exchange:
         if failure is None:
             return response
         self._mark_not_repeatable(failure)
+        with self._lock:
+            self._failed.add(response)
         try:
             raise failure
         finally:
@@ -286,7 +294,7 @@ class Exchange:
 
     def _response_in(self, error: Exception) -> Any:
         """Return the response that an error stands for; None if the error is to be raised."""
-        if isinstance(error, TransientStatus) and any(it is error.response for it, _ in self._open):
+        if isinstance(error, TransientStatus) and error.response in self._failed:
             return error.response
         self._mark_not_repeatable(error)  # the error may come from a policy, and not from an attempt
         return None

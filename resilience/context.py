@@ -263,6 +263,6 @@ def waits_until(ctx: Context) -> float:
     return inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline
 
 
-def is_over(ctx: Context) -> bool:
+def is_out_of_time(ctx: Context) -> bool:
     """Whether the budget is used up. Its last `TIMER_TOLERANCE` seconds do not count: a timer may fire that early."""
     return ctx.remaining() <= TIMER_TOLERANCE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from resilience.clock import clock
-from resilience.context import Context, is_over
+from resilience.context import Context, is_out_of_time
 from resilience.events.dispatch import announce, subscribers
 from resilience.events.kinds import CallFinished, Canceller, ExecutionFinished
 from resilience.outcome import Failure, Outcome, Success, unwrap_stop_iteration
@@ -80,4 +80,4 @@ def canceller(error: BaseException, ctx: Context) -> Canceller:
         return "interrupt"
     if isinstance(error, GeneratorExit):
         return "closed"
-    return "deadline" if is_over(ctx) else "caller"
+    return "deadline" if is_out_of_time(ctx) else "caller"

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, TypeVar, final
 
 from resilience import forks
-from resilience.context import Context, is_over, waits_until
+from resilience.context import Context, is_out_of_time, waits_until
 from resilience.counter import Counter
 from resilience.errors import ArgumentMisuse, DeadlineExceeded, ends_with_the_deadline
 from resilience.events.dispatch import report_use
@@ -233,4 +233,4 @@ def _still_running(flights: tuple[Flight, ...]) -> list[Flight]:
 
 def concerns_all(error: Exception, ctx: Context) -> bool:
     """Whether an error concerns other callers, too: not a `StopIteration`, nor the end of the caller's own budget."""
-    return type(error) is not StoppedIteration and not (ends_with_the_deadline(error) and is_over(ctx))
+    return type(error) is not StoppedIteration and not (ends_with_the_deadline(error) and is_out_of_time(ctx))

@@ -39,7 +39,7 @@ from typing_extensions import override
 
 from resilience.ambient import get_ambient, innermost_open
 from resilience.clock import clock
-from resilience.context import Context, is_over
+from resilience.context import Context, is_out_of_time
 from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
 from resilience.execution import aprotect, protect
 from resilience.hints import forbid_repeat
@@ -231,7 +231,7 @@ class Exchange:
         if not sent and not self._was_abandoned(attempt.ctx):
             self._why_not_again = "the proxy asks for a login" if refusal == 407 else None
         self._mark_not_repeatable(error)
-        if is_over(attempt.ctx) and self.has_timed_out(error):
+        if is_out_of_time(attempt.ctx) and self.has_timed_out(error):
             raise attempt_is_late() from error
 
     def _keep(self, response: Any, ctx: Context) -> bool:

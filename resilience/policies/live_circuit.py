@@ -364,7 +364,7 @@ class LiveCircuit:
                 self._reporting = is_ours = True  # no call in between, where an interrupt could come
             transition, ctx = self._unreported[0]
             try:
-                self._draw(transition.new)
+                self._set_next_opening(transition.new)
             finally:
                 del self._unreported[0]
                 emit(CircuitChanged, self.rules.policy, ctx, self.rules.on_transition, **transition._asdict())
@@ -373,7 +373,7 @@ class LiveCircuit:
             if is_ours:
                 self._reporting = False
 
-    def _draw(self, new: CircuitState) -> None:
+    def _set_next_opening(self, new: CircuitState) -> None:
         """Take the length of the next open period from the backoff. Outside the lock, as a backoff may be user code."""
         circuit = self.machine
         if new is CircuitState.OPEN:

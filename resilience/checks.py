@@ -55,6 +55,14 @@ def number(name: str, value: object) -> float:
     return converted
 
 
+def positive(name: str, value: object) -> float:
+    """Return `value` as a finite float that is more than 0."""
+    converted = number(name, value)
+    if not 0 < converted < math.inf:
+        raise ValueError(f"{name} must be more than 0 and finite, not {value!r}")
+    return converted
+
+
 def within(name: str, value: object, least: float, most: float = math.inf) -> float:
     """Return `value` as a finite float from `least` to `most`."""
     converted = number(name, value)

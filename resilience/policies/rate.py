@@ -56,11 +56,11 @@ class Rate:
         actual: Callable[[Any], float] | None = None,
     ) -> None:
         set_field = object.__setattr__
-        set_field(self, "limit", positive("limit", limit))
+        set_field(self, "limit", checks.positive("limit", limit))
         set_field(self, "per", checks.seconds("per", per))
         if isinf(self.per / self.limit):
             raise ValueError(f"limit={limit!r} is too small: one unit would take for ever")
-        set_field(self, "burst", None if burst is None else positive("burst", burst))
+        set_field(self, "burst", None if burst is None else checks.positive("burst", burst))
         set_field(self, "cost", _as_cost(cost, most=self.limit if burst is None else inf))
         set_field(self, "actual", checks.optional_function("actual", actual, ("result",)))
 
@@ -92,18 +92,10 @@ def in_words(rate: Rate) -> str:
     return f"{limit} {unit} {each} {seconds}, spread, {format_number(rate.burst)} at once"
 
 
-def positive(name: str, value: object) -> float:
-    """Return a finite number that is more than 0."""
-    converted = checks.number(name, value)
-    if not 0 < converted < inf:
-        raise ValueError(f"{name} must be more than 0 and finite, not {value!r}")
-    return converted
-
-
 def _as_cost(cost: object, most: float) -> Cost:
     if callable(cost):
         return checks.plain_function("cost", cost, ("ctx",))
-    units = positive("cost", cost)
+    units = checks.positive("cost", cost)
     if units > most:
         raise ValueError(
             f"cost={cost!r} is more than the limit of {format_number(most)}, so no call would ever begin: "

@@ -18,7 +18,7 @@ from resilience.context import Context
 from resilience.errors import RateLimited, is_refusal
 from resilience.events.dispatch import report_refusal
 from resilience.hints import asked_delay
-from resilience.policies.rate import Rate, in_words, meter_of, positive
+from resilience.policies.rate import Rate, in_words, meter_of
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING
@@ -371,7 +371,7 @@ def _as_rate(rate: object) -> Rate:
         return rate
     if isinstance(rate, bool) or not isinstance(rate, (int, float)):
         raise TypeError(f"rate must be a Rate, or a number of calls in a second, not {rate!r}")
-    return Rate(positive("rate", rate))
+    return Rate(checks.positive("rate", rate))
 
 
 def _checked(rate: object) -> Rate:

@@ -22,8 +22,9 @@ from typing import Literal, Protocol, TypeAlias, final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration
 from resilience.clock import FOREVER
+from resilience.formats import format_number
 
 __all__ = ["Backoff", "Constant", "Decorrelated", "Exponential", "Jitter", "Linear", "Randomness"]
 

@@ -10,10 +10,11 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.ambient import AmbientToken, BlockContext, block_context, current_context, leave_block, set_ambient
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import BlockMisuse, DeadlineExceeded, ends_with_the_deadline
+from resilience.formats import format_number
 from resilience.runtimes.base import TIMER_TOLERANCE, Timer
 from resilience.runtimes.tasks import TASKS, shielded_timer
 

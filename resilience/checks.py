@@ -26,22 +26,6 @@ V = TypeVar("V")
 C = TypeVar("C", bound=Callable[..., object] | None)
 
 
-def format_number(value: float) -> str:
-    """Return a number with all of its digits, but without a trailing `.0`."""
-    text = repr(float(value))
-    return text.removesuffix(".0")
-
-
-def format_seconds(value: float) -> str:
-    """Return a duration with three digits, and with all before the point: `0.25 s`, `3600 s`."""
-    return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s"
-
-
-def format_percent(share: float) -> str:
-    """Return a share as a percentage; 0.07 is 7 %, not 7.000000000000001 %."""
-    return f"{format_number(round(100 * share, 10))} %"
-
-
 def number(name: str, value: object) -> float:
     """Return `value` as a float; refuse NaN and anything that is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -14,9 +14,9 @@ from itertools import count
 from typing import Any, Literal, Protocol, TypeAlias, final
 
 from resilience import checks, forks
-from resilience.checks import format_number
 from resilience.clock import clock
 from resilience.counter import Counter
+from resilience.formats import format_number
 
 #: Ten successes at 0.1 must pay for one repeat, although the sum of ten times 0.1 is slightly less than 1.
 _ROUNDING = 1e-9

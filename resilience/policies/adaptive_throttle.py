@@ -20,12 +20,13 @@ from typing_extensions import override
 
 from resilience import backoff, checks, forks
 from resilience.backoff import Randomness
-from resilience.checks import Duration, format_number, format_percent
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.counter import Counter
 from resilience.errors import Throttled, bare
 from resilience.events.dispatch import report_refusal
+from resilience.formats import format_number, format_percent
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.network_errors import transient
 from resilience.policy import Call, Policy

@@ -20,11 +20,12 @@ from typing_extensions import override
 
 from resilience import checks, forks
 from resilience.callables import name_of
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.counter import Counter
 from resilience.events.dispatch import report_use, subscribers
+from resilience.formats import format_number
 from resilience.matching import Matcher, On
 from resilience.policies.copies import without_frames
 from resilience.policies.flights import Flights, concerns_all

@@ -16,12 +16,13 @@ from typing_extensions import override
 from resilience import backoff, checks, forks
 from resilience.backoff import Randomness
 from resilience.callables import name_of
-from resilience.checks import Duration, format_number, format_percent
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context, waits_until
 from resilience.errors import DeadlineExceeded
 from resilience.events.dispatch import emit
 from resilience.events.kinds import ChaosInjected
+from resilience.formats import format_number, format_percent
 from resilience.policy import Call, Policy
 
 T = TypeVar("T")

@@ -13,11 +13,12 @@ from resilience import checks
 from resilience.ambient import block_context
 from resilience.backoff import Backoff, BackoffLike, Constant, as_backoff
 from resilience.callables import name_of
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration
 from resilience.circuit_state import CircuitState
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.events.dispatch import optional_listener
+from resilience.formats import format_number
 from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.outcome import Success, unwrap_stop_iteration

@@ -10,10 +10,11 @@ from typing import ClassVar, Never, TypeVar, final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.checks import Duration, format_number, format_percent
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.events.dispatch import optional_listener
+from resilience.formats import format_number, format_percent
 from resilience.hints import is_repeatable
 from resilience.info import Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate

@@ -13,10 +13,11 @@ from typing_extensions import TypeVar, override
 
 from resilience import checks, forks
 from resilience.callables import name_of
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import KeyMisuse
+from resilience.formats import format_number
 from resilience.info import BARE
 from resilience.policies.keys import Key, key_of, refuse_unhashable
 from resilience.policy import Call, Policy

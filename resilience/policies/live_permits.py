@@ -11,11 +11,12 @@ from typing import TypeAlias, final
 
 from resilience import checks, forks
 from resilience.ambient import block_context
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context, waits_until
 from resilience.errors import BlockMisuse, DeadlineExceeded, Rejected
 from resilience.events.dispatch import report_refusal
+from resilience.formats import format_number
 from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive

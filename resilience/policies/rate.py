@@ -8,8 +8,9 @@ from math import inf, isinf
 from typing import Any, TypeAlias, final
 
 from resilience import checks
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration
 from resilience.context import Context
+from resilience.formats import format_number
 from resilience.state.rates import Spread, Window
 
 #: How many units of a rate a call uses: a number, or a function of its context that returns it.

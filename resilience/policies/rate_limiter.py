@@ -12,11 +12,12 @@ from typing_extensions import override
 
 from resilience import checks, forks
 from resilience.ambient import block_context
-from resilience.checks import Duration, format_number, format_seconds
+from resilience.checks import Duration
 from resilience.clock import FOREVER, clock
 from resilience.context import Context
 from resilience.errors import RateLimited, is_refusal
 from resilience.events.dispatch import report_refusal
+from resilience.formats import format_number, format_seconds
 from resilience.hints import asked_delay
 from resilience.policies.rate import Rate, in_words, meter_of
 from resilience.policy import Call, Policy

@@ -10,11 +10,12 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.backoff import BackoffLike, Exponential, Randomness, as_backoff
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context, derive
 from resilience.errors import CircuitOpen, is_refusal
 from resilience.events.dispatch import optional_listener, subscribers
+from resilience.formats import format_number
 from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.network_errors import transient

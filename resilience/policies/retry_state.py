@@ -11,12 +11,12 @@ from math import inf
 from typing import Final, Literal, TypeAlias, final
 
 from resilience.backoff import Backoff, Randomness
-from resilience.checks import format_seconds
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded, RetriesExhausted, is_refusal
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
+from resilience.formats import format_seconds
 from resilience.hints import asked_delay, is_repeatable
 from resilience.info import Listener
 from resilience.outcome import Failed, Success, annotate, as_outcome, closable

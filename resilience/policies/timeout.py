@@ -8,12 +8,13 @@ from typing import ClassVar, Literal, Never, TypeVar, final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.checks import Duration, format_number, format_seconds
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context, derive
 from resilience.errors import DeadlineExceeded, TimeoutExceeded, ends_with_the_deadline
 from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import TimedOut
+from resilience.formats import format_number, format_seconds
 from resilience.info import Listener
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, TIMER_TOLERANCE, timeout_exceeded

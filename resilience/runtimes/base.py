@@ -14,9 +14,9 @@ from typing import Any, Protocol, Self, TypeVar, final
 
 from typing_extensions import override
 
-from resilience.checks import format_number
 from resilience.clock import clock
 from resilience.errors import RaceMisuse, TimeoutExceeded
+from resilience.formats import format_number
 from resilience.outcome import Outcome
 
 C = TypeVar("C")

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple, TypeAlias, final
 
-from resilience.checks import format_number
 from resilience.circuit_state import CircuitState, TripCount
+from resilience.formats import format_number
 from resilience.state.trips import Tally, Trip
 
 

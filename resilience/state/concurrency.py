@@ -19,7 +19,7 @@ from math import exp, log
 from typing import Any, Final, Protocol, TypeAlias, final, runtime_checkable
 
 from resilience import checks
-from resilience.checks import format_number
+from resilience.formats import format_number
 
 #: The quantile of the durations that is the latency of a sample.
 _QUANTILE: Final = 0.9

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.checks import format_number
 from resilience.circuit_state import TripCount
+from resilience.formats import format_number
 from resilience.state.windows import CountWindow, TimeWindow, Window
 
 if TYPE_CHECKING:

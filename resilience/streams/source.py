@@ -11,12 +11,12 @@ from typing import Any, Final, cast, final
 
 from resilience.ambient import restore_ambient, set_ambient
 from resilience.callables import close_coroutine, is_awaitable, name_of
-from resilience.checks import format_number
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.endings import end_attempt
 from resilience.errors import ArgumentMisuse, AwaitableMisuse, TimeoutExceeded
 from resilience.events.dispatch import subscribers
+from resilience.formats import format_number
 from resilience.innermost import raise_if_expired, refuse_mismatch
 from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, PassiveTimer, Runtime
 from resilience.runtimes.blocking import BLOCKING, BlockingTimer

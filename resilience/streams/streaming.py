@@ -19,10 +19,11 @@ from typing import Any, ParamSpec, TypeVar, final, overload
 
 from resilience import checks
 from resilience.callables import is_coroutine_function, named_like, require_callable
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration
 from resilience.context import Context
 from resilience.events.dispatch import subscribers
 from resilience.execution import Executed, compose
+from resilience.formats import format_number
 from resilience.proxy import make_proxy
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.tasks import TASKS

@@ -24,10 +24,11 @@ from typing import Any, Final, Never, Protocol, TypeVar, final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration
 from resilience.context import Context
 from resilience.errors import KeyMisuse, Misuse, Rejected, TimeoutExceeded
 from resilience.events.dispatch import logger, report_refusal
+from resilience.formats import format_number
 from resilience.policies.keys import key_of
 from resilience.policy import Call, Policy
 from resilience.work.claims import Claim, ClaimStore, Store, as_claim_store

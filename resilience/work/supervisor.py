@@ -17,10 +17,11 @@ from anyio.abc import TaskGroup
 from resilience import checks
 from resilience.backoff import Backoff, BackoffLike, Exponential, as_backoff
 from resilience.callables import name_of, require_callable
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.events.dispatch import emit, logger, optional_listener
 from resilience.events.kinds import Parked
+from resilience.formats import format_number
 from resilience.info import Listener
 from resilience.outcome import Failure
 

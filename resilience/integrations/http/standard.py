@@ -19,9 +19,10 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.backoff import BackoffLike, Exponential
-from resilience.checks import Duration, format_number
+from resilience.checks import Duration
 from resilience.context import Context
 from resilience.events import Listener
+from resilience.formats import format_number
 from resilience.integrations.http.exchange import exchange_of
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.wire import OfHost

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 from resilience import forks
-from resilience.checks import format_seconds
 from resilience.events import CircuitChanged, Event, Parked
+from resilience.formats import format_seconds
 from resilience.integrations.telemetry.words import Fact, Line
 
 Key: TypeAlias = tuple[object, ...]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from resilience import events
-from resilience.checks import format_seconds
 from resilience.events import Event
+from resilience.formats import format_seconds
 from resilience.integrations.telemetry.words import facts, printable, scope_of, status_of
 from resilience.outcome import Failure, Outcome
 

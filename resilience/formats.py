@@ -1,0 +1,18 @@
+"""Numbers as text, for messages and descriptions."""
+
+from __future__ import annotations
+
+
+def format_number(value: float) -> str:
+    """Return a number with all of its digits, but without a trailing `.0`."""
+    return repr(float(value)).removesuffix(".0")
+
+
+def format_seconds(value: float) -> str:
+    """Return a duration with three digits, and with all before the point: `0.25 s`, `3600 s`."""
+    return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s"
+
+
+def format_percent(share: float) -> str:
+    """Return a share as a percentage; 0.07 is 7 %, not 7.000000000000001 %."""
+    return f"{format_number(round(100 * share, 10))} %"

@@ -111,6 +111,17 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
+def optional_name(value: object) -> str | None:
+    """Return the name of a policy, a string that is not empty, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError(f"name must be a string, not {value!r}")
+    if not value:
+        raise ValueError(f"name must not be empty, but it is {value!r}")
+    return value
+
+
 def several(name: str, value: Iterable[V], what: str) -> tuple[V, ...]:
     """Return the elements of an argument that takes several; a single string is not several.
 
@@ -195,14 +206,3 @@ def warn(message: str) -> None:
         frame = frame.f_back
         level += 1
     warnings.warn(message, RuntimeWarning, stacklevel=level)
-
-
-def optional_name(value: object) -> str | None:
-    """Return the name of a policy, a string that is not empty, or None."""
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise TypeError(f"name must be a string, not {value!r}")
-    if not value:
-        raise ValueError(f"name must not be empty, but it is {value!r}")
-    return value

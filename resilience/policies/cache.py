@@ -29,7 +29,7 @@ from resilience.formats import format_number
 from resilience.matching import Matcher, On
 from resilience.policies.copies import without_frames
 from resilience.policies.flights import Flights, concerns_all
-from resilience.policies.keys import Key, key_in_words, key_of, refuse_unhashable
+from resilience.policies.keys import Key, key_in_words, key_of, refuse_foreign, refuse_unhashable
 from resilience.policy import Call, Policy
 
 T = TypeVar("T")
@@ -288,7 +288,13 @@ class Cache(Policy[Never]):
             logger.exception("the store of %s raised; the result is not kept", self.name)
 
     def forget(self, key: Hashable) -> None:
-        """Drop the entry of a key. The result of a running call for it is not kept either."""
+        """Drop the entry of a key. The result of a running call for it is not kept either.
+
+        :param key: what the `key` function returned; without one, `(function, arguments)`: a tuple of the undecorated
+            function, the tuple of its arguments, and for each keyword argument, sorted, a `(name, value)`.
+        :raises TypeError: for a key that no call can have, such as an argument alone if there is no `key` function.
+        """
+        refuse_foreign(key, self)
         with self._lock:
             self._flights.forget(key)
             self._held.pop(key, None)

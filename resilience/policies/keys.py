@@ -64,6 +64,15 @@ def refuse_unhashable(key: Hashable, policy: str) -> None:
         raise KeyMisuse(f"{policy}: the key of a call must be hashable: {error}; give key= to choose one") from None
 
 
+def refuse_foreign(key: Hashable, policy: HasKey) -> None:
+    """Raise a `TypeError` for a key that no call can have: an argument instead of the function with its arguments."""
+    if policy._key is None and not (isinstance(key, tuple) and key and callable(key[0])):
+        raise TypeError(
+            f"{policy.name}: no call has the key {key!r}: without key=, a key is (function, arguments), with the "
+            "undecorated function; give key= to choose one"
+        )
+
+
 def key_in_words(make: Key | None) -> str:
     """Return the description of a key for `describe`."""
     return "function and its arguments" if make is None else f"key of {name_of(make)}"

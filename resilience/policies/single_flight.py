@@ -11,7 +11,7 @@ from typing_extensions import override
 from resilience import checks
 from resilience.context import Context
 from resilience.policies.flights import Flights
-from resilience.policies.keys import Key, key_in_words, key_of, refuse_unhashable
+from resilience.policies.keys import Key, key_in_words, key_of, refuse_foreign, refuse_unhashable
 from resilience.policy import Call, Policy
 
 T = TypeVar("T")
@@ -74,7 +74,8 @@ class SingleFlight(Policy[Never]):
         return flight.share()  # type: ignore[no-any-return]
 
     def forget(self, key: Hashable) -> None:
-        """Let the next caller of this key start a new call, beside the running one."""
+        """Let the next caller of this key start a new call, beside the running one. Keys are as for `Cache.forget`."""
+        refuse_foreign(key, self)
         self._flights.forget(key)
 
     def stats(self) -> SingleFlightStats:

@@ -199,7 +199,7 @@ def test_a_lock_that_another_thread_held_is_free_in_the_child() -> None:
             AdaptiveLimit(1, initial=1): lambda policy: (policy.stats(), policy.call(int), policy.reset()),
             AdaptiveThrottle(): lambda policy: (policy.stats(), policy.call(int), policy.reset()),
             Chaos(result=0): lambda policy: (policy.on(), policy.is_on, policy.call(int), policy.off()),
-            Cache(60): lambda policy: (policy.call(int), policy.forget(1), policy.clear(), policy.stats()),
+            Cache(60): lambda policy: (policy.call(int), policy.forget((int, ())), policy.clear(), policy.stats()),
             keyed: lambda policy: (policy.call(int), policy.forget(1), policy.policies, policy.stats()),
             events.dispatch.subscribers: lambda subscribers: events.subscribe(print, events.TimedOut)(),
         }

@@ -41,6 +41,19 @@ def test_a_call_that_is_no_key_itself_is_misuse(kind: str) -> None:
         answering(KINDS[kind]()).call(len, [])
 
 
+@pytest.mark.parametrize("kind", ["SingleFlight", "Cache", "Cache in a store"])
+def test_forgetting_a_key_that_no_call_can_have_is_refused(kind: str) -> None:
+    """Otherwise `forget("tea")`, without `key=`, would leave the old price in the cache."""
+    policy: Any = KINDS[kind]()
+    price_of = policy(lambda article, /, shop="here": object())
+    before = price_of("tea", shop="there")
+    for key in ("tea", ("tea",), (), None):
+        with pytest.raises(TypeError, match=r"has the key .* without key=, a key is \(function, arguments\)"):
+            policy.forget(key)
+    policy.forget((price_of.__wrapped__, ("tea",), ("shop", "there")))
+    assert price_of("tea", shop="there") is not before
+
+
 @pytest.mark.parametrize("make", [*KINDS.values(), lambda key: Once({}, key=key)], ids=[*KINDS, "Once"])
 async def test_a_key_function_that_returns_a_coroutine_is_misuse(world: World, make: Any) -> None:
     """Each call would have a different key. The coroutine is closed."""

@@ -6,8 +6,8 @@ import enum
 from typing import NamedTuple
 
 
-class CircuitState(enum.Enum):
-    """The state of a circuit."""
+class CircuitState(enum.StrEnum):
+    """The state of a circuit, also as text: `breaker.state == "open"`."""
 
     CLOSED = "closed"
     OPEN = "open"

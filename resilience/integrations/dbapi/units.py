@@ -127,12 +127,11 @@ class UnitOfWork(Generic[W, D]):
             )
 
         def blocking(*args: Any, **kwargs: Any) -> Any:
-            return protect(self._policy, _Execution(self, fn, connect, _undo, drive))(*args, **kwargs)
+            return protect(self._policy, _Execution(self, fn, in_tasks=False))(*args, **kwargs)
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
-            return await aprotect(self._policy, _Execution(self, fn, self._connect, _undo_shielded))(*args, **kwargs)
+            return await aprotect(self._policy, _Execution(self, fn, in_tasks=True))(*args, **kwargs)
 
-        connect = functools.partial(_connect_for_plain, self._connect, fn)
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
         signature = inspect.signature(fn)
         own = list(signature.parameters.values())[1:]  # without the connection, which the caller does not pass
@@ -160,28 +159,20 @@ class _Execution:
     For the policies it is the called function, and the executions of one function are equal, as parts of a key.
 
     :param fn: the function of a connection and its own arguments.
-    :param run: in blocking code, runs the coroutine of an attempt to its end; by default it is returned to be awaited.
+    :param in_tasks: whether an attempt is awaited.
     """
 
-    def __init__(
-        self,
-        unit: UnitOfWork[Any, Any],
-        fn: Callable[..., Any],
-        connect: Callable[[], Any],
-        undo: Callable[[Any, AsyncExitStack | None], Awaitable[None]],
-        run: Callable[[Coroutine[Any, Any, Any]], Any] = lambda attempt: attempt,
-    ) -> None:
+    def __init__(self, unit: UnitOfWork[Any, Any], fn: Callable[..., Any], *, in_tasks: bool) -> None:
         self._unit = unit
         self._fn = fn
         self.__qualname__: str = name_of(fn)
-        self._connect = connect
-        self._undo = undo
-        self._run = run
+        self._in_tasks = in_tasks
         self._commits: list[Context] = []  # of the attempts that may have committed
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Make one attempt."""
-        return self._run(self.attempt(current_context(), args, kwargs))
+        attempt = self.attempt(current_context(), args, kwargs)
+        return attempt if self._in_tasks else drive(attempt)
 
     @override
     def __eq__(self, other: object) -> bool:
@@ -194,7 +185,8 @@ class _Execution:
     async def attempt(self, ctx: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._commits and not self._unit._repeat_unknown_commits:
             raise OutcomeUnknown("the unit of work may have been committed when it was cut off; it is not done again")
-        connection = await maybe_await(self._connect())
+        connect = self._unit._connect
+        connection = await maybe_await(connect()) if self._in_tasks else _connect_for_plain(connect, self._fn)
         limits = AsyncExitStack() if self._unit._limit_statements and ctx.deadline < inf else None
         try:
             if limits is not None:
@@ -207,7 +199,7 @@ class _Execution:
             await _close(connection)
             return result
         except BaseException:
-            await self._undo(connection, limits)
+            await (_undo_shielded if self._in_tasks else _undo)(connection, limits)
             raise
 
     def _enter(self, /, *args: Any, **kwargs: Any) -> Any:

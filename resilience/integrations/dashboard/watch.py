@@ -108,8 +108,8 @@ class Watch:
         _, end = self._subscriptions.pop(kinds, _NO_SUBSCRIPTION)
         end()
 
-    def _is_unwatched(self, now: float) -> bool:
-        """Whether there was no viewer for `LINGER` seconds; then end the subscriptions that only viewers need."""
+    def _ended_without_viewers(self, now: float) -> bool:
+        """End the subscriptions that only viewers need if there was none for `LINGER` seconds; true if it did."""
         with self._lock:
             if self._viewers or now - self._left_at < LINGER:
                 return False
@@ -135,7 +135,7 @@ class Watch:
         self._log.add(event, now)
 
     def _finished(self, event: events.ExecutionFinished, now: float) -> None:
-        if not self._viewers and self._is_unwatched(now):
+        if not self._viewers and self._ended_without_viewers(now):
             return
         self._count("executions", event, now)
         if isinstance(event.outcome, Failure):

@@ -91,9 +91,8 @@ class Driver:
         self._given = ctx
         self._began: float
         self._ctx: Context
-        self._chain: Any = None
+        self._chain: Any = None  # the coroutine of the policies, from the first pull on
         self._record: Record | None
-        self._has_begun = False
         #: Runs a function in the variables of the stream. Set, like the attributes without a value, by the first pull.
         self.run: Callable[..., Any]
         self._opened: Opened | None = None
@@ -118,7 +117,7 @@ class Driver:
             self.refuse()
         self.is_busy, self.take = True, None
         try:
-            if not self._has_begun:
+            if self._chain is None:
                 await self._begin()
             item = END
             while item is END and self._opened is not None:
@@ -154,7 +153,7 @@ class Driver:
         try:
             if self._opened is not None and self.runtime.items and not is_collected:
                 await self._advance(Closed())
-            elif not self.is_over and self._has_begun:
+            elif not self.is_over and self._chain is not None:
                 self._end(None if self._answer is not None else GeneratorExit())
         except Closed:  # pragma: no cover (a policy has made another call; the tracer has lost this frame by then)
             pass
@@ -184,7 +183,6 @@ class Driver:
         ctx.runtime = self.runtime
         self._began = clock.now()
         self.run = contextvars.copy_context().run
-        self._has_begun = True
         self._chain = self._streaming.stage(ctx)
         await self._advance(None)
 

@@ -65,10 +65,10 @@ def _suspend_with(opened: Opened) -> Generator[Opened, None, None]:
 
 async def keep_open(first: float, ctx: Context) -> None:
     """Open the source, and keep it open until the driver resumes this, or throws in the error of a pull."""
-    record, timer, opened, runtime = ctx._info.record, ctx._timer, None, cast("StreamRuntime", ctx.runtime)
+    runtime = cast("StreamRuntime", ctx.runtime)
     if runtime.is_closed:
         raise Closed
-    now = clock.now()
+    record, opened, now = ctx._info.record, None, clock.now()
     began = now if subscribers.calls else None
     if record is not None:
         record.begin_attempt()
@@ -84,7 +84,7 @@ async def keep_open(first: float, ctx: Context) -> None:
             opened = None  # the collector closes this coroutine, which cannot await then: `Driver.close` does
         if record is not None:
             end_attempt(record, ctx, began, None, error)
-        raise_if_expired(timer if isinstance(timer, PassiveTimer) else None, error)
+        raise_if_expired(ctx._timer if isinstance(ctx._timer, PassiveTimer) else None, error)
         raise
     finally:
         restore_ambient(token)

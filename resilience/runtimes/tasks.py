@@ -182,6 +182,8 @@ class TrioWaiter(Waiter):
         else:
             with ScopeTimer(deadline):
                 await self._event.wait()
+        # As in asyncio, a task that is cancelled between `wake` and this line must not go on.
+        await sys.modules["trio"].lowlevel.checkpoint_if_cancelled()
         return bool(self._event.is_set())
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from resilience import (
+    AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
+    Cache,
     Chaos,
     CircuitBreaker,
     ConsecutiveFailures,
@@ -21,6 +23,8 @@ from resilience import (
     Pipeline,
     Policy,
     Quantile,
+    Rate,
+    RateLimiter,
     Retry,
     SlowRatio,
     Timeout,
@@ -201,7 +205,10 @@ NUMBERS: list[tuple[Policy[Any], list[str]]] = [
     ),
     (Hedge(0.31, budget=0.47), ["0.31", "0.47"]),
     (Chaos(0.07, delay=11), ["7 %", "11"]),
-    (AdaptiveThrottle(1.7, window=11, most=0.29), ["1.7", "11", "29 %"]),
+    (AdaptiveThrottle(1.7, window=11, min_calls=13, most=0.29), ["1.7", "11", "13 calls", "29 %"]),
+    (AdaptiveLimit(0.31, window=1.7, min_samples=59, headroom=2.3), ["0.31", "1.7 s", "59 calls", "2.3 times"]),
+    (RateLimiter(Rate(11, per=7, cost=3, burst=5), longest_pause=19), ["11", "7", "3 for each", "5 at once", "19 s"]),
+    (Cache(11, stale=13, max_size=17, errors_ttl=1.9), ["11", "13", "17", "1.9 s"]),
     (Timeout(1_234_567.5), ["1234567.5"]),
     (Timeout(604_800), ["604800"]),
     (Retry(max_elapsed=2_592_000.5), ["2592000.5"]),

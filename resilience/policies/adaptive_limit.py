@@ -17,6 +17,7 @@ from resilience.context import Context
 from resilience.errors import LimitExceeded
 from resilience.events.dispatch import emit, optional_listener
 from resilience.events.kinds import LimitChanged
+from resilience.formats import format_number
 from resilience.info import Listener
 from resilience.matching import Matcher, On
 from resilience.network_errors import transient
@@ -196,6 +197,12 @@ class AdaptiveLimit(Policy[Never]):
             learns = f"lower while a tenth of the calls takes longer than {self._algorithm!r} s"
         now = self._permits.machine.limit
         text = f"{self.name}: {self._least} to {self._most} at once, {now} now, {learns}"
+        if self._window != 1:
+            text += f", evaluated every {format_number(self._window)} s"
+        if self._min_samples != 50:
+            text += f", after {self._min_samples} calls"
+        if self._headroom != 5:
+            text += f", at most {format_number(self._headroom)} times as many as run"
         return f"{text}; {self._permits.describe()}"
 
     # --- private ---

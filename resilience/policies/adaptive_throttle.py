@@ -171,6 +171,8 @@ class AdaptiveThrottle(Policy[Never]):
             f"{self.name}: lets {format_number(self._k)} calls through for each that was accepted in the last "
             f"{format_number(self._seconds)} s, and holds back at most {format_percent(self._most)}"
         )
+        if self._min_calls != 10:
+            text += f", from {self._min_calls} calls on"
         return f"{text}; only observes" if self._observe_only else text
 
     # --- private ---

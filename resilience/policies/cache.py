@@ -322,7 +322,8 @@ class Cache(Policy[Never]):
         fresh = f"what {name_of(self._ttl)} says" if callable(self._ttl) else f"{format_number(self._ttl)} s"
         stale = f", {format_number(self._stale)} s more if a refresh fails" if self._stale else ""
         room = f"at most {self._max_size}" if self._store is None else f"in a {type(self._store).__name__}"
-        return f"{self.name}: keeps values for {fresh}{stale}, by {key_in_words(self._key)}, {room}"
+        again = f"; tries again {format_number(self._errors_ttl)} s after a failure" if self._errors_ttl != 1 else ""
+        return f"{self.name}: keeps values for {fresh}{stale}, by {key_in_words(self._key)}, {room}{again}"
 
 
 def _seconds(ttl: object) -> float:

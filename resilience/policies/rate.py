@@ -87,10 +87,11 @@ def in_words(rate: Rate) -> str:
     """Return what a rate allows, in words."""
     unit = "units" if callable(rate.cost) or rate.actual is not None or rate.cost != 1 else "calls"
     limit, seconds = format_number(rate.limit), "second" if rate.per == 1 else f"{format_number(rate.per)} s"
+    used = "" if callable(rate.cost) or rate.cost == 1 else f", {format_number(rate.cost)} for each call"
     if rate.burst is None:
-        return f"{limit} {unit} in any {seconds}"
+        return f"{limit} {unit} in any {seconds}{used}"
     each = "a" if rate.per == 1 else "in"
-    return f"{limit} {unit} {each} {seconds}, spread, {format_number(rate.burst)} at once"
+    return f"{limit} {unit} {each} {seconds}{used}, spread, {format_number(rate.burst)} at once"
 
 
 def _as_cost(cost: object, most: float) -> Cost:

@@ -223,7 +223,10 @@ class RateLimiter(Policy[Never]):
             waiting = "the others wait for their turn"
         else:
             waiting = f"the others wait at most {format_number(self._max_wait)} s" if self._max_wait else "none waits"
-        return f"{self.name}: at most {rates}; {waiting}"
+        text = f"{self.name}: at most {rates}; {waiting}"
+        if 60 != self._longest_pause < inf:
+            text += f"; an error closes it for at most {format_number(self._longest_pause)} s"
+        return text
 
     @override
     def __repr__(self) -> str:

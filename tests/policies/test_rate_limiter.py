@@ -531,7 +531,8 @@ def test_repr_and_description_contain_every_number() -> None:
     limiter = RateLimiter(Rate(60, per=60), Rate(10, burst=2, cost=3), max_wait=5, name="llm")
     assert repr(limiter) == "RateLimiter(Rate(60, per=60), Rate(10, burst=2, cost=3), max_wait=5.0, name='llm')"
     assert limiter.describe() == (
-        "llm: at most 60 calls in any 60 s and 10 units a second, spread, 2 at once; the others wait at most 5 s"
+        "llm: at most 60 calls in any 60 s and 10 units a second, 3 for each call, spread, 2 at once; "
+        "the others wait at most 5 s"
     )
     assert RateLimiter(7, max_wait=0).describe() == "RateLimiter: at most 7 calls in any second; none waits"
     assert RateLimiter(Rate(7, per=9, burst=1)).describe() == (

@@ -83,7 +83,7 @@ def unit_of_work(
     :param source: a `sessionmaker` or `async_sessionmaker` (the function gets a session), an `Engine` or `AsyncEngine`
         (it gets a connection), or a function that returns either.
     :param repeat_unknown_commits: whether to repeat a unit whose commit may have happened; False by default. Use it
-        for units that have the same effect if they are executed twice.
+        for units that have the same effect if they are executed twice. A `Hedge` needs it, as both attempts may commit.
     :param limit_statements: whether to set the deadline in PostgreSQL (`SET LOCAL statement_timeout`) or SQLite.
 
     The function gets the session before its own arguments. When it returns, the session is flushed and committed; when

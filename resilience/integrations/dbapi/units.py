@@ -65,7 +65,7 @@ def unit_of_work(
         after deadlocks and lost connections; a plain `Retry()` after lost connections only.
     :param connect: returns the connection for an attempt, with `commit`, `rollback` and `close`, or an awaitable of it.
     :param repeat_unknown_commits: whether to repeat a unit whose commit may have happened; False by default. Use it
-        for units that have the same effect if they are executed twice.
+        for units that have the same effect if they are executed twice. A `Hedge` needs it, as both attempts may commit.
     :param limit_statements: whether to set the deadline in the database: see `StatementLimits`. True by default.
 
     The function gets the connection before its own arguments. When it returns, the unit is committed; when it raises,
@@ -168,6 +168,7 @@ class _Execution:
         self.__qualname__: str = name_of(fn)
         self._in_tasks = in_tasks
         self._commits: list[Context] = []  # of the attempts that may have committed
+        self._resilience_may_overlap = unit._repeat_unknown_commits  # a Hedge reads this; both attempts would commit
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Make one attempt."""

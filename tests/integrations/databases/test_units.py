@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import sqlite3
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from resilience import Cache, Fallback, Policy, Retry, Timeout, deadline, events
+from resilience import Cache, Fallback, Hedge, Policy, Retry, Timeout, current_context, deadline, events
 from resilience.errors import ArgumentMisuse
 from resilience.integrations.dbapi import OutcomeUnknown, unit_of_work
 from resilience.testing import recording
@@ -142,6 +143,21 @@ def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeate
         add()
     may_end.set()
     assert notes(path) == ["attempt 2"]
+
+
+@pytest.mark.parametrize("may_be_committed_twice", [False, True])
+def test_only_a_unit_that_may_be_committed_twice_is_hedged(path: Path, may_be_committed_twice: bool) -> None:
+    """The first attempt continues in its thread, and would commit after the second one."""
+    begun = []
+
+    @unit_of_work(Hedge(0.01), connecting(path, PATIENCE), repeat_unknown_commits=may_be_committed_twice)
+    def add(connection: sqlite3.Connection) -> None:
+        begun.append(current_context().hedge)
+        time.sleep(0.1)
+        note(connection, "a")
+
+    add()
+    assert begun == [0, 1][: 1 + may_be_committed_twice]
 
 
 def test_an_attempt_that_is_too_late_to_commit_stops_no_other(path: Path) -> None:

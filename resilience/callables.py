@@ -89,11 +89,8 @@ def is_generator_function(fn: object) -> bool:
         fn = fn.func
     if _is_mock(fn):
         return False
-    call = getattr(type(fn), "__call__", None)
-    return any(
-        inspect.isgeneratorfunction(it) or inspect.isasyncgenfunction(it)
-        for it in ((fn,) if inspect.isroutine(fn) or isinstance(fn, type) else (fn, call))
-    )
+    called = [fn] if inspect.isroutine(fn) or isinstance(fn, type) else [fn, getattr(type(fn), "__call__", None)]
+    return any(inspect.isgeneratorfunction(it) or inspect.isasyncgenfunction(it) for it in called)
 
 
 def is_block_function(fn: object) -> bool:

@@ -62,7 +62,9 @@ class Matcher:
     def judge(self, error: Exception) -> bool | None:
         """Return whether the policy handles this exception, or None if `is_neutral(error)`."""
         if issubclass(type(error), self._special):
-            return True if self._handles_special(error) else None if self.is_neutral(error) else False
+            if self._handles_special(error):
+                return True
+            return None if self.is_neutral(error) else False
         return None if self._ignored is not None and self._ignored(error) else bool(self._on(error))
 
     def _handles_special(self, error: Exception) -> bool:

@@ -166,10 +166,10 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     def _resilience_refuses_until(self) -> float:
-        if self._rules.observe_only:
-            return -inf
         period = self._machine.period
-        return period.until if isinstance(period, Open) else inf if isinstance(period, Isolated) else -inf
+        if self._rules.observe_only or not isinstance(period, (Open, Isolated)):
+            return -inf
+        return period.until if isinstance(period, Open) else inf
 
     @property
     def state(self) -> CircuitState:

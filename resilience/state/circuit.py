@@ -162,7 +162,8 @@ class Circuit:
             return period, transitions
         if isinstance(period, HalfOpen):
             _remove_expired_probes(period, now)
-            if len(period.probes) < (1 if self._checks_first and not period.successes else self._probes):
+            allowed = 1 if self._checks_first and not period.successes else self._probes
+            if len(period.probes) < allowed:
                 probe = Probe(period)
                 period.probes[probe] = now + period.probe_timeout
                 return probe, transitions

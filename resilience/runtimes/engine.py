@@ -230,9 +230,9 @@ class Engine:
         client.valid_entry = -1
         try:
             if error is None:
-                until = client.run(client.coroutine.send, None)
+                instant = client.run(client.coroutine.send, None)
             else:
-                until = client.run(client.coroutine.throw, error)
+                instant = client.run(client.coroutine.throw, error)
         except StopIteration:
             self._drop(client)
             return
@@ -241,10 +241,10 @@ class Engine:
             raise
         finally:
             error = None  # no cycle: error -> traceback -> this frame -> error
-        if type(until) is not float:
+        if type(instant) is not float:
             self._resume(client, self._misuse(client))
         else:
-            self.suspend(client, until)
+            self.suspend(client, instant)
 
     def _misuse(self, client: Client) -> SuspensionMisuse:
         """Return the error for a client that waits for something outside of the engine."""

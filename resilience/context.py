@@ -22,7 +22,7 @@ from resilience.record import FailedAttempt, Record
 from resilience.runtimes.base import TIMER_TOLERANCE, Runtime, Timer
 from resilience.runtimes.tasks import DETECTED
 
-__all__ = ["Called", "Context"]
+__all__ = ["Context"]
 
 
 @final

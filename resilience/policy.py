@@ -353,15 +353,16 @@ def _check_policy(policy: object) -> None:
 
 
 def _check_assignment(policy: Policy[Any], name: str, value: object) -> None:
-    """Refuse an assignment to a method, except of another callable (a test's stub), and to a constructor's parameter.
+    """Refuse an assignment to a method, except of another callable (a test's stub), and to an unknown attribute.
 
     The second rule applies only to the library's own policies, which read their parameters once.
     """
     kind = type(policy)
     is_method = callable(getattr(kind, name, None)) and not callable(value)
-    if is_method or (kind.__module__.startswith("resilience.") and name in inspect.signature(kind).parameters):
+    if is_method or (kind.__module__.startswith("resilience.") and not hasattr(kind, name)):
         hint = f": build another one, `{kind.__name__}({name}={value!r})`" if name in policy.settings() else ""
-        what = "a method" if is_method else "a parameter"
+        known = "a parameter" if name in inspect.signature(kind).parameters else "no attribute"
+        what = "a method" if is_method else known
         raise AttributeError(f"{name} is {what} of {kind.__name__}, which does not change once it is built{hint}")
 
 

@@ -340,6 +340,8 @@ def test_settings_of_a_policy_cannot_be_assigned(name: str) -> None:
         setattr(Retry(), name, 5)
     with refused(AttributeError, r"Retry\(attempts=5\)"):
         Retry().attempts = 5  # type: ignore[assignment, method-assign]
+    with refused(AttributeError, "max_tries is no attribute of Retry, which does not change"):
+        Retry().max_tries = 5  # type: ignore[attr-defined]  # the name that another library has for it
 
 
 def test_methods_can_be_stubbed_and_custom_policies_may_have_public_attributes() -> None:

@@ -86,7 +86,9 @@ class Exchange:
     #: Whether the client reads files in threads of its own, which may continue after an attempt has ended.
     reads_in_threads: ClassVar[bool] = False
 
-    #: The deadline of the response's body, if a policy sets another one than that of the attempt.
+    #: The instant until which the body of the returned response may be read; infinity for no limit.
+    body_deadline: float = inf
+    #: That instant, if a policy sets another one than the deadline of the attempt.
     body_may_last_until: float | None = None
 
     _resilience_asks_for_chosen: ClassVar[bool] = True  # a Keyed records its chosen policy, for the limiters in it
@@ -95,7 +97,6 @@ class Exchange:
     _has_begun = False
     _why_not_again: str | None = None
     _budget = inf  # the caller's deadline
-    _deadline_of_body = inf
 
     def __init__(
         self, settings: Settings, method: str, url: object, headers: Mapping[str, str], body: Body = IN_MEMORY
@@ -310,8 +311,8 @@ class Exchange:
         for response, deadline in received:
             if response is not kept:
                 discarded.append(response)
-            else:  # the response of a fallback is not in the list, and gets no time limit here
-                self._deadline_of_body = deadline if longer is None else longer
+            elif self.settings.rules.limit_body:  # the response of a fallback is not in the list, and gets no limit
+                self.body_deadline = deadline if longer is None else longer
         return discarded
 
     def _release_request(self) -> None:
@@ -327,14 +328,9 @@ class Exchange:
 
     # --- the time of the body ---
 
-    @property
-    def body_deadline(self) -> float:
-        """The instant until which the body of the response may be read; infinity for no limit."""
-        return self._deadline_of_body if self.settings.rules.limit_body else inf
-
     def body_is_late(self) -> TimeoutExceeded:
         """Return the error for a body that is not read by `body_deadline`."""
-        kind = DeadlineExceeded if self._deadline_of_body >= self._budget else TimeoutExceeded
+        kind = DeadlineExceeded if self.body_deadline >= self._budget else TimeoutExceeded
         return kind("the time was over before the whole body was read; Rules(limit_body=False) lets bodies take longer")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TypeVar, final
@@ -88,7 +88,7 @@ class Recorder:
 def recording(*kinds: type[Event]) -> Iterator[Recorder]:
     """Record the events of all policies in this process (those of the given kinds) while the block runs."""
     recorder = Recorder()
-    unsubscribe: Callable[[], None] = events.subscribe(recorder, *kinds)
+    unsubscribe = events.subscribe(recorder, *kinds)
     try:
         yield recorder
     finally:

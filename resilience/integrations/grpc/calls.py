@@ -62,8 +62,8 @@ class OutOfTime(DeadlineExceeded):
     :param status: the error that gRPC raised.
     """
 
-    def __init__(self, message: str = "", *, policy: str | None = None, status: Any = None) -> None:
-        super().__init__(message, policy=policy)
+    def __init__(self, message: str = "", *, status: Any = None) -> None:
+        super().__init__(message)
         self.status: Any = status
 
 

@@ -12,6 +12,7 @@ or messages of errors.
 
 from __future__ import annotations
 
+from resilience.integrations.telemetry.feed import Feed
 from resilience.integrations.telemetry.instruments import (
     DURATION_BUCKETS,
     INSTRUMENTS,
@@ -21,7 +22,7 @@ from resilience.integrations.telemetry.instruments import (
 )
 from resilience.integrations.telemetry.labels import OTHER, Labels
 from resilience.integrations.telemetry.lines import DEFAULT_LEVELS, Levels, Lines
-from resilience.integrations.telemetry.observed import Feed, ManyPolicies, Member, Observable, Observed
+from resilience.integrations.telemetry.observed import ManyPolicies, Member, Observable, Observed
 from resilience.integrations.telemetry.words import Fact, Line, error_type, facts, kind_of, scope_of
 
 __all__ = [

@@ -1,0 +1,104 @@
+"""The feed of an exporter: the measurements of events and the current state of policies, for one destination."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import inf
+from typing import Final, final
+
+from resilience import checks, events, forks
+from resilience.events import Event
+from resilience.integrations.telemetry.instruments import MEASURED, Instrument, Measurement, readings
+from resilience.integrations.telemetry.labels import Labels
+from resilience.integrations.telemetry.observed import Observable, Observed, gauges_of
+
+#: For how many seconds a feed caches the recorder for a set of labels, and how many recorders it caches.
+_CACHED_FOR: Final = 1.0
+_MAX_CACHED: Final = 1000
+
+#: The entry of the cache for labels that are not in it: it has to be renewed, and records nothing.
+_NO_RECORDER: Final[tuple[float, Callable[[float], object]]] = (-inf, float)
+
+
+@final
+class Feed:
+    """The metrics of the process for one destination. An event is counted once, even after several calls of `add`.
+
+    :param recorder: called with an instrument and values for its labels; returns a function that records a value. That
+        function is called in the thread of the event.
+    :param labels: bounds the values of the labels.
+    :param attempts: whether single calls of functions are measured too, which doubles the cost for a call.
+    """
+
+    def __init__(
+        self,
+        recorder: Callable[[Instrument, Mapping[str, str]], Callable[[float], object]],
+        labels: Labels,
+        *,
+        attempts: bool = True,
+    ) -> None:
+        self._recorder = recorder
+        #: (instrument, values of its labels) -> (when it was cached, its recorder)
+        self._recorders: dict[tuple[Instrument, tuple[str, ...]], tuple[float, Callable[[float], object]]] = {}
+        self.labels: Labels = labels
+        self.attempts: bool = checks.flag("attempts", attempts)
+        self._lock = forks.lock_of(self)
+        self._groups: list[Observed] = []
+        self._unsubscribe: Callable[[], None] | None = None
+
+    def add(self, *policies: Observable) -> Callable[[], None]:
+        """Observe these policies. Events of the process are counted while at least one `add` is in effect.
+
+        :returns: a function that undoes it; calling it again is a no-op.
+        """
+        group = Observed(*policies)
+        with self._lock:
+            self._groups = [*self._groups, group]
+            if self._unsubscribe is None:
+                kinds = (it for it in MEASURED if self.attempts or it is not events.CallFinished)
+                self._unsubscribe = events.subscribe(self._measure, *kinds)
+
+        def remove() -> None:
+            with self._lock:
+                self._groups = [it for it in self._groups if it is not group]
+                if not self._groups and self._unsubscribe is not None:
+                    self._unsubscribe()
+                    self._unsubscribe = None
+
+        return remove
+
+    def refuse_others(self, hosts: bool, max_names: int, attempts: bool) -> None:
+        """Refuse settings that differ: the meaning of a series must not change."""
+        self.labels.refuse_others(hosts, max_names)
+        if checks.flag("attempts", attempts) != self.attempts:
+            raise ValueError(f"attempts of these metrics is {self.attempts} already, not {attempts}")
+
+    def gauges(self) -> Iterator[Measurement]:
+        """Read the current values of the observed policies; nothing if no `add` is in effect.
+
+        The values of policies with the same labels are added up: how many circuits are open, how many calls run.
+        """
+        groups = self._groups
+        sums: dict[tuple[Instrument, frozenset[tuple[str, str]]], float] = {}
+        for it, value, labels in gauges_of(groups) if groups else ():
+            key = it, frozenset(self.labels.bounded(labels).items())
+            sums[key] = sums.get(key, 0) + value
+        return (Measurement(it, value, dict(labels)) for (it, labels), value in sums.items())
+
+    def forget_recorders(self) -> None:
+        """Clear the cache of recorders."""
+        self._recorders.clear()
+
+    def _measure(self, event: Event) -> None:
+        for it, value, texts in readings(event):
+            since, record = self._recorders.get((it, texts), _NO_RECORDER)
+            if not 0 <= event.time - since < _CACHED_FOR:  # renewed, so that `Labels` notes which names are in use
+                record = self._cache_recorder(it, texts, event.time)
+            record(value)
+
+    def _cache_recorder(self, it: Instrument, texts: tuple[str, ...], now: float) -> Callable[[float], object]:
+        if len(self._recorders) >= _MAX_CACHED:
+            self.forget_recorders()
+        record = self._recorder(it, self.labels.bounded(dict(zip(it.labels, texts, strict=True))))
+        self._recorders[it, texts] = now, record
+        return record

@@ -88,7 +88,7 @@ class _Scripted:
             raise ValueError(f"a script has one step or more, and `...` only at its end, not {steps!r}")
         #: The calls so far.
         self.calls: list[Call] = []
-        self._lock = threading.Lock()  # in threads, a hedge calls from several workers
+        self._lock = threading.RLock()  # in threads, a hedge calls from several workers, and a finalizer from any
 
     def __repr__(self) -> str:
         steps = [repr(step) for step in self._steps] + ["..."] * self._repeats

@@ -39,7 +39,7 @@ class Body:
     def __init__(self, *sources: Any, start: object = None, once: bool = False) -> None:
         self.can_be_sent_again: bool = not once
         self._files: list[tuple[Any, Any, Any]] = []  # each with the positions of its start and its end
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
         self._readers = 0
         for source in sources:
             if isinstance(source, OneShot):

@@ -106,7 +106,7 @@ class Exchange:
         self._url = url
         self._headers = headers
         self._body = body
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
         self._open: list[tuple[Any, float]] = []  # responses, each with the deadline of its attempt
         #: Why the request must not be sent again once the server may have received it; None if it may be sent again.
         self.why_not_once_sent: str | None = settings.rules.why_not_again(

@@ -15,7 +15,7 @@ import pytest
 from resilience import Context, DeadlineExceeded, Retry, current_context, deadline
 from resilience.runtimes.alarms import AsyncioTimer
 from resilience.runtimes.tasks import ScopeTimer
-from tests.conftest import Boom, FakeClock, World
+from tests.conftest import Boom, FakeClock, Virtual, World
 from tests.custom import INF, PASSING
 
 # --- deadline blocks -------------------------------------------------------------------------
@@ -162,7 +162,7 @@ async def test_an_async_block_is_cut_off(tasks_world: World) -> None:
     assert reached == ["finally", "after", "alive"]
 
 
-async def test_an_async_block_that_ends_in_time_is_not_cut_off(tasks_world: World) -> None:
+async def test_an_async_block_that_ends_in_time_is_not_cut_off(virtual_tasks: Virtual) -> None:
     async with deadline(0.1):
         await anyio.sleep(0)
     await anyio.sleep(0.12)

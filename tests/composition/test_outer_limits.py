@@ -24,7 +24,7 @@ from resilience import (
     deadline,
 )
 from resilience.testing import hang, script, virtual_time
-from tests.conftest import Boom, FakeClock, World
+from tests.conftest import Boom, FakeClock, Virtual, World
 from tests.policies.breakers import CLOSED
 from tests.policies.timeouts import LONG, SHORT
 
@@ -173,15 +173,16 @@ async def gathers(child: Children, clean_up: CleanUp) -> None:
 
 @pytest.mark.parametrize("child", [in_a_timeout, in_the_same_timeout, in_a_block, in_a_pipeline])
 @pytest.mark.parametrize("waits", [a_group, groups_in_a_group, waits_for_a_group, gathers])
-async def test_the_clean_up_of_a_child_task_is_not_interrupted(in_asyncio: World, waits: Any, child: Children) -> None:
+async def test_the_clean_up_of_a_child_task_is_not_interrupted(
+    in_virtual_asyncio: Virtual, waits: Any, child: Children
+) -> None:
     """Its timer must not cancel it besides the group that waits for it."""
-    clean_up = CleanUp(in_asyncio)
+    clean_up = CleanUp(in_virtual_asyncio)
     with pytest.raises(TimeoutExceeded):
         async with deadline(OUTER):
             await waits(child, clean_up)
     with pytest.raises(TimeoutExceeded):
         await Timeout(OUTER).acall(waits, child, clean_up)
-    await anyio.sleep(0.05)  # `gather` does not wait for the others if a child began too late, on a busy machine
     assert clean_up.ended == clean_up.began > 0
 
 
@@ -283,7 +284,7 @@ def children(count: int = 3, run: Any = Pipeline(Retry(2, on=Boom), Timeout(LONG
     return fn
 
 
-async def test_a_timeout_around_a_task_group_raises_its_own_error(tasks_world: World) -> None:
+async def test_a_timeout_around_a_task_group_raises_its_own_error(virtual_tasks: Virtual) -> None:
     """Instead of an `ExceptionGroup([DeadlineExceeded, ...])`; and `on_timeout` is called."""
     seen: list[Any] = []
     timeout = Timeout(SHORT, on_timeout=seen.append, name="outer")
@@ -299,7 +300,7 @@ async def test_a_timeout_around_a_task_group_raises_its_own_error(tasks_world: W
     assert [event.policy for event in seen] == ["outer"] * 3
 
 
-async def test_a_timeout_around_a_task_group_of_asyncio_raises_its_own_error(in_asyncio: World) -> None:
+async def test_a_timeout_around_a_task_group_of_asyncio_raises_its_own_error(in_virtual_asyncio: Virtual) -> None:
     async def fn() -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
@@ -310,13 +311,13 @@ async def test_a_timeout_around_a_task_group_of_asyncio_raises_its_own_error(in_
     assert type(caught.value) is TimeoutExceeded
 
 
-async def test_a_block_around_a_task_group_raises_its_own_error(tasks_world: World) -> None:
+async def test_a_block_around_a_task_group_raises_its_own_error(virtual_tasks: Virtual) -> None:
     with pytest.raises(DeadlineExceeded, match="the block did not end within"):
         async with deadline(SHORT):
             await children()()
 
 
-async def test_each_attempt_with_a_task_group_is_retried_after_its_timeout(tasks_world: World) -> None:
+async def test_each_attempt_with_a_task_group_is_retried_after_its_timeout(virtual_tasks: Virtual) -> None:
     entered: list[int] = []
 
     async def fn(ctx: Context) -> None:

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-LIMIT: Final = 20.0  # seconds, for a whole page
+LIMIT: Final = 100.0  # seconds, for a whole page
 
 #: The languages of fenced blocks: `python` is executed, `text` is compared, the others are only shown.
 LANGUAGES: Final = frozenset({"python", "text", "mermaid", "shell"})

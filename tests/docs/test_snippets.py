@@ -183,7 +183,7 @@ def test_a_page_that_hangs_is_stopped_and_the_line_reported(tmp_path: Path, monk
     """After a limit on real time."""
     quick = tmp_path / "quick.py"
     source = Path(run_page.__file__).read_text(encoding="utf-8")
-    quick.write_text(source.replace("LIMIT: Final = 20.0", "LIMIT: Final = 0.3"), encoding="utf-8")
+    quick.write_text(source.replace("LIMIT: Final = 100.0", "LIMIT: Final = 1.0"), encoding="utf-8")
     monkeypatch.setattr(run_page, "__file__", str(quick))
     done = execute(page_of(tmp_path, "```python", "import time", "time.sleep(60)", "```"), "page.md", tmp_path)
     assert done.returncode == 1

@@ -14,7 +14,6 @@ import aiohttp
 import pytest
 
 from resilience import Context, DeadlineExceeded, Timeout, current_context, deadline
-from resilience.clock import clock as process_clock
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.http.exchange import Exchange
 from tests.integrations.aiohttp_sessions import QUICK, outcome_of, session
@@ -33,39 +32,41 @@ async def test_a_deadline_ends_the_request(server: FlakyServer, timeout: Any) ->
         assert (await outcome_of(client.get(server.script("/", 200)))).status == 200
 
 
-@pytest.fixture
-def clock_jumps(monkeypatch: pytest.MonkeyPatch) -> aiohttp.ClientMiddlewareType:
-    """A middleware in which the headers of the response take `PATIENCE` seconds, but for a tenth of one."""
-
-    async def middleware(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
-        response = await handler(request)
-        now = process_clock.now
-        monkeypatch.setattr(process_clock, "now", lambda: now() + PATIENCE - 0.1)
-        return response
-
-    return middleware
+LIMIT = PATIENCE / 2
 
 
-async def test_a_body_that_is_read_after_its_deadline_raises(server: FlakyServer, clock_jumps: Any) -> None:
+async def let_it_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `LIMIT` seconds pass at once for the timers of the event loop."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + LIMIT)
+    await asyncio.sleep(0.001)
+
+
+async def test_a_body_that_is_read_after_its_deadline_raises(
+    server: FlakyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error is that of the policy's deadline; the connection is free before that."""
     url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
-    async with session(QUICK, clock_jumps) as client:
-        with deadline(PATIENCE):
+    async with session() as client:
+        with deadline(LIMIT):
             response = await client.get(url)
-        await asyncio.sleep(0.2)
+        await let_it_pass(monkeypatch)
         assert (await outcome_of(client.get(server.script("/", 200)))).status == 200  # its connection is free
         with pytest.raises(DeadlineExceeded):
             await response.read()
 
 
-async def test_a_body_that_was_read_stays_available_after_the_deadline(server: FlakyServer, clock_jumps: Any) -> None:
+async def test_a_body_that_was_read_stays_available_after_the_deadline(
+    server: FlakyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its connection is reused."""
     rest = threading.Event()
-    async with session(Timeout(PATIENCE), clock_jumps) as client:
+    async with session(Timeout(LIMIT)) as client:
         response = await client.get(server.script("/", Answer(body=[b"a", b"b"], drip=rest, chunked=True)))
         rest.set()
         assert await response.read() == b"ab"
-        await asyncio.sleep(0.2)
+        await let_it_pass(monkeypatch)
         assert await response.read() == b"ab"
         assert await (await client.get(server.script("/", 200))).read() == b"ok"
     assert server.connections == 1
@@ -116,12 +117,14 @@ async def test_an_exchange_that_has_ended_sends_nothing_more(server: FlakyServer
 
 
 async def test_a_body_that_broke_off_raises_that_error_after_its_deadline(
-    server: FlakyServer, clock_jumps: Any
+    server: FlakyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = server.script("/", Answer(body=[b"first", b"rest"], fault="cut"))
-    async with session(Timeout(PATIENCE), clock_jumps) as client:
+    async with session(Timeout(LIMIT)) as client:
         response = await client.get(url)
-        await asyncio.sleep(0.2)
+        while response.content.exception() is None:
+            await asyncio.sleep(0.001)
+        await let_it_pass(monkeypatch)
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()
 

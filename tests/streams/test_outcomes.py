@@ -20,7 +20,7 @@ from resilience import (
     Timeout,
     events,
 )
-from tests.conftest import Boom, FakeClock, World
+from tests.conftest import Boom, FakeClock, Virtual, World
 from tests.streams.sources import Consumed, Source, outcome, retry, streamed
 
 # --- failures --------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ async def test_no_call_is_made_after_the_consumer_has_left(world: World) -> None
 
 
 @pytest.mark.parametrize("items", [0, 1])
-async def test_a_cancelled_pull_cancels_the_source_and_is_no_failure(tasks_world: World, items: int) -> None:
+async def test_a_cancelled_pull_cancels_the_source_and_is_no_failure(virtual_tasks: Virtual, items: int) -> None:
     bulkhead, breaker, closed = Bulkhead(1), CircuitBreaker(1), []
 
     async def source() -> AsyncIterator[int]:
@@ -282,7 +282,7 @@ async def test_a_cancelled_pull_cancels_the_source_and_is_no_failure(tasks_world
     pipeline = Pipeline(Fallback(["no"], on=BaseException), Retry(on=BaseException), bulkhead, breaker, Timeout(90))
     got: list[int] = []
     with anyio.move_on_after(0.02) as scope:
-        await Consumed(tasks_world, pipeline.streaming(idle=80).call(source)).all(got)
+        await Consumed(virtual_tasks, pipeline.streaming(idle=80).call(source)).all(got)
     assert scope.cancelled_caught
     assert got == [*range(items)]
     assert closed == [1]

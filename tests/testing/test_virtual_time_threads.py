@@ -79,7 +79,7 @@ def test_the_clock_stands_still_while_a_thread_works() -> None:
             pass
         at.append(clock.now())
 
-    with virtual_time(patience=0.05) as clock:
+    with virtual_time(patience=0.05, stuck_after=60) as clock:
         in_threads(works, lambda: process_clock.sleep(1.0))
         assert clock.now() == 1
     assert at == [0]

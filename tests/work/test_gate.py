@@ -105,7 +105,7 @@ async def test_a_drain_in_a_task_waits_in_virtual_time(in_virtual_asyncio: Virtu
     await task
 
 
-async def test_a_cancelled_drain_is_removed(in_asyncio: World) -> None:
+async def test_a_cancelled_drain_is_removed(in_virtual_asyncio: Virtual) -> None:
     gate = Gate()
     task = asyncio.create_task(gate.acall(asyncio.sleep, 0.03))
     await asyncio.sleep(0)

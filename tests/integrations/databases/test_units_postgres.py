@@ -94,7 +94,7 @@ def test_a_row_factory_does_not_break_the_limits(url: str, driver: Any, rows: st
     else:
         kinds = {"dictionaries": psycopg2.extras.RealDictCursor, "objects": psycopg2.extras.NamedTupleCursor}
         connection = psycopg2.connect(url, cursor_factory=kinds[rows])
-    with deadline(0.1), StatementLimits(connection), pytest.raises(driver.Error):
+    with deadline(0.5), StatementLimits(connection), pytest.raises(driver.Error):
         execute(connection, "select pg_sleep(20)")
     connection.close()
 

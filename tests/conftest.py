@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import anyio
-import hypothesis  # noqa: F401  # before anything is frozen: it looks for referrers of trio's random numbers
+import hypothesis  # before anything is frozen: it looks for referrers of trio's random numbers
 import pytest
 
 from resilience import Context, Policy, current_context, events
@@ -44,6 +44,12 @@ except ImportError:  # Windows, where tests marked `serial` may run beside other
 # A process that a shell starts in the background ignores Ctrl-C, and so would the processes to which tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# On a busy machine, the time that one example takes says nothing.
+hypothesis.settings.register_profile(
+    "unhurried", hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
 
 
 class Boom(Exception):

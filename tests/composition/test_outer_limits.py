@@ -202,9 +202,11 @@ async def test_the_clean_up_of_a_child_task_is_not_interrupted_by_a_later_alarm(
     assert clean_up.ended == clean_up.began > 0
 
 
-async def test_the_clean_up_of_a_child_task_is_not_interrupted_with_many_distinct_limits(in_asyncio: World) -> None:
+async def test_the_clean_up_of_a_child_task_is_not_interrupted_with_many_distinct_limits(
+    in_virtual_asyncio: Virtual,
+) -> None:
     """So many that they share an alarm."""
-    clean_up = CleanUp(in_asyncio)
+    clean_up = CleanUp(in_virtual_asyncio)
 
     async def call(seconds: float) -> None:
         with pytest.raises(DeadlineExceeded):

@@ -431,7 +431,7 @@ async def test_a_body_that_breaks_off_is_retried_only_if_it_is_read_in_the_attem
     cut = Answer(body=[b"first", b"rest"], fault="cut", chunked=chunked)
     slow = Answer(body=[b"first", b"rest"], drip=threading.Event(), chunked=chunked)
     options = {} if client.reads_in_attempt else {"read_body": True}
-    async with client.open(QUICK.wrap(Timeout(0.2)), **options) as send:
+    async with client.open(Retry(9, backoff=[0]).wrap(Timeout(0.2)), **options) as send:
         reply = await send("GET", server.script("/", cut, slow, Answer(body=b"whole")))
         assert reply.body == b"whole"
     async with client.open() as send:

@@ -12,7 +12,7 @@ import pytest
 
 from resilience import Context, Hedge, Timeout, TimeoutExceeded, deadline
 from resilience.runtimes import base
-from tests.conftest import World
+from tests.conftest import Virtual, World
 from tests.policies.timeouts import SHORT
 
 
@@ -100,7 +100,7 @@ async def test_hedged_calls_share_one_timer_of_the_loop(in_asyncio: World) -> No
     assert len(loop._scheduled) <= before + 1
 
 
-async def test_each_race_of_a_loop_gets_its_alarm_at_its_own_instant(in_asyncio: World) -> None:
+async def test_each_race_of_a_loop_gets_its_alarm_at_its_own_instant(in_virtual_asyncio: Virtual) -> None:
     """Also for hedges with different delays, in any order, and for each attempt."""
     begun: list[str] = []
 

@@ -102,7 +102,7 @@ def test_a_stream_cannot_be_raced() -> None:
         list(keyed.streaming()(lambda: iter([1, 2]))())
 
 
-async def test_concurrent_races_of_one_policy_are_independent(tasks_world: World) -> None:
+async def test_concurrent_races_of_one_policy_are_independent(virtual_tasks: Virtual) -> None:
     import anyio
 
     hedge, answers = Hedge(0.01, budget=None), []

@@ -129,7 +129,7 @@ def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeate
             first_is_done.set()
 
     @unit_of_work(
-        Policy.wrap(AGAIN, Timeout(0.2)),
+        Policy.wrap(AGAIN, Timeout(0.5)),
         lambda: sqlite3.connect(path, factory=LostByCommitting, check_same_thread=False),
     )
     def add(connection: sqlite3.Connection) -> None:

@@ -134,5 +134,6 @@ async def test_an_iterator_that_was_not_sent_before_a_timeout_can_be_sent(tasks_
     async with tasks_kit.client(Timeout(0.2)) as client:
         with full_port() as url, pytest.raises(TimeoutExceeded):
             await client.post(url, content=body, timeout=None)
+    async with tasks_kit.client() as client:
         assert (await client.post(server.url, content=body)).status_code == 200
     assert [it.body for it in server.requests] == [ONCE]

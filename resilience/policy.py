@@ -63,8 +63,9 @@ class Policy(Executable[D_co]):
     # Whether it may run the rest of the chain several times: then a limit inside it is a limit for each attempt.
     _resilience_repeats: ClassVar[bool] = False
     _resilience_streams: ClassVar[bool] = True  # whether it can be used around a stream
-    _resilience_settings: Mapping[str, object] = MappingProxyType({})  # what `settings` returns
     _resilience_shares: ClassVar[str] = ""  # the state that all users of one object share
+    # What `settings` returns. The policies of which a program may have one for each host compute it, to save memory.
+    _resilience_settings: Mapping[str, object] = MappingProxyType({})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Make the name of the class the default name of its policies, and refuse an `around` with other parameters."""

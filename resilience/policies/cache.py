@@ -209,10 +209,10 @@ class Cache(Policy[Never]):
                     return flight.publish(result)
         finally:
             flight.__exit__(None, None, None)  # again: see `Flight`
+        assert old is not None  # only a stale value is the answer after a failed call
         return self._answer(old, ctx, "stale")
 
-    def _answer(self, entry: Entry | None, ctx: Context, how: Literal["fresh", "stale"]) -> Any:
-        assert entry is not None
+    def _answer(self, entry: Entry, ctx: Context, how: Literal["fresh", "stale"]) -> Any:
         entry.is_used = True
         (self._hits if how == "fresh" else self._stale_hits).add()
         report_use(self.name, ctx, how)

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, final
 
 from resilience import checks
 from resilience.errors import DeadlineExceeded, Misuse, Rejected
-from resilience.outcome import StoppedIteration
+from resilience.outcome import ErrorAnswer, StoppedIteration
 
 #: Exception type, tuple of exception types, or predicate over the exception.
 On: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[Exception], bool]
@@ -114,6 +114,11 @@ def _condition(name: str, value: Any) -> Callable[[Exception], object]:
 def optional_predicate(name: str, value: OnResult | None) -> OnResult | None:
     """Return a predicate over results, or None."""
     return checks.optional_function(name, value, ("result",))
+
+
+def rejects(on_result: OnResult, result: object) -> bool:
+    """Whether a result is not good enough. The predicate is not asked about an error with which a service answered."""
+    return type(result) is not ErrorAnswer and bool(on_result(result))
 
 
 def _is_one_of(types: tuple[type[BaseException], ...], error: Exception) -> bool:

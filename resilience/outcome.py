@@ -69,6 +69,25 @@ def unwrap_stop_iteration(error: Exception) -> Exception:
     return error.error if type(error) is StoppedIteration else error
 
 
+@final
+class ErrorAnswer:
+    """An error with which a working service has answered: a result for the policies, an exception for the caller."""
+
+    __slots__ = ("_error", "_kind")
+
+    def __init__(self, error: Exception) -> None:
+        self._error: Exception | None = error
+        self._kind = type(error).__name__
+
+    def __repr__(self) -> str:
+        return f"<answered with {self._kind}>"
+
+    def take(self) -> Exception | None:
+        """Return the error and release it: its traceback refers to frames of policies, which refer to this result."""
+        error, self._error = self._error, None
+        return error
+
+
 #: How many characters of an error message are stored: it may be a whole page of HTML.
 LONGEST_MESSAGE: Final = 200
 

@@ -27,7 +27,7 @@ from resilience.counter import Counter
 from resilience.errors import Throttled, bare
 from resilience.events.dispatch import report_refusal
 from resilience.formats import format_number, format_percent
-from resilience.matching import Matcher, On, OnResult, optional_predicate
+from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
 from resilience.policy import Call, Policy
 from resilience.state.windows import TimeWindow
@@ -142,7 +142,7 @@ class AdaptiveThrottle(Policy[Never]):
             self._count_error(error)
             raise
         try:
-            if self._on_result is not None and self._on_result(result):
+            if self._on_result is not None and rejects(self._on_result, result):
                 self._count_refused()
                 return result
         except BaseException:  # no caller will see the result

@@ -14,7 +14,7 @@ from resilience.context import Context
 from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import FallbackUsed
 from resilience.info import Listener
-from resilience.matching import Matcher, On, OnResult, optional_predicate
+from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.outcome import Failed, Outcome, Success, as_outcome, closable, unwrap_stop_iteration
 from resilience.policy import Call, Policy
 
@@ -137,7 +137,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
                 return cast("A_co", self._value)
             return await self._answer(unwrap_stop_iteration(error), ctx)
         try:
-            if self._on_result is None or not self._on_result(result):
+            if self._on_result is None or not rejects(self._on_result, result):
                 return result
         except BaseException:  # no caller will see the result
             await ctx.runtime.close(result)

@@ -17,7 +17,7 @@ from resilience.events.dispatch import optional_listener
 from resilience.formats import format_number, format_percent
 from resilience.hints import is_repeatable
 from resilience.info import Listener
-from resilience.matching import Matcher, On, OnResult, optional_predicate
+from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
 from resilience.outcome import StoppedIteration, Success
 from resilience.policies.hedge_plan import HedgePlan, HedgeRules, Latencies
@@ -192,7 +192,7 @@ class Hedge(Policy[Never]):
         rules, began = self._rules, clock.now()
         result = await call(ctx)
         try:
-            if rules.on_result is None or not rules.on_result(result):
+            if rules.on_result is None or not rejects(rules.on_result, result):
                 if self._latencies is not None:
                     now = clock.now()
                     self._latencies.add(now - began, now)

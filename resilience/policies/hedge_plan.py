@@ -15,7 +15,7 @@ from resilience.events.dispatch import emit
 from resilience.events.kinds import BudgetSpent, HedgeFinished, HedgeStarted
 from resilience.hints import may_overlap
 from resilience.info import Listener
-from resilience.matching import Matcher, OnResult
+from resilience.matching import Matcher, OnResult, rejects
 from resilience.outcome import Failure, Outcome, Success, annotate, closable, unwrap_stop_iteration
 from resilience.record import History
 from resilience.repeats import Budget, give_back_repeat, take_repeat
@@ -121,7 +121,7 @@ class HedgePlan:
             self._first_runs = False
         if isinstance(outcome, Success):
             try:
-                decides = is_good = rules.on_result is None or not rules.on_result(outcome.value)
+                decides = is_good = rules.on_result is None or not rejects(rules.on_result, outcome.value)
             except BaseException:  # no caller will see the result
                 self._discard(outcome)
                 raise

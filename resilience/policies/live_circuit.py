@@ -24,7 +24,7 @@ from resilience.errors import CircuitIsolated, CircuitOpen, Misuse, bare
 from resilience.events.dispatch import emit, report_refusal, subscribers
 from resilience.events.kinds import CircuitChanged
 from resilience.info import Listener
-from resilience.matching import Matcher, OnResult
+from resilience.matching import Matcher, OnResult, rejects
 from resilience.outcome import LONGEST_MESSAGE, Failed, Success, describe, unwrap_stop_iteration
 from resilience.policies.marks import is_marked, mark
 from resilience.runtimes.base import Runtime
@@ -319,7 +319,7 @@ class LiveCircuit:
             has_failed = self.rules.failures.judge(ended)
         else:
             on_result = self.rules.on_result
-            has_failed = ended is not DONE and on_result is not None and bool(on_result(ended.value))
+            has_failed = ended is not DONE and on_result is not None and rejects(on_result, ended.value)
         if has_failed and admission.quiet and self._is_among_callers():
             return  # the enclosing call counts instead
         if has_failed or (has_failed is not None and not admission.quiet):  # otherwise nothing would change

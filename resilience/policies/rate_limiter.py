@@ -19,6 +19,7 @@ from resilience.errors import RateLimited, is_refusal
 from resilience.events.dispatch import report_refusal
 from resilience.formats import format_number, format_seconds
 from resilience.hints import asked_delay
+from resilience.outcome import ErrorAnswer
 from resilience.policies.rate import Rate, in_words, meter_of
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime, Waiter
@@ -315,6 +316,8 @@ class RateLimiter(Policy[Never]):
 
     def _read_result(self, result: Any, costs: Units, began: float) -> None:
         """Apply what a result reports: the remaining calls, and the units actually used."""
+        if type(result) is ErrorAnswer:
+            return
         if self._told is not None and (said := self._told(result)) is not None:
             if not (isinstance(said, (tuple, list)) and len(said) == 2):
                 raise TypeError(f"told(result) must return (remaining, seconds) or None, not {said!r}")

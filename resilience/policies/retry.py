@@ -17,7 +17,7 @@ from resilience.errors import CircuitOpen, is_refusal
 from resilience.events.dispatch import optional_listener, subscribers
 from resilience.formats import format_number
 from resilience.info import BARE, Listener
-from resilience.matching import Matcher, On, OnResult, optional_predicate
+from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
 from resilience.outcome import Success, unwrap_stop_iteration
 from resilience.policies.attempts import Attempts
@@ -155,7 +155,7 @@ class Retry(Policy[Never]):
                         raise
                 else:
                     try:
-                        if self._on_result is None or not self._on_result(result):
+                        if self._on_result is None or not rejects(self._on_result, result):
                             if self._earn is not None:
                                 self._earn()
                             return result

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Fallback, deadline
+from resilience import (
+    AdaptiveThrottle,
+    CircuitBreaker,
+    CircuitOpen,
+    Fallback,
+    Hedge,
+    Policy,
+    Quantile,
+    Rate,
+    RateLimiter,
+    Retry,
+    deadline,
+)
 from tests.conftest import FakeClock, World
 from tests.integrations import llm_server as llm
 from tests.integrations.sdks import ANTHROPIC, OPENAI, QUESTION, SDK, SOON
@@ -49,6 +63,34 @@ def test_statuses_that_the_sdk_would_not_retry_are_no_failure(server: FlakyServe
                 sdk.ask(client)
     assert len(server.requests) == 2
     assert breaker.state.name == "CLOSED"
+
+
+@pytest.mark.parametrize("status", [400, 200])
+def test_functions_of_results_see_only_replies(server: FlakyServer, sdk: SDK, status: int) -> None:
+    """An error that is no failure is not one either: the caller gets it, and no predicate is asked about it."""
+    server.script(sdk.path, sdk.answer() if status == 200 else sdk.error(status))
+    seen: list[str] = []
+
+    def see(reply: Any) -> int:
+        seen.append(sdk.text(reply))
+        return 0
+
+    policies = [
+        Fallback(None, on_result=see),
+        Retry(on_result=see),
+        AdaptiveThrottle(on_result=see),
+        CircuitBreaker(1, on_result=see),
+        Hedge(60, on_result=see),
+        Hedge(Quantile(), on_result=see),
+        RateLimiter(Rate(100, actual=see), told=lambda reply: see(reply) or None),
+    ]
+    with sdk.protected(server.url, Policy.wrap(*policies)) as client:
+        if status == 200:
+            assert sdk.text(sdk.ask(client)) == "fine"
+        else:
+            with pytest.raises(sdk.module.BadRequestError):
+                sdk.ask(client)
+    assert seen == ["fine"] * (8 if status == 200 else 0)
 
 
 @pytest.mark.parametrize(

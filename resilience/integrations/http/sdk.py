@@ -30,6 +30,7 @@ from resilience.integrations.http.limits import inform_limiters
 from resilience.integrations.http.perhost import Policies
 from resilience.integrations.http.rules import IDEMPOTENT_METHODS, Rules, retry_after
 from resilience.integrations.http.settings import Settings
+from resilience.outcome import ErrorAnswer
 
 __all__ = ["SDK", "is_failure_status", "protected_copy"]
 
@@ -113,25 +114,6 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
     return client
 
 
-@final
-class _Answer:
-    """An error that is an answer of the service: a result for the policies, an exception for the caller."""
-
-    __slots__ = ("_error", "_kind")
-
-    def __init__(self, error: Exception) -> None:
-        self._error: Exception | None = error
-        self._kind = type(error).__name__
-
-    def __repr__(self) -> str:
-        return f"<answered with {self._kind}>"
-
-    def take(self) -> Exception | None:
-        """Return the error and release it: its traceback refers to frames of policies, which refer to this result."""
-        error, self._error = self._error, None
-        return error
-
-
 class _Call(Exchange):
     """One request."""
 
@@ -176,7 +158,7 @@ class _Call(Exchange):
 
     @override
     def limit(self, response: Any) -> Any:
-        if type(response) is not _Answer:
+        if type(response) is not ErrorAnswer:
             return response
         error = response.take()
         if error is None:
@@ -197,7 +179,7 @@ class _BlockingCall(_Call, BlockingExchange):
             self._inform_limiters(error, attempt.ctx)
             if self._sdk.is_failure(error):
                 raise
-            return _Answer(error)
+            return ErrorAnswer(error)
 
     @override
     async def _close(self, *responses: Any) -> None:
@@ -214,7 +196,7 @@ class _AsyncCall(_Call, TaskExchange):
             self._inform_limiters(error, attempt.ctx)
             if self._sdk.is_failure(error):
                 raise
-            return _Answer(error)
+            return ErrorAnswer(error)
 
     @override
     def _release_request(self) -> None:

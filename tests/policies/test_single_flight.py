@@ -25,7 +25,7 @@ from resilience import (
 from resilience.outcome import Failure, Success
 from resilience.testing import virtual_time
 from tests.callers import Slow, aoutcome_of, ask_from_everywhere, followers, outcome_of, run_all, wait_until
-from tests.conftest import Boom, Frozen, Heavy, Incomparable, Watched, World, no_collector, shown
+from tests.conftest import Boom, Frozen, Heavy, Incomparable, Virtual, Watched, World, no_collector, shown
 from tests.contention.beside import until
 
 
@@ -242,7 +242,7 @@ def test_a_call_in_a_worker_thread_of_the_leader_does_not_wait_for_it() -> None:
     assert Pipeline(flight, Timeout(5.0)).call(lambda: inner.call(lambda: "inner")) == "inner"
 
 
-async def test_calls_of_a_child_task_that_outlives_the_leader_are_shared(in_asyncio: World) -> None:
+async def test_calls_of_a_child_task_that_outlives_the_leader_are_shared(in_virtual_asyncio: Virtual) -> None:
     flight, called = SingleFlight(key=same_key), []
 
     async def fetch() -> int:
@@ -387,7 +387,7 @@ def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
 # --- followers that stop waiting -----------------------------------------------------------------
 
 
-async def test_a_follower_stops_waiting_at_its_own_deadline_or_timeout(in_asyncio: World) -> None:
+async def test_a_follower_stops_waiting_at_its_own_deadline_or_timeout(in_virtual_asyncio: Virtual) -> None:
     flight = SingleFlight(key=same_key)
     leader = asyncio.create_task(flight.acall(asyncio.sleep, 0.1, "fine"))
     await asyncio.sleep(0)
@@ -407,7 +407,7 @@ def test_a_follower_in_a_thread_stops_waiting_at_its_own_deadline() -> None:
         flight.call(slow.blocking)
 
 
-async def test_a_cancelled_follower_leaves_the_flight_unaffected(in_asyncio: World) -> None:
+async def test_a_cancelled_follower_leaves_the_flight_unaffected(in_virtual_asyncio: Virtual) -> None:
     flight = SingleFlight(key=same_key)
     leader = asyncio.create_task(flight.acall(asyncio.sleep, 0.05, "fine"))
     await asyncio.sleep(0)

@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from resilience import Failure, Retry, Success, Timeout, current_context, deadline
+from resilience.testing import virtual_time
 from resilience.work import each
 from tests.callers import wait_until
 from tests.conftest import Boom, World, no_collector
@@ -368,7 +369,8 @@ def test_a_timeout_applies_to_each_call() -> None:
         async with each(Timeout(0.05), work, [0.001, 5, 0.002], limit=3, ordered=True) as outcomes:
             return [isinstance(outcome, Success) async for _, outcome in outcomes]
 
-    assert asyncio.run(main()) == [True, False, True]
+    with virtual_time():
+        assert asyncio.run(main()) == [True, False, True]
 
 
 def test_many_items_are_worked_on_in_few_threads() -> None:

@@ -95,7 +95,7 @@ class Exchange:
     _in_tasks: ClassVar[bool]
     _is_over = False
     _has_begun = False
-    _why_not_again: str | None = None
+    _forbidden_by_attempts: str | None = None  # why, if the attempts so far do not allow another one
     _budget = inf  # the caller's deadline
 
     def __init__(
@@ -109,9 +109,7 @@ class Exchange:
         self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
         self._open: list[tuple[Any, float]] = []  # responses, each with the deadline of its attempt
         #: Why the request must not be sent again once the server may have received it; None if it may be sent again.
-        self.why_not_once_sent: str | None = settings.rules.why_not_again(
-            method, headers, sent=True, replayable=body.can_be_sent_again
-        )
+        self.why_not_once_sent: str | None = self._rule_against(headers)
 
     def __getattr__(self, name: str) -> Any:
         """Return the name of the operation, which is built only if something reads it."""
@@ -173,9 +171,14 @@ class Exchange:
             return "its caller has left"
         if (reason := self.why_not_now()) is not None:
             return reason
-        if self._why_not_again is not None and not self.was_never_sent():
-            return self._why_not_again
+        if self._forbidden_by_attempts is not None and not self.was_never_sent():
+            return self._forbidden_by_attempts
         return STILL_READ if self._body.is_being_read else None
+
+    def _rule_against(self, headers: Mapping[str, str]) -> str | None:
+        """Return why a request with these headers must not be sent again once the server may have received it."""
+        replayable = self._body.can_be_sent_again
+        return self.settings.rules.why_not_again(self._method, headers, sent=True, replayable=replayable)
 
     @cached_property
     def _has_own_key(self) -> bool:
@@ -196,7 +199,7 @@ class Exchange:
             if self._in_tasks:
                 response = await response
         except Exception as error:
-            self._note_failure(error, attempt)
+            self._note_failure(error, ctx)
             raise
         finally:
             if not self.reads_in_threads:
@@ -212,27 +215,24 @@ class Exchange:
         headers = propagation.headers_for(str(self._url), ctx) if propagation.hosts else {}
         if (reason := self.why_not_again) is not None:
             raise NotRepeatable(f"the request was not sent again: {reason}")
-        self._why_not_again = self.why_not_once_sent
+        self._forbidden_by_attempts = self.why_not_once_sent
         if (key := key_for(ctx)) is not None and not self._has_own_key:
-            rules, body = self.settings.rules, self._body
-            headers = {**headers, rules.idempotency_header: key}
-            self._why_not_again = rules.why_not_again(
-                self._method, headers, sent=True, replayable=body.can_be_sent_again
-            )
+            headers = {**headers, self.settings.rules.idempotency_header: key}
+            self._forbidden_by_attempts = self._rule_against(headers)
         self._has_begun = True
         self._body.begin()
         return Attempt(ctx, left, headers)
 
-    def _note_failure(self, error: Exception, attempt: Attempt) -> None:
+    def _note_failure(self, error: Exception, ctx: Context) -> None:
         """Note what an error of the client means; raise `DeadlineExceeded` if it timed out at our deadline."""
         refusal = self.proxy_refusal(error)
         sent = refusal is None and not isinstance(error, Rejected) and self.may_have_been_sent(error)
         if not sent and self.reads_in_threads:
             self._body.end()
-        if not sent and not self._was_abandoned(attempt.ctx):
-            self._why_not_again = "the proxy asks for a login" if refusal == 407 else None
+        if not sent and not self._was_abandoned(ctx):
+            self._forbidden_by_attempts = "the proxy asks for a login" if refusal == 407 else None
         self._mark_not_repeatable(error)
-        if is_out_of_time(attempt.ctx) and self.has_timed_out(error):
+        if is_out_of_time(ctx) and self.has_timed_out(error):
             raise attempt_is_late() from error
 
     def _keep(self, response: Any, ctx: Context) -> bool:

@@ -212,7 +212,7 @@ class _Threads(Iterator[Any]):
             try:
                 raise error
             finally:
-                del error  # its traceback refers to this frame
+                del error  # no cycle: error -> traceback -> this frame -> error
         if self._begun is None:
             call = self._ended.get()
         else:
@@ -223,7 +223,7 @@ class _Threads(Iterator[Any]):
         try:
             pair = call.result()
         finally:
-            del call  # the traceback of its error refers to this frame
+            del call  # no cycle: its error -> traceback -> this frame -> call
         self._job.report()
         return pair
 
@@ -311,7 +311,7 @@ class _Tasks(AsyncIterator[Any]):
             try:
                 raise pending.outcome
             finally:
-                del pending  # the traceback of its error refers to this frame
+                del pending  # no cycle: its error -> traceback -> this frame -> pending
         self._job.report()
         return pending.item, pending.outcome
 
@@ -342,7 +342,7 @@ class _Tasks(AsyncIterator[Any]):
             if failed.ready.is_set():
                 self._deliver(failed)
         finally:
-            del failed  # the traceback of its error refers to this frame
+            del failed  # no cycle: its error -> traceback -> this frame -> failed
             self._end()
 
     def _deliver(self, pending: _Pending) -> None:
@@ -366,7 +366,7 @@ class _Tasks(AsyncIterator[Any]):
             self._running.release()
             if not self._job.ordered:
                 self._deliver(pending)
-            del pending  # the traceback of its error refers to this frame
+            del pending  # no cycle: its error -> traceback -> this frame -> pending
 
 
 async def _iterate(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:

@@ -65,4 +65,4 @@ async def _wait_despite_cancellation(task: asyncio.Task[None], deadline: float) 
         if cancelled is not None:
             raise cancelled
     finally:
-        del cancelled  # avoids a reference cycle: error -> traceback -> this frame -> error
+        del cancelled  # no cycle: error -> traceback -> this frame -> error

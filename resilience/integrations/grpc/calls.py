@@ -167,7 +167,7 @@ class Call:
         try:
             raise status
         finally:
-            del status  # avoids a reference cycle: error -> traceback -> this frame -> error
+            del status  # no cycle: error -> traceback -> this frame -> error
 
     async def attempt(self, ctx: Context) -> Any:
         """Make one attempt, and return what the policies see of it."""

@@ -257,7 +257,7 @@ class Exchange:
         try:
             raise failure
         finally:
-            del failure  # no cycle
+            del failure  # no cycle: error -> traceback -> this frame -> error
 
     def _was_abandoned(self, ctx: Context) -> bool:
         """Whether the caller has abandoned this attempt. An abandoned task is cancelled, so it returns nothing."""

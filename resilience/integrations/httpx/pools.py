@@ -64,7 +64,7 @@ def close_completely(closing: Coroutine[Any, Any, None], stream: Any) -> Generat
             raise cancelled
     finally:
         closing.close()
-        del cancelled  # no cycle
+        del cancelled  # no cycle: error -> traceback -> this frame -> error
 
 
 def _yield_once() -> Generator[None]:

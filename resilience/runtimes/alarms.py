@@ -116,14 +116,14 @@ class AsyncioTimer(Timer):
     def stop(self, error: BaseException | None) -> bool:
         task = self.task
         del self.task  # no cycle: task -> its exception -> traceback -> frame -> this timer -> task
+        mine = error is not None and isinstance(error, Expired) and error.timer is self
         if not self.fired:
             self._alarm.pending.pop(self, None)
-            self.fired = error is not None and isinstance(error, Expired) and error.timer is self
-            return self.fired
         # If it is more, another cancellation has been requested meanwhile, and is still to be delivered.
-        mine = task.uncancel() <= self._cancelling
-        self.fired = mine and isinstance(error, (_asyncio().CancelledError, Expired))
-        return self.fired
+        elif task.uncancel() <= self._cancelling:
+            mine = isinstance(error, (_asyncio().CancelledError, Expired))
+        self.fired = mine
+        return mine
 
 
 def _asyncio() -> Any:

@@ -237,6 +237,26 @@ async def test_a_task_with_an_earlier_cancellation_can_time_out(in_asyncio: Worl
     assert current_task().cancelling() == 1
 
 
+async def test_code_that_finds_no_time_left_times_out_although_a_cancellation_is_still_requested(
+    in_asyncio: World,
+) -> None:
+    """Before Python 3.13, a task group whose child fails late leaves its request to cancel the parent task."""
+
+    async def fn(ctx: Context) -> None:
+        try:
+            await forever(ctx)
+        finally:
+            current_task().cancel()
+            ctx.check()
+
+    with pytest.raises(TimeoutExceeded) as raised:
+        await Timeout(0.01).aexecute(fn)
+    assert type(raised.value) is TimeoutExceeded
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    assert current_task().uncancel() == 0
+
+
 @pytest.mark.parametrize("first", ["caller", "timer"])
 def test_a_task_that_is_cancelled_at_the_instant_of_the_timer_is_cancelled(first: str) -> None:
     """The two may come in either order."""

@@ -195,6 +195,8 @@ class _Given(Backoff):
 
 
 def _checked(values: Iterable[Duration]) -> Iterator[float]:
+    if not isinstance(values, Iterable):
+        raise TypeError(f"the backoff must return an iterable of seconds, as [1, 2] is, not {values!r}")
     delay = None
     for value in values:
         delay = min(checks.seconds("a delay from the backoff", value, zero=True), FOREVER)

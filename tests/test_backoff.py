@@ -368,7 +368,7 @@ def test_an_invalid_delay_of_a_callable_is_refused_when_it_is_drawn(bad: Any, er
 
 @pytest.mark.parametrize(("returned", "error"), [([], ValueError), (5, TypeError), (None, TypeError)])
 def test_a_callable_that_returns_no_delays_is_refused_at_its_first_use(returned: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error, match="the backoff"):
         next(as_backoff("backoff", lambda: returned).delays())
 
 

@@ -82,8 +82,8 @@ class BlockContext(BareContext):  # type: ignore[misc]  # final for users
 
     __slots__ = ("is_over", "outer")
 
-    is_over: bool  # whether the block has ended out of order
-    outer: Context | None  # the context that was ambient before the block; set when `is_over` is
+    is_over: bool  # whether the block has ended out of order, or was cut short by an interrupt
+    outer: Context | None  # the context that was ambient before the block; set while it is open, and if `is_over` is
 
 
 def block_context(
@@ -118,16 +118,26 @@ def timer_here(ctx: Context) -> Timer | None:
     return timer if timer is not None and timer.covers_this_code() else None
 
 
+def enter_block(ctx: BlockContext) -> AmbientToken:
+    """Make the context of a block ambient, and return the token for `leave_block`.
+
+    If an interrupt comes as the block begins or ends, its object must set `ctx.is_over` when it is finalized.
+    """
+    ctx.outer = get_ambient()
+    return set_ambient(ctx)
+
+
 def leave_block(ctx: BlockContext, token: AmbientToken) -> None:
-    """Restore the context that was ambient before a block; `token` is what setting the block's context returned."""
-    outer = None if token.old_value is Token.MISSING else token.old_value
+    """Restore the context that was ambient before a block; `token` is what `enter_block` returned."""
+    outer = ctx.outer
     if get_ambient() is not ctx:
-        ctx.outer, ctx.is_over = outer, True
+        ctx.is_over = True
         return
     try:
         reset_ambient(token)
+        ctx.outer = None  # tasks that inherited this context keep no others alive
     except ValueError:  # this runs in a copy of the context variables
-        ctx.outer, ctx.is_over = outer, True
+        ctx.is_over = True
         set_ambient(outer)
     if outer is not None:
         set_ambient(innermost_open(outer))

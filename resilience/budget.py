@@ -9,7 +9,7 @@ from typing import final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.ambient import AmbientToken, BlockContext, block_context, current_context, leave_block, set_ambient
+from resilience.ambient import AmbientToken, BlockContext, block_context, current_context, enter_block, leave_block
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
@@ -47,16 +47,22 @@ class _Budget:
         now = clock.now()
         ctx = self._open(ends_at := now + self._seconds)
         self._limit = self._seconds if ctx.deadline == ends_at else max(0.0, ctx.deadline - now)
-        self._ctx, self._token = ctx, set_ambient(ctx)
+        self._ctx = ctx
+        self._token = enter_block(ctx)
         return ctx
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         ctx, token = self._ctx, self._token
-        self._ctx = self._token = None
         if ctx is not None and token is not None:
             leave_block(ctx, token)
+        self._ctx = self._token = None
+
+    def __del__(self) -> None:
+        ctx = getattr(self, "_ctx", None)  # set if a signal handler raised as the block began or ended
+        if ctx is not None:
+            ctx.is_over = True
 
     async def __aenter__(self) -> Context:
         ctx = self.__enter__()

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import final
 
 from resilience import checks
-from resilience.ambient import AmbientToken, block_context, leave_block, set_ambient
+from resilience.ambient import AmbientToken, block_context, enter_block, leave_block
 from resilience.clock import clock
 from resilience.errors import BlockMisuse, is_refusal
 from resilience.matching import Matcher
@@ -97,6 +97,8 @@ class Attempts:
 class Attempt:
     """One attempt: suppresses an error of its block while another attempt can be made."""
 
+    _is_open = False
+
     def __init__(self, attempts: Attempts, number: int) -> None:
         self._attempts = attempts
         self._ctx = block_context(attempts._ctx, attempt=number)
@@ -109,7 +111,8 @@ class Attempt:
         if self.entered:
             raise BlockMisuse(f"this attempt was entered before, and each is for one block: {_BLOCK}")
         self.entered = self._attempts.was_entered = True
-        self._token = set_ambient(self._ctx)
+        self._is_open = True
+        self._token = enter_block(self._ctx)
         return self
 
     def __exit__(
@@ -118,6 +121,11 @@ class Attempt:
         if self._token is not None:
             leave_block(self._ctx, self._token)
             self._token = None
+        self._is_open = False
         if error is None:
             self._attempts.succeeded()
         return isinstance(error, Exception) and self._attempts.holds_back(error)
+
+    def __del__(self) -> None:
+        if self._is_open:  # a signal handler raised as the block began or ended
+            self._ctx.is_over = True

@@ -234,13 +234,16 @@ class Engine:
             else:
                 instant = client.run(client.coroutine.throw, error)
         except StopIteration:
-            self._drop(client)
+            client.is_done = True
             return
         except BaseException:
-            self._drop(client)
+            # If it still has a frame, it has suspended, and an interrupt came after that.
+            client.is_done = getattr(client.coroutine, "cr_frame", None) is None
             raise
         finally:
             error = None  # no cycle: error -> traceback -> this frame -> error
+            if client.is_done:
+                del self._clients[client]
         if type(instant) is not float:
             self._resume(client, self._misuse(client))
         else:
@@ -249,10 +252,6 @@ class Engine:
     def _misuse(self, client: Client) -> SuspensionMisuse:
         """Return the error for a client that waits for something outside of the engine."""
         return suspension(client.coroutine, "what a policy awaits")
-
-    def _drop(self, client: Client) -> None:
-        client.is_done = True
-        del self._clients[client]
 
     def wake(self, waiter: EngineWaiter) -> None:
         """Resume the client of a waiter, if it waits."""

@@ -9,12 +9,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from resilience import Bulkhead, CircuitBreaker, Pipeline, Policy, Rejected, Retry
+from resilience import Bulkhead, CircuitBreaker, Pipeline, Policy, Rejected, Retry, current_context, deadline
 from resilience.policies.live_permits import Slot
 from resilience.runtimes import lowering
 from tests.conftest import World
@@ -135,3 +136,16 @@ async def test_an_exception_before_the_first_line_of_exit_loses_no_permit(world:
     except Rang:
         assert bulkhead.stats().in_flight == 1
     assert (raised, bulkhead.stats().in_flight) == (1, 0)
+
+
+@pytest.mark.parametrize("block", [lambda: deadline(60), lambda: next(Retry().attempts())], ids=["budget", "attempt"])
+def test_a_block_leaves_no_budget_if_an_exception_comes_before_the_first_line_of_its_exit(block: Any) -> None:
+    def ring(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code.co_name == "__exit__":
+            sys.settrace(None)
+            raise Rang
+
+    with deadline(90) as outer:
+        with suppress(Rang), block():
+            sys.settrace(ring)
+        assert current_context() is outer

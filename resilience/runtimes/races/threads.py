@@ -110,7 +110,8 @@ class ThreadEngine(Engine):
         self._queue.clear()
         for client in self._clients:  # the race was closed
             client.coroutine.close()  # pragma: no cover (it runs; CPython 3.11 traces nothing after a throw)
-        del self.runtime._engine, self.current
+        del self.runtime._engine
+        vars(self).pop("current", None)  # there is none if an interrupt came before the first client was resumed
 
 
 def _directly(function: Callable[..., Any], /, *arguments: object) -> Any:

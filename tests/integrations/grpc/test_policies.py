@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 import weakref
+from collections.abc import Iterator
 from math import inf
 from typing import Any, NamedTuple
 
@@ -288,6 +289,19 @@ class TestDeadline:
         assert len(dependency.seen) >= 2
         assert dependency.seen[0][2] <= 0.2
         assert dependency.gone.wait(PATIENCE)
+
+    def test_of_an_attempt_that_sends_is_a_timeout(self, client: Client, dependency: Dependency) -> None:
+        """Also if the time ends between two requests, while the event loop is blocked."""
+        pauses = iter([0.4])
+
+        class Requests(list[bytes]):
+            def __iter__(self) -> Iterator[bytes]:
+                for each in super().__iter__():
+                    yield each
+                    time.sleep(next(pauses, 0))
+
+        policy = Retry(20, backoff=[0]).wrap(Timeout(0.2, cooperative=True))
+        assert client.call(policy, "Chat", Requests(REQUEST["Chat"])) == FINE["Chat"]
 
     @pytest.mark.parametrize("cooperative", [False, True])
     def test_of_a_timeout_is_an_error_of_that_timeout(

@@ -132,7 +132,7 @@ def test_an_event_loop_with_constant_traffic_can_be_ignored(backend: str) -> Non
     reader = threading.Thread(target=anyio.run, args=(reads,), kwargs={"backend": backend}, name="reader")
     with ours, theirs:
         try:
-            with virtual_time(patience=PATIENCE, stuck_after=0.2, ignore=[feeder]) as clock:
+            with virtual_time(patience=1.0, stuck_after=0.2, ignore=[feeder]) as clock:
                 feeder.start()
                 reader.start()
                 wait_until(lambda: len(clock._waits) == 1)

@@ -370,7 +370,7 @@ async def test_a_file_that_is_still_being_read_is_not_sent_again(
 ) -> None:
     """An attempt that a Timeout has abandoned continues to read; to rewind its file would mix up both bodies."""
     file = SlowFile(b"x" * 10)
-    async with blocking_client.open(policy.wrap(Timeout(0.2))) as send:
+    async with blocking_client.open(policy.wrap(Timeout(0.5))) as send:
         error = await outcome_of(send("PUT", server.url, data=file))
         assert isinstance(error, TimeoutExceeded if policy is QUICK else NotRepeatable)
         assert file.is_read.is_set()

@@ -283,7 +283,7 @@ def test_a_file_that_is_still_being_read_is_not_rewound(
     """A thread that a `Timeout` has abandoned reads it: each of the two attempts would send a part of it."""
     server.script("/v1/files", llm.reply({"id": "f1"}))
     file = SlowFile(b"the content")
-    with protected(server.url, policy.wrap(Timeout(0.3))) as client:
+    with protected(server.url, policy.wrap(Timeout(1.0))) as client:
         try:
             with pytest.raises(error) as caught:
                 client.files.create(file=("name", file), purpose="batch")

@@ -288,6 +288,7 @@ def test_policies_run_in_the_callers_thread_and_functions_in_workers(threads: Wo
     """A function sees a copy of the caller's context variables, and its own `Context`."""
     seen: list[threading.Thread] = []
     here = threading.current_thread()
+    over = threading.Event()
 
     class Note(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
@@ -295,11 +296,13 @@ def test_policies_run_in_the_callers_thread_and_functions_in_workers(threads: Wo
             return await call(ctx)
 
     def fn(ctx: Context) -> tuple[int, bool, bool]:
-        time.sleep(0.1 if ctx.hedge == 0 else 0)
+        if ctx.hedge == 0:
+            over.wait(10)
         return variable.get(), threading.current_thread() is here, current_context() is ctx
 
     token = variable.set(7)
     assert Hedge(0.01).wrap(Note()).execute(fn) == (7, False, True)
+    over.set()
     variable.reset(token)
     assert seen == [here, here]
 
@@ -372,16 +375,19 @@ async def test_a_hedged_call_leaves_no_reference_cycle(anywhere: Virtual) -> Non
 def test_the_first_attempt_goes_on_if_no_worker_is_free_for_a_hedge(
     threads: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    begun = threading.Event()
+
     def fn(ctx: Context) -> int:
-        monkeypatch.setattr(pool, "max_abandoned", lambda: 0)
+        begun.set()
         time.sleep(0.25)
         return ctx.hedge
 
+    monkeypatch.setattr(pool, "max_abandoned", lambda: 0 if begun.is_set() else 64)
     assert Hedge(0.2, budget=None).execute(fn) == 0
 
 
 def test_an_interrupt_in_a_policy_of_any_attempt_releases_all_permits(threads: World) -> None:
-    bulkhead = Bulkhead(5)
+    bulkhead, over = Bulkhead(5), threading.Event()
 
     class Interrupting(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
@@ -391,8 +397,9 @@ def test_an_interrupt_in_a_policy_of_any_attempt_releases_all_permits(threads: W
 
     for place in (0, 1):  # noqa: B007 (the policy reads it)
         with pytest.raises(Stop):
-            Policy.wrap(Hedge(0.01), bulkhead, Interrupting()).execute(lambda ctx: time.sleep(0.05))
+            Policy.wrap(Hedge(0.01), bulkhead, Interrupting()).execute(lambda ctx: over.wait(10))
         assert bulkhead.stats().in_flight == 0
+    over.set()
 
 
 def test_ctrl_c_in_the_waiting_thread_releases_all_permits(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,7 +520,7 @@ def test_misuse_in_an_attempt_is_raised(threads: World) -> None:
 # --- tasks -------------------------------------------------------------------------------------------
 
 
-async def test_the_first_attempt_runs_in_the_callers_own_task(tasks_world: World) -> None:
+async def test_the_first_attempt_runs_in_the_callers_own_task(virtual_tasks: Virtual) -> None:
     """Its changes to context variables reach the caller; other attempts have a copy of them."""
 
     async def fn(ctx: Context) -> int:
@@ -529,7 +536,7 @@ async def test_the_first_attempt_runs_in_the_callers_own_task(tasks_world: World
     variable.set(0)
 
 
-async def test_a_win_of_a_hedge_leaves_no_cancellation_in_the_callers_task(in_asyncio: World) -> None:
+async def test_a_win_of_a_hedge_leaves_no_cancellation_in_the_callers_task(in_virtual_asyncio: Virtual) -> None:
     """The race cancels that task to cut off the first attempt, and uncancels it."""
 
     async def fn(ctx: Context) -> int:

@@ -252,10 +252,10 @@ async def test_each_wait_of_an_attempt_is_limited_to_the_time_left(kit: Kit, clo
 async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Kit, server: FlakyServer) -> None:
     """With `read_body`, the caller of a stream may take any time."""
     async with (
-        some_kit.client(Timeout(0.3), read_body=True) as client,
+        some_kit.client(Timeout(1.0), read_body=True) as client,
         client.stream("GET", server.url) as response,
     ):
-        await some_kit.world.sleep(0.35)
+        await some_kit.world.sleep(1.05)
         assert await client.read(response) == b"ok"
 
 

@@ -8,6 +8,11 @@ def format_number(value: float) -> str:
     return repr(float(value)).removesuffix(".0")
 
 
+def format_count(number: float, noun: str) -> str:
+    """Return a number with its noun: `1 call`, `2.5 calls`."""
+    return f"{format_number(number)} {noun if number == 1 else f'{noun}s'}"
+
+
 def format_seconds(value: float) -> str:
     """Return a duration with three digits, and with all before the point: `0.25 s`, `3600 s`."""
     return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s"

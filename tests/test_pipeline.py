@@ -249,6 +249,11 @@ def test_describe_of_a_pipeline_has_a_numbered_line_for_each_policy() -> None:
 def test_describe_uses_the_singular_for_one() -> None:
     """No "1 policies", no "1 attempts", and no delay before another one."""
     assert Policy.wrap(Retry(1), name="once").describe() == "once: 1 policy\n1. Retry: 1 attempt"
+    assert "at most 1 call in any second;" in RateLimiter(1).describe()
+    throttled = AdaptiveThrottle(1, min_calls=1).describe()
+    assert "lets 1 call through" in throttled
+    assert throttled.endswith(", from 1 call on")
+    assert ", after 1 call;" in AdaptiveLimit(1, min_samples=1).describe()
 
 
 def test_describe_of_a_pipeline_uses_that_of_a_custom_policy_or_its_repr() -> None:

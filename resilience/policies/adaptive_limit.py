@@ -17,7 +17,7 @@ from resilience.context import Context
 from resilience.errors import LimitExceeded
 from resilience.events.dispatch import emit, optional_listener
 from resilience.events.kinds import LimitChanged
-from resilience.formats import format_number
+from resilience.formats import format_count, format_number
 from resilience.info import Listener
 from resilience.matching import Matcher, On
 from resilience.network_errors import transient
@@ -200,7 +200,7 @@ class AdaptiveLimit(Policy[Never]):
         if self._window != 1:
             text += f", evaluated every {format_number(self._window)} s"
         if self._min_samples != 50:
-            text += f", after {self._min_samples} calls"
+            text += f", after {format_count(self._min_samples, 'call')}"
         if self._headroom != 5:
             text += f", at most {format_number(self._headroom)} times as many as run"
         return f"{text}; {self._permits.describe()}"

@@ -26,7 +26,7 @@ from resilience.context import Context
 from resilience.counter import Counter
 from resilience.errors import Throttled, bare
 from resilience.events.dispatch import report_refusal
-from resilience.formats import format_number, format_percent
+from resilience.formats import format_count, format_number, format_percent
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
 from resilience.policy import Call, Policy
@@ -168,11 +168,11 @@ class AdaptiveThrottle(Policy[Never]):
     @override
     def describe(self) -> str:
         text = (
-            f"{self.name}: lets {format_number(self._k)} calls through for each that was accepted in the last "
+            f"{self.name}: lets {format_count(self._k, 'call')} through for each that was accepted in the last "
             f"{format_number(self._seconds)} s, and holds back at most {format_percent(self._most)}"
         )
         if self._min_calls != 10:
-            text += f", from {self._min_calls} calls on"
+            text += f", from {format_count(self._min_calls, 'call')} on"
         return f"{text}; only observes" if self._observe_only else text
 
     # --- private ---

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, final
 from resilience import checks
 from resilience.checks import Duration
 from resilience.context import Context
-from resilience.formats import format_number
+from resilience.formats import format_count, format_number
 from resilience.state.rates import Spread, Window
 
 #: How many units of a rate a call uses: a number, or a function of its context that returns it.
@@ -85,13 +85,13 @@ def meter_of(rate: Rate) -> Spread | Window:
 
 def in_words(rate: Rate) -> str:
     """Return what a rate allows, in words."""
-    unit = "units" if callable(rate.cost) or rate.actual is not None or rate.cost != 1 else "calls"
-    limit, seconds = format_number(rate.limit), "second" if rate.per == 1 else f"{format_number(rate.per)} s"
+    unit = "unit" if callable(rate.cost) or rate.actual is not None or rate.cost != 1 else "call"
+    limit, seconds = format_count(rate.limit, unit), "second" if rate.per == 1 else f"{format_number(rate.per)} s"
     used = "" if callable(rate.cost) or rate.cost == 1 else f", {format_number(rate.cost)} for each call"
     if rate.burst is None:
-        return f"{limit} {unit} in any {seconds}{used}"
+        return f"{limit} in any {seconds}{used}"
     each = "a" if rate.per == 1 else "in"
-    return f"{limit} {unit} {each} {seconds}{used}, spread, {format_number(rate.burst)} at once"
+    return f"{limit} {each} {seconds}{used}, spread, {format_number(rate.burst)} at once"
 
 
 def _as_cost(cost: object, most: float) -> Cost:

@@ -495,6 +495,7 @@ def test_events_of_healthy_calls_are_debug_lines(threads: World, log: Log) -> No
     log.begin()
     everything()
     AdaptiveLimit(60, initial=1, min_samples=1).call(int)
+    AdaptiveLimit(1e-9, initial=2, min_samples=1).call(int)
     flaky = script(Boom(), "fine")
     Hedge(5, on=Boom, eager=True).execute(lambda ctx: flaky(), Context(operation="get"))
     lines = [re.sub(r"(in|after) \S+ s\b", r"\1 1 s", it) for it in log.lines]
@@ -504,6 +505,7 @@ def test_events_of_healthy_calls_are_debug_lines(threads: World, log: Log) -> No
         "DEBUG Hedge (get): made 2 attempts at once in 1 s: attempt 1 was the first good one",
         "INFO Retry (fails): made no retry, as the budget is spent",
         "DEBUG AdaptiveLimit (int): lets 2 calls run at once, not 1: room",
+        "DEBUG AdaptiveLimit (int): lets 1 call run at once, not 2: slow",
         "WARNING Chaos (fails): injected a result",
     ):
         assert line in lines

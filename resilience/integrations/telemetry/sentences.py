@@ -7,7 +7,7 @@ from typing import Any
 
 from resilience import events
 from resilience.events import Event
-from resilience.formats import format_seconds
+from resilience.formats import format_count, format_seconds
 from resilience.integrations.telemetry.words import facts, printable, scope_of, status_of
 from resilience.outcome import Failure, Outcome
 
@@ -80,7 +80,7 @@ def _fell_back(event: events.FallbackUsed) -> str:
 
 
 def _adapted(event: events.LimitChanged) -> str:
-    return f"{_subject(event)}lets {event.new} calls run at once, not {event.old}: {event.reason}"
+    return f"{_subject(event)}lets {format_count(event.new, 'call')} run at once, not {event.old}: {event.reason}"
 
 
 def _injected(event: events.ChaosInjected) -> str:

@@ -145,9 +145,12 @@ class Case:
         return self.name
 
 
+#: The fallbacks that have answered.
+answering: weakref.WeakSet[Fallback[str]] = weakref.WeakSet()
+
+
 def recording_fallback(**parameters: Any) -> Policy[Any]:
-    fallback = Fallback("answered", on_fallback=lambda event: setattr(fallback, "answered", True), **parameters)
-    fallback.answered = False  # type: ignore[attr-defined]
+    fallback = Fallback("answered", on_fallback=lambda event: answering.add(fallback), **parameters)
     return fallback
 
 
@@ -159,7 +162,7 @@ BREAKER = Case(
     lambda **parameters: CircuitBreaker(1, **parameters),
     lambda policy, script: policy.stats().opened == 1,  # type: ignore[attr-defined]
 )
-FALLBACK = Case("Fallback", recording_fallback, lambda policy, script: policy.answered)  # type: ignore[attr-defined]
+FALLBACK = Case("Fallback", recording_fallback, lambda policy, script: policy in answering)
 each_policy = pytest.mark.parametrize("case", [RETRY, BREAKER, FALLBACK], ids=repr)
 repeats_or_counts = pytest.mark.parametrize("case", [RETRY, BREAKER], ids=repr)
 

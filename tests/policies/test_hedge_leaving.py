@@ -139,6 +139,32 @@ def test_a_cancellation_while_a_loser_unwinds_is_raised_after_it_in_asyncio() ->
         assert (len(ended), answer.closed) == (1, 2)
 
 
+def test_a_scope_of_anyio_does_not_cancel_the_caller_again_and_again_while_a_loser_unwinds() -> None:
+    """It would in each iteration of the event loop, which would never rest."""
+    requests: list[int] = []
+
+    async def main() -> None:
+        caller: Any = asyncio.current_task()
+
+        async def fn(ctx: Context) -> None:
+            try:
+                await asyncio.sleep(5)
+            finally:
+                for _ in range(20 if ctx.hedge else 0):
+                    await asyncio.sleep(0)
+                    requests.append(caller.cancelling())
+
+        with anyio.move_on_after(0.3) as scope:
+            await Hedge(0.1).aexecute(fn)
+        assert scope.cancelled_caught
+        assert caller.cancelling() == 0
+
+    with virtual_time():
+        asyncio.run(main())
+    assert len(requests) == 20
+    assert requests[-1] == requests[2]
+
+
 def test_a_cancellation_while_a_loser_unwinds_is_raised_after_it_in_trio() -> None:
     """The race waits for the loser, shielded."""
     ended: list[float] = []

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from typing import Any, final
 
@@ -176,7 +177,8 @@ class Race(ABC):
         interrupt: BaseException | None = None
         while self._beside:
             try:
-                await self._wait_for_change()
+                with self._shield():
+                    await self._wait_for_change()
             except (GeneratorExit, Exception):  # closed, or unable to wait
                 raise  # pragma: no cover (it runs; CPython 3.11 traces nothing after a throw)
             except BaseException as error:
@@ -189,7 +191,8 @@ class Race(ABC):
 
     async def _close(self, late: object) -> None:
         """Close a result that arrived too late."""
-        await self._runtime.close(late)
+        with self._shield():
+            await self._runtime.close(late)
 
     def _break_cycles(self) -> None:
         """Break the reference cycles through the scheduled call, and through the traceback of an error."""
@@ -206,6 +209,10 @@ class Race(ABC):
     @abstractmethod
     def _start(self, number: int, ctx: Any) -> None:
         """Start `self._run_beside(number, ctx)`, or do the same with a task that may be cancelled before it begins."""
+
+    def _shield(self) -> AbstractContextManager[object]:
+        """Return a block whose waits no cancel scope around it ends."""
+        return nullcontext()
 
     @abstractmethod
     def _schedule(self, due: float) -> None:

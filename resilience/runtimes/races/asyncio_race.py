@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from math import inf
 from typing import Any, final
@@ -64,6 +66,15 @@ class AsyncioRace(Race):
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._attempt_ended()  # also called for a task that was cancelled before it began
+
+    @override
+    def _shield(self) -> AbstractContextManager[object]:
+        # A task is cancelled once, except by a scope of anyio, which cancels it in each iteration of the loop.
+        anyio: Any = sys.modules.get("anyio")
+        effective = getattr(anyio, "current_effective_deadline", None)  # None also during its import
+        if effective is None or effective() > -inf:
+            return super()._shield()
+        return anyio.CancelScope(shield=True)  # type: ignore[no-any-return]
 
     @override
     def _schedule(self, due: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -38,14 +39,12 @@ class TrioRace(Race):
 
     @override
     async def _wait_for_others(self) -> None:
-        with self._trio.CancelScope(shield=True):
-            await super()._wait_for_others()
+        await super()._wait_for_others()
         await self._trio.lowlevel.checkpoint_if_cancelled()
 
     @override
-    async def _close(self, late: object) -> None:
-        with self._trio.CancelScope(shield=True):
-            await super()._close(late)
+    def _shield(self) -> AbstractContextManager[object]:
+        return self._trio.CancelScope(shield=True)  # type: ignore[no-any-return]
 
     @override
     def _schedule(self, due: float) -> None:

@@ -140,6 +140,9 @@ class HedgePlan:
         else:  # it is inconclusive, or no better than that of the first attempt, which remains the answer
             self._others.add(outcome if isinstance(outcome, Success) else outcome.error)
             self._discard(outcome)
+            record = self._ctx._info.record
+            if record is not None:  # the error of another attempt may get the `id` of this one
+                record.expect_failure()
         return decides or not self._continues(now)
 
     def _continues(self, now: float) -> bool:

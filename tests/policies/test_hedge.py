@@ -347,6 +347,19 @@ async def test_an_outer_retry_repeats_the_hedged_call(anywhere: Virtual) -> None
     assert [it.message for it in ctx.failures] == ["down", "down"]
 
 
+async def test_the_context_lists_the_failures_of_all_attempts(anywhere: Virtual) -> None:
+    """Even if an error gets the `id` of a discarded one."""
+    ctx = Context()
+
+    async def fn(inner: Context) -> None:
+        await anywhere.sleep(0.15 if inner.hedge else 0.5)
+        raise ConnectionError(str(inner.hedge))
+
+    with pytest.raises(ConnectionError):
+        await anywhere.execute(Hedge(0.1, hedges=2), fn, ctx)
+    assert [it.message for it in ctx.failures] == ["1", "2", "0"]
+
+
 async def test_inner_retries_end_with_their_attempt(anywhere: Virtual) -> None:
     """A loser that waits for its next retry makes none."""
     calls: list[tuple[int, int]] = []

@@ -15,11 +15,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import closing
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
 from resilience.clock import clock
 from resilience.errors import Misuse
 from resilience.shared import MemoryStore
+
+R = TypeVar("R")
 
 
 class Claim(NamedTuple):
@@ -151,6 +153,9 @@ _GIVE_UP = f"DELETE FROM {_TABLE} WHERE name = ? AND token = ?"
 #: `paramstyle` of the DB-API -> the placeholder for a parameter, by its number.
 _PARAMETERS = {"qmark": "?", "numeric": ":{}", "named": ":p{}", "format": "%s", "pyformat": "%s"}
 
+#: Executes a statement with its values, and returns the cursor.
+_Run: TypeAlias = Callable[..., Any]
+
 
 class StoreMisuse(Misuse, TypeError):
     """The function that was passed as a store does not open a connection of a DB-API driver."""
@@ -171,7 +176,7 @@ class DbApiClaims:
 
     def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Claim:
         """Take the key for `lease` seconds, if it is free."""
-        return self._step(lambda run: self._claim(run, _digest(key), token, fingerprint, lease))  # type: ignore[no-any-return]
+        return self._step(lambda run: self._claim(run, _digest(key), token, fingerprint, lease))
 
     def finish(self, key: str, token: str, result: str, keep: float) -> None:
         """Keep the result for `keep` seconds, if the claim still holds."""
@@ -181,7 +186,7 @@ class DbApiClaims:
         """Free the key, if the claim still holds."""
         self._step(lambda run: run(_GIVE_UP, _digest(key), token))
 
-    def _claim(self, run: Callable[..., Any], key: str, token: str, fingerprint: str, lease: float) -> Claim:
+    def _claim(self, run: _Run, key: str, token: str, fingerprint: str, lease: float) -> Claim:
         now = time.time()
         [*found] = run(_SELECT, key).fetchall()
         if not found:
@@ -193,14 +198,14 @@ class DbApiClaims:
         taken = run(_TAKE_OVER, token, fingerprint, now + lease, key, holder, ends_at).rowcount == 1
         return Claim(taken, fingerprint)
 
-    def _step(self, step: Callable[[Callable[..., Any]], Any]) -> Any:
+    def _step(self, step: Callable[[_Run], R]) -> R:
         """Run a step in its own transaction; repeat it once if another process inserted the key at the same time."""
         if hasattr(self._connect, "cursor"):  # a connection, which may also be callable
             return self._in_transaction(self._connect, step)
         with closing(self._connect()) as connection:
             return self._in_transaction(connection, step)
 
-    def _in_transaction(self, connection: Any, step: Callable[[Callable[..., Any]], Any]) -> Any:
+    def _in_transaction(self, connection: Any, step: Callable[[_Run], R]) -> R:
         driver = _driver_of(connection)
 
         def run(statement: str, *values: object) -> Any:
@@ -215,7 +220,7 @@ class DbApiClaims:
         except driver.IntegrityError:  # another process has inserted the key, so this time the step finds it
             return _commit(connection, step, run)
 
-    def _make_table(self, connection: Any, run: Callable[..., Any], error: type[Exception]) -> None:
+    def _make_table(self, connection: Any, run: _Run, error: type[Exception]) -> None:
         try:
             # If the table exists, it is not created: the database user of a service often lacks the right to do so.
             # All rows are fetched, because MySQL's own driver cannot commit before that.
@@ -231,7 +236,7 @@ class DbApiClaims:
         self._has_table = True
 
 
-def _commit(connection: Any, step: Callable[[Callable[..., Any]], Any], run: Callable[..., Any]) -> Any:
+def _commit(connection: Any, step: Callable[[_Run], R], run: _Run) -> R:
     """Run and commit a step, and return its result; roll back if it fails."""
     try:
         result = step(run)

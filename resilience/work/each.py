@@ -89,8 +89,7 @@ def each(
     if not isinstance(items, (Iterable, AsyncIterable)):
         raise TypeError(f"items must be iterable, not {items!r}")
     limit, ordered = checks.whole("limit", limit), checks.flag("ordered", ordered)
-    if progress is not None:
-        checks.plain_function("progress", progress, ("count",))
+    checks.optional_function("progress", progress, ("count",))
     return Each(_Job(policy, function, items, limit, ordered, progress))
 
 

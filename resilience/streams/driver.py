@@ -74,7 +74,12 @@ def steps(
 
 @final
 class Driver:
-    """Pulls the items of one stream, one after another. In blocking code, its coroutines never suspend."""
+    """Pulls the items of one stream, one after another. In blocking code, its coroutines never suspend.
+
+    An item comes in one of two ways. `pull` does everything: it begins the stream, and resumes the chain at its end or
+    after an error. `take` is shorter, for the next item of a source that has delivered one; if it finds no item, or
+    raises, `pull` is called with that.
+    """
 
     def __init__(
         self,
@@ -101,8 +106,7 @@ class Driver:
         self._answer: tuple[Any, Any] | None = None  # a value that replaces the stream, and the iterator of its items
         self.is_over: bool = False
         self.is_busy: bool = False
-        #: Takes the next item of a source that has delivered one; in tasks, up to the first wait in the event loop.
-        #: None if a pull has more to do.
+        #: Takes the next item; in tasks, up to the first wait in the event loop. None if a pull has more to do.
         self.take: Callable[[], Any] | None = None
 
     async def pull(self, is_taken: bool = False, error: BaseException | None = None) -> Any:

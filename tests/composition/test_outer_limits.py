@@ -251,7 +251,7 @@ async def test_a_child_task_that_suppresses_its_cancellation_is_cut_off_at_its_n
     assert went_on == [True]
 
 
-async def test_an_inherited_limit_cuts_off_a_clean_up_that_an_inner_limit_caused(in_asyncio: World) -> None:
+async def test_an_inherited_limit_cuts_off_a_clean_up_that_an_inner_limit_caused(in_virtual_asyncio: Virtual) -> None:
     """The first cancellation came before the instant, and not from an outer block."""
 
     async def fn() -> None:

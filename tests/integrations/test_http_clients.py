@@ -602,7 +602,7 @@ async def test_a_cancelled_request_is_not_retried(server: FlakyServer, client: H
 @pytest.mark.parametrize(
     ("policy", "rules"),
     [
-        (Timeout(0.2), Rules(limit_body=False)),
+        (Retry(9, backoff=[0]).wrap(Timeout(0.2)), Rules(limit_body=False)),
         (standard(total_timeout=PATIENCE, attempt_timeout=0.1), Rules()),  # the time of the whole call
     ],
     ids=["limit_body=False", "standard"],

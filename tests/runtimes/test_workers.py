@@ -70,12 +70,12 @@ def test_all_code_of_policies_runs_in_the_calling_thread() -> None:
         Around(),
         Retry(2, on=here, on_result=here, backoff=schedule, on_retry=here),
         CircuitBreaker(1, open_for=schedule, on=lambda error: False, on_result=lambda value: not here()),
-        Timeout(SHORT, on_timeout=here),
+        Timeout(0.3, on_timeout=here),
         Around(),
         listeners=[here],
     )
     assert pipeline.execute(lambda ctx: 1 / 0) is True
-    assert pipeline.execute(lambda ctx: time.sleep(3 * SHORT)) is True
+    assert pipeline.execute(lambda ctx: time.sleep(1.0)) is True
     assert pipeline.execute(lambda ctx: "fine") == "fine"
     assert len(seen) > 20
     assert set(seen) == {threading.get_ident()}
@@ -146,6 +146,7 @@ def test_a_worker_is_reused_after_an_abandoned_function_has_ended(gate: threadin
 
     with pytest.raises(TimeoutExceeded):
         Timeout(SHORT).call(fn)
+    wait_until(lambda: threads)
     assert Timeout(LONG).call(threading.get_ident) != threads[0]
     gate.set()
     wait_until(lambda: threads[0] in {worker.ident for worker in list(workers.pool.idle)})
@@ -285,19 +286,20 @@ def test_the_result_of_an_abandoned_call_is_dropped(gate: threading.Event) -> No
 
 
 def test_the_exception_of_an_abandoned_call_is_dropped(
-    gate: threading.Event, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Even a `SystemExit`; no thread ends of it, and nothing is printed."""
     for error in (Boom(), SystemExit(1), KeyboardInterrupt()):
-        ended = threading.Event()
+        may_end, ended = threading.Event(), threading.Event()
 
-        def fn(error: BaseException = error, ended: threading.Event = ended) -> None:
-            gate.wait(0.03)
+        def fn(may_end: threading.Event, ended: threading.Event, error: BaseException = error) -> None:
+            may_end.wait(10)
             ended.set()
             raise error
 
         with pytest.raises(TimeoutExceeded):
-            Timeout(SHORT).call(fn)
+            Timeout(SHORT).call(fn, may_end, ended)
+        may_end.set()
         assert ended.wait(5)
         wait_until(lambda: Timeout.abandoned() == 0)
     assert capsys.readouterr() == ("", "")

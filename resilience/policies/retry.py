@@ -174,12 +174,12 @@ class Retry(Policy[Never]):
 
     def _refused_until(self, ctx: Context) -> float:
         """Return the instant until which a policy inside will refuse every call; minus infinity if none is known."""
-        until = -inf
-        if ctx._executed is None or self._handles_open_circuits:
+        executed, chosen, until = ctx._executed, ctx._info.chosen, -inf
+        if executed is None or self._handles_open_circuits or not (executed._resilience_foresees or chosen):
             return until
-        for pipeline in (ctx._executed, *ctx._info.chosen):
+        for pipeline in (executed, *chosen):
             is_inside = False
-            for policy in pipeline._resilience_chain() if pipeline._resilience_foresees else ():
+            for policy in pipeline._resilience_chain():
                 is_inside = is_inside or policy is self
                 if is_inside:
                     until = max(until, policy._resilience_refuses_until())

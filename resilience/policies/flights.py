@@ -3,7 +3,7 @@
     lead      the first caller of a key makes the call, and shares its outcome with the callers that wait.
     follow    the other callers wait, each in its own runtime and no longer than its own deadline.
     give up   a leader that is cancelled, interrupted, cut off, or out of its own time has no outcome to share:
-              all followers wake up, and one of them leads.
+              all followers wake up, one of them leads, and the others get its outcome.
 
 A nested call for the same key would wait for the call that encloses it, so it is made at once. That includes calls
 in code that inherits the leader's context variables: child tasks and worker threads.
@@ -18,7 +18,7 @@ from collections.abc import Hashable
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Any, TypeVar, final
+from typing import Any, TypeAlias, TypeVar, final
 
 from resilience import forks
 from resilience.context import Context, is_out_of_time, waits_until
@@ -30,6 +30,9 @@ from resilience.policies.copies import copy_of
 from resilience.runtimes.base import Waiter
 
 T = TypeVar("T")
+
+#: An outcome, and the traceback of its error, which all copies of the error get.
+Shared: TypeAlias = tuple[Outcome[Any], TracebackType | None]
 
 
 @final
@@ -54,7 +57,7 @@ class Flights:
         flight._flights, flight._key, flight._ctx = self, key, ctx
         flight._followers = []
         flight.leads = flight._is_over = flight._has_result = False
-        flight._result = flight._outcome = flight._token = flight._traceback = None
+        flight._result = flight._found = flight._outcome = flight._token = None
         return flight
 
     def is_current(self, key: Hashable) -> bool:
@@ -99,13 +102,13 @@ class Flight:
         "_ctx",
         "_flights",
         "_followers",
+        "_found",
         "_has_result",
         "_is_over",
         "_key",
         "_outcome",
         "_result",
         "_token",
-        "_traceback",
         "_waiter",
         "leads",
     )
@@ -120,9 +123,9 @@ class Flight:
     _is_over: bool  # a follower that registers now is too late
     _has_result: bool
     _result: Any
-    _outcome: Outcome[Any] | None
+    _found: list[Shared] | None  # what the leader has shared; if nothing, what the next one shares, which is added
+    _outcome: Shared | None
     _token: Token[tuple[Flight, ...]] | None
-    _traceback: TracebackType | None
     _waiter: Waiter
 
     def __enter__(self) -> None:
@@ -151,11 +154,13 @@ class Flight:
         """
         while True:
             leader = self._join()
+            if not self.leads:
+                await self._wait_for(leader)
+            if self._found:
+                self._outcome, self._found = self._found[0], None
+                return True
             if self.leads:
                 return False
-            await self._wait_for(leader)
-            if self._outcome is not None:
-                return True
 
     async def _wait_for(self, leader: Flight) -> None:
         ctx = self._ctx
@@ -166,7 +171,7 @@ class Flight:
         finally:
             with suppress(ValueError):  # the leader has woken all
                 leader._followers.remove(self)
-        if not is_awake and self._outcome is None:
+        if not is_awake and not self._found:
             policy = self._flights.policy
             raise DeadlineExceeded("the deadline passed while another caller made the same call", policy=policy)
 
@@ -174,11 +179,12 @@ class Flight:
         """Return what the leader's call returned, or raise a copy of its error with the traceback of the call."""
         self._flights.shared.add()
         report_use(self._flights.policy, self._ctx, "shared")
-        outcome, self._outcome = self._outcome, None
+        assert self._outcome is not None
+        (outcome, traceback), self._outcome = self._outcome, None
         if isinstance(outcome, Failure):
-            outcome.error.with_traceback(self._traceback)  # an error that has no copy collects frames
+            outcome = Failure(copy_of(outcome.error).with_traceback(traceback))
         try:
-            return outcome.unwrap() if outcome is not None else None
+            return outcome.unwrap()
         finally:
             del outcome  # no cycle: error -> traceback -> this frame -> error
 
@@ -194,30 +200,29 @@ class Flight:
         """Share the outcome of the call with the followers, if it concerns them, and wake them."""
         if self._token is None:
             return
+        if self.leads and self._found is not None:
+            self._found += self._shareable(error)  # before another caller can lead
         self._flights.remove(self, self._key)
         self._is_over = True
         if self._followers:
-            self._wake_followers(self._shareable_outcome(error))
+            self._wake_followers(self._shareable(error))
         try:  # last: a signal handler that runs before still counts as nested, and must not wait for this call
             _enclosing.reset(self._token)
         except (ValueError, RuntimeError):  # in another context, or for a second time after an interrupt
             pass
         # A child task that outlives the call keeps this flight in its context; the token refers to outer flights.
-        self._result = self._token = None
+        self._result = self._found = self._token = None
 
-    def _shareable_outcome(self, error: BaseException | None) -> Outcome[Any] | None:
+    def _shareable(self, error: BaseException | None) -> list[Shared]:
+        """Return the outcome of the call; nothing if it does not concern the followers."""
         if isinstance(error, Exception) and concerns_all(error, self._ctx):
-            return Failure(error)
-        return Success(self._result) if self._has_result else None
+            return [(Failure(copy_of(error)), error.__traceback__)]  # a copy: policies around the leader add notes
+        return [(Success(self._result), None)] if self._has_result else []
 
-    def _wake_followers(self, outcome: Outcome[Any] | None) -> None:
+    def _wake_followers(self, found: list[Shared]) -> None:
         for follower in self._followers.copy():  # not removed one by one: an interrupt could lose one
             with suppress(RuntimeError):  # its event loop has ended
-                if isinstance(outcome, Failure):
-                    follower._traceback = outcome.error.__traceback__
-                    follower._outcome = Failure(copy_of(outcome.error))
-                else:
-                    follower._outcome = outcome
+                follower._found = found
                 follower._waiter.wake()
         self._followers.clear()
 

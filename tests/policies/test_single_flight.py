@@ -278,12 +278,17 @@ def test_a_call_during_the_end_of_a_flight_in_its_own_thread_is_a_new_call() -> 
 # --- leaders without a result --------------------------------------------------------------------
 
 
-async def test_after_a_cancelled_leader_a_follower_makes_the_call(tasks_world: World) -> None:
+@pytest.mark.parametrize("seconds", [0.01, 0.0])
+async def test_after_a_cancelled_leader_one_follower_makes_the_call(tasks_world: World, seconds: float) -> None:
+    """All others get its outcome, even if it returns before they wake up."""
     flight, called, got = SingleFlight(key=same_key), [], []
 
     async def fetch() -> int:
         called.append(1)
-        await anyio.sleep(10 if len(called) == 1 else 0.01)
+        if len(called) == 1:
+            await anyio.sleep(10)
+        elif seconds:
+            await anyio.sleep(seconds)
         return len(called)
 
     async def ask() -> None:

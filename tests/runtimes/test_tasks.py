@@ -226,7 +226,7 @@ def test_the_same_policies_serve_many_loops_at_once() -> None:
             for n in range(30):
                 results.append(await world.attempt(PIPELINE, Script(Boom(), n).function()))
                 if n % 10 == 0:
-                    results.append(type(await world.attempt(Timeout(0.002), lambda ctx: world.sleep(0.05))))
+                    results.append(type(await world.attempt(Timeout(0.002), lambda ctx: world.sleep(10))))
             return results
 
         return world.run(main)  # type: ignore[no-any-return]

@@ -116,10 +116,19 @@ def annotate(error: Exception, note: str, *, replaces: str) -> None:
     try:
         notes = getattr(error, "__notes__", None)
         if isinstance(notes, list):
-            notes[:] = [it for it in notes if not (isinstance(it, str) and it.startswith(_NOTE) and replaces in it)]
+            notes[:] = [it for it in notes if not _is_our_note(it, replaces)]
         error.add_note(_NOTE + note)
     except Exception:  # an exception that refuses attributes, such as a frozen dataclass, gets no note
         return
+
+
+def is_annotated(error: Exception, containing: str) -> bool:
+    """Whether an exception has a note of ours that contains this text."""
+    return any(_is_our_note(it, containing) for it in getattr(error, "__notes__", ()))
+
+
+def _is_our_note(note: object, containing: str) -> bool:
+    return isinstance(note, str) and note.startswith(_NOTE) and containing in note
 
 
 def closable(failed: Failed) -> Any:

@@ -19,7 +19,7 @@ from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, Ret
 from resilience.formats import format_seconds
 from resilience.hints import asked_delay, is_repeatable
 from resilience.info import Listener
-from resilience.outcome import Failed, Success, annotate, as_outcome, closable
+from resilience.outcome import Failed, Success, annotate, as_outcome, closable, is_annotated
 from resilience.record import History
 from resilience.repeats import Budget, Refuser, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime
@@ -97,7 +97,7 @@ class RetryState:
         """Return the delay after this failure in seconds, or None if it is the last one; report the decision."""
         rules, ctx = self._rules, self._ctx
         if self.attempt > 1 and isinstance(failed, Exception) and is_refusal(failed):
-            self._give_back()  # a policy inside has refused this retry, so no call was made
+            self._give_back_after(failed)
         self._history.add(failed)
         info = ctx._info
         if info.record is not None and ctx._function is not None:  # a block is no attempt of the execution around it
@@ -164,6 +164,11 @@ class RetryState:
         """Refund the cost of a retry that was not made."""
         give_back_repeat(self._ctx._info.cap, self._rules.budget)
 
+    def _give_back_after(self, refusal: Exception) -> None:
+        """Refund a retry that a policy inside has refused, unless a Retry inside says that it has made calls before."""
+        if not is_annotated(refusal, _FAILED):
+            self._give_back()
+
     def _give_up(self, reason: _Reason, failed: Failed) -> None:
         if subscribers.retries or self._ctx._info.listeners:
             elapsed, outcome = clock.now() - self._began, as_outcome(failed)
@@ -180,7 +185,7 @@ class RetryState:
 
     def explain(self, refusal: Exception, failed: Exception | None) -> None:
         """Add the history of the attempts to the refusal that ended them, and set the last failure as its context."""
-        self._give_back()
+        self._give_back_after(refusal)
         annotate(refusal, self._summary(self.attempt - 1), replaces=_FAILED)  # the refused attempt made no call
         if failed is not None and refusal.__context__ is None:
             refusal.__context__ = failed

@@ -9,7 +9,19 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Context, DeadlineExceeded, Rejected, Retry, RetryBudget, events
+from resilience import (
+    CircuitBreaker,
+    CircuitOpen,
+    Context,
+    DeadlineExceeded,
+    Rate,
+    RateLimited,
+    RateLimiter,
+    Rejected,
+    Retry,
+    RetryBudget,
+    events,
+)
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.retries import Response, bad, notes_of, run
 from tests.test_repeats import CustomBudget
@@ -88,6 +100,17 @@ async def test_a_retry_that_an_inner_policy_refuses_costs_nothing(world: World, 
     assert budget.withdraw()
     assert isinstance(await run(world, waiting, Script()), CircuitOpen)  # the first attempt, which nothing was paid for
     assert budget.balance == 0
+
+
+async def test_a_retry_is_paid_if_an_inner_one_has_made_a_call_before_it_was_refused(
+    world: World, clock: FakeClock
+) -> None:
+    """Otherwise a budget would not bound the calls of nested retries."""
+    budget, script = RetryBudget(0, saved=2), Script(Boom())
+    outer = Retry(6, on=(Boom, Rejected), backoff=[10], retry_after=False, budget=budget)
+    inner = Retry(2, on=Boom, backoff=[0]).wrap(RateLimiter(Rate(1, per=10), max_wait=0))
+    assert isinstance(await run(world, outer.wrap(inner), script), RateLimited)
+    assert (script.calls, budget.balance, budget.refused) == (3, 0, 1)
 
 
 class SlowToClose(Boom):

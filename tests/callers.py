@@ -94,7 +94,7 @@ def run_all(threads: Iterable[threading.Thread], *then: Callable[[], object]) ->
         thread.join(10)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     ends_at = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends_at, "the condition did not become true in time"

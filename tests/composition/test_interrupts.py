@@ -370,7 +370,7 @@ def interrupted_call(seconds: float, takes: float, is_idle: bool, at: int) -> in
             Timeout(seconds).call(time.sleep, takes)
         except (TimeoutExceeded, KeyboardInterrupt):
             pass
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while (busy_workers() - {*set_aside} != busy or Timeout.abandoned()) and time.monotonic() < end:
         time.sleep(0.001)
     idle.extend(set_aside)

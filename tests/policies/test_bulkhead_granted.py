@@ -24,7 +24,7 @@ def test_a_waiter_whose_event_loop_ends_before_its_wake_up_releases_its_permit_o
 
     If the permit were passed on now, two calls could run at a limit of 1.
     """
-    bulkhead = Bulkhead(1, queue=1, max_wait=0.2)
+    bulkhead = Bulkhead(1, queue=1, max_wait=1.0)
     results: list[Any] = []
 
     def waiter() -> None:

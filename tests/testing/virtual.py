@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def in_threads(*functions: Callable[[], object]) -> None:
-    threads = [threading.Thread(target=it) for it in functions]
+    threads = [threading.Thread(target=it, daemon=True) for it in functions]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -226,6 +226,8 @@ class Engine:
 
     def _resume(self, client: Client, error: BaseException | None = None) -> None:
         """Resume a client, or throw `error` into it."""
+        if client.is_done:  # an interrupt has ended it, and that end cut it off
+            return
         self.current = client
         client.valid_entry = -1
         try:

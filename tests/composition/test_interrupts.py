@@ -185,6 +185,22 @@ def interrupted(scene: str, at: int) -> int:
     return interruptions.count
 
 
+def test_an_interrupt_anywhere_ends_a_race_with_an_attempt_beside_the_first() -> None:
+    """The number of places depends on which thread is faster."""
+    interrupted_in_race(0)
+    for at in range(1, interrupted_in_race(0) + 1):
+        interrupted_in_race(at)
+
+
+def interrupted_in_race(at: int) -> int:
+    bulkhead = Bulkhead(1)
+    pipeline = Policy.wrap(bulkhead, Hedge(0.0), CircuitBreaker(1))
+    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+        pipeline.call(int)
+    assert bulkhead.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
+    return interruptions.count
+
+
 class Counting:
     """An algorithm that counts how often it was asked for a limit."""
 

@@ -141,8 +141,8 @@ class Race(ABC):
                 ctx = self._begin()
                 if ctx is None:
                     break
-                self._beside += 1
                 self._start(self._begun - 1, ctx)
+                self._beside += 1  # last: an attempt that an interrupt has kept from starting will not end
             self._schedule_next()
         except BaseException as error:
             self._fail(error)

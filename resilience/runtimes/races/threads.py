@@ -51,6 +51,7 @@ class ThreadEngine(Engine):
         super().__init__(host)
         self.runtime: EngineRuntime = RacingRuntime(self, host)
         self._woken: deque[EngineWaiter] = deque()
+        self._waits = False  # whether the thread waits: only then, an interrupt comes between two steps
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
 
@@ -78,9 +79,9 @@ class ThreadEngine(Engine):
                     if self._step(deadline) and timer is not None:
                         interrupt, deadline = Expired(timer), inf
                 except BaseException as error:
-                    if main.is_done:
+                    if not self._waits:  # an interrupt within a step: `forget` closes all that is unfinished
                         raise  # pragma: no cover (it runs; CPython 3.11 traces nothing after a throw)
-                    interrupt = error
+                    interrupt, self._waits = error, False
                 if interrupt is not None:
                     self._resume(main, interrupt)
                     interrupt = None
@@ -102,7 +103,9 @@ class ThreadEngine(Engine):
             return True
         else:
             seconds = min(ends_at, deadline) - now
+            self._waits = True
             clock.wait(self._wakeup, None if seconds == inf else seconds)
+            self._waits = False
         return False
 
     def forget(self) -> None:

@@ -24,6 +24,19 @@ UNMEASURED = (
 measured = coverage.Coverage(data_suffix=True)
 measured.start()
 
+
+def end_idle_workers() -> None:
+    """End the workers that began while nothing was measured: a later test would use them, unmeasured."""
+    from resilience.runtimes import workers
+
+    before = workers.IDLE, workers.IDLE_IN_EXCESS
+    workers.IDLE = workers.IDLE_IN_EXCESS = 0.0
+    for worker in list(workers.pool.idle):
+        worker._wake.release()
+        worker.join()
+    workers.IDLE, workers.IDLE_IN_EXCESS = before
+
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("PYTEST_ADDOPTS", None)  # CI requests this plugin there; a pytest that a test runs must not use it
 
@@ -37,6 +50,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     finally:
+        end_idle_workers()
         measured.start()
 
 

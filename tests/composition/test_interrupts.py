@@ -46,6 +46,7 @@ from resilience import (
     deadline,
     detached,
 )
+from resilience.clock import clock as process_clock
 from resilience.policies.flights import _enclosing
 from resilience.runtimes import workers
 from tests.callers import followers, outcome_of, wait_until
@@ -130,6 +131,27 @@ def retry_block() -> None:
                 failing()
 
 
+def race(breaker: CircuitBreaker, bulkhead: Bulkhead) -> None:
+    """A race whose caller always waits, and always finds an idle worker: as many places each time."""
+    waits, wait_for = threading.Event(), process_clock.wait
+
+    def wait(waitable: Any, seconds: float | None) -> bool:
+        waits.set()
+        return wait_for(waitable, seconds)
+
+    def fails() -> None:
+        waits.wait(10)
+        failing()
+
+    process_clock.wait = wait
+    try:
+        Policy.wrap(bulkhead, Hedge(60), breaker).call(fails)
+    finally:
+        process_clock.wait = wait_for
+        waits.set()
+        wait_until(lambda: bool(workers.pool.idle) and Timeout.abandoned() == 0)
+
+
 SCENES: dict[str, Callable[[CircuitBreaker, Bulkhead], Any]] = {
     "a probe that succeeds": lambda breaker, bulkhead: breaker.call(int),
     "a probe that fails": lambda breaker, bulkhead: breaker.call(failing),
@@ -145,7 +167,7 @@ SCENES: dict[str, Callable[[CircuitBreaker, Bulkhead], Any]] = {
     "a budget": lambda breaker, bulkhead: enter(deadline(60)),
     "a budget that fails": lambda breaker, bulkhead: fail_in(detached(60)),
     "a retried block": lambda breaker, bulkhead: retry_block(),
-    "a race": lambda breaker, bulkhead: Policy.wrap(bulkhead, Hedge(60), breaker).call(failing),
+    "a race": race,
     "a pipeline": lambda breaker, bulkhead: Policy.wrap(
         Fallback("instead", on=BaseException), Timeout(60, cooperative=True), breaker, bulkhead, Retry(1)
     ).call(failing),

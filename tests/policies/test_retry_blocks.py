@@ -336,3 +336,13 @@ def test_entering_an_attempt_returns_it_and_sets_its_context(threads: World) -> 
     with deadline(5.0) as ctx:
         assert not attempt.__exit__(None, None, None)
         assert current_context() is ctx
+
+
+def test_a_block_whose_end_was_interrupted_ends_with_its_attempt(threads: World) -> None:
+    """Its context applies no longer."""
+    attempt = next(iter(Retry().attempts()))
+    attempt.__enter__()
+    assert current_context().attempt == 1
+    assert current_context() is current_context()
+    del attempt
+    assert current_context() is not current_context()

@@ -21,7 +21,7 @@ from resilience import (
     deadline,
     detached,
 )
-from tests.conftest import Boom, FakeClock, World
+from tests.conftest import Boom, FakeClock, Virtual, World
 from tests.custom import INF
 from tests.policies.timeouts import LONG, SHORT
 
@@ -192,7 +192,7 @@ async def test_the_timeout_of_a_detached_block_holds_in_a_cancelled_scope(tasks_
 # --- background work ---
 
 
-async def test_a_detached_background_task_outlives_the_deadline_it_was_started_under(tasks_world: World) -> None:
+async def test_a_detached_background_task_outlives_the_deadline_it_was_started_under(virtual_tasks: Virtual) -> None:
     seen: list[float] = []
 
     async def background() -> None:

@@ -152,10 +152,10 @@ async def test_the_line_of_a_timeout_says_what_timed_out(world: World, log: Log)
     lines = [line for line in log.lines if "gave up" not in line]
     assert lines[0] == "WARNING p (get): an attempt took longer than the 0.01 s of Timeout"
     assert lines[1] == "WARNING p (get): the execution took longer than the 0.01 s of whole"
-    assert lines[2].startswith("WARNING Timeout (get): the deadline of the caller passed, 0.0")
+    assert lines[2].startswith("WARNING Timeout (get): the deadline of the caller passed, ")
     assert lines[2].endswith(" s after it began")
     assert lines[3] == "WARNING Timeout (get): the execution took longer than 0.01 s"
-    assert lines[4].startswith("WARNING pool (get): refused a call with BulkheadFull after 0.0")
+    assert lines[4].startswith("WARNING pool (get): refused a call with BulkheadFull after ")
     assert lines[4].endswith(" s in the queue")
     assert len(lines) == 5
 

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "docs/recipes/notebooks.md"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Proactor event loop does not implement:RuntimeWarning")  # zmq, under Windows
 def test_the_page_on_notebooks_runs_in_a_kernel(tmp_path: Path) -> None:
     """Each block is a cell of the same kernel, where a warning is an error."""

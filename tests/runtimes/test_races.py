@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from math import inf
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from resilience import Bulkhead, Context, Hedge, Keyed, Policy, Retry, Success, 
 from resilience.errors import Misuse
 from resilience.runtimes import workers
 from resilience.runtimes.base import Plan
+from resilience.runtimes.engine import EngineTimer
 from resilience.testing import Simulation, virtual_time
 from tests.conftest import Virtual, World
 from tests.policies.hedges import Service
@@ -213,6 +215,26 @@ def test_a_simulation_that_ends_during_a_race_closes_its_attempts() -> None:
         simulation.run(until=0.15)
         assert bulkhead.stats().in_flight == 2
     assert bulkhead.stats().in_flight == 0
+
+
+def test_an_interrupt_as_an_attempt_beside_the_first_begins_ends_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the race also cuts off the attempt, which has ended by itself."""
+    released, start = threading.Event(), EngineTimer.start
+    begun: list[EngineTimer] = []
+
+    def interrupted(timer: EngineTimer) -> None:
+        start(timer)
+        begun.append(timer)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(EngineTimer, "start", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Hedge(0.0, budget=None).call(released.wait, 10)
+    finally:
+        released.set()
+    assert len(begun) == 2
 
 
 def test_during_interpreter_shutdown_the_function_runs_in_the_calling_thread(

@@ -32,7 +32,7 @@ from functools import cached_property
 from math import inf
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import urlsplit
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import anyio
 from typing_extensions import override
@@ -186,9 +186,9 @@ class Exchange:
         return self.settings.rules.has_key(self._headers)
 
     @cached_property
-    def _failed(self) -> WeakSet[Any]:
-        """The responses that are failures, as long as their errors refer to them."""
-        return WeakSet()
+    def _failed(self) -> WeakValueDictionary[int, Any]:
+        """The responses that are failures, by their `id`, as long as their errors refer to them."""
+        return WeakValueDictionary()
 
     # --- the attempt ---
 
@@ -253,7 +253,7 @@ class Exchange:
             return response
         self._mark_not_repeatable(failure)
         with self._lock:
-            self._failed.add(response)
+            self._failed[id(response)] = response
         try:
             raise failure
         finally:
@@ -295,7 +295,7 @@ class Exchange:
 
     def _response_in(self, error: Exception) -> Any:
         """Return the response that an error stands for; None if the error is to be raised."""
-        if isinstance(error, TransientStatus) and error.response in self._failed:
+        if isinstance(error, TransientStatus) and self._failed.get(id(error.response)) is error.response:
             return error.response
         self._mark_not_repeatable(error)  # the error may come from a policy, and not from an attempt
         return None

@@ -190,6 +190,15 @@ async def test_many_attempts_keep_few_responses(kit: Kit) -> None:
     assert most_alive <= 2
 
 
+async def test_the_response_of_a_failure_need_not_be_hashable(some_kit: Kit) -> None:
+    class Compared(some_kit.library.Response):  # type: ignore[name-defined, misc]
+        __hash__: Any = None
+
+    network = some_kit.library.MockTransport(lambda _request: Compared(503))
+    async with some_kit.client(Retry(2, backoff=[0]), network) as client:
+        assert (await client.get("http://example.org/")).status_code == 503
+
+
 # --- wrong arguments -------------------------------------------------------------------------
 
 

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from jupyter_client.manager import start_new_kernel
 
 from tests.docs.run_page import Broken, blocks, compare
 
 _EXPECTED = re.compile(r"  # (->|raises) (.+)\n?\Z")
 
 
-def run(path: Path, name: str, folder: Path) -> None:
-    """Run all Python blocks in one kernel; raise `Broken` if the output of one differs from the page."""
+@contextmanager
+def started(folder: Path) -> Iterator[Any]:
+    """Start a kernel in this folder; yield its client."""
+    from jupyter_client.manager import start_new_kernel  # here, because only slow tests have it
+
     manager, client = start_new_kernel(cwd=str(folder))
     try:
+        yield client
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def run(path: Path, name: str, folder: Path) -> None:
+    """Run all Python blocks in one kernel; raise `Broken` if the output of one differs from the page."""
+    with started(folder) as client:
         cell(client, "import warnings; warnings.simplefilter('error')")
         printed = ""
         for block in blocks(path.read_text(encoding="utf-8")):
@@ -35,9 +47,6 @@ def run(path: Path, name: str, folder: Path) -> None:
                 raise Broken(f"{where}: {shown['raised']}")
             compare(where, text, shown.get("value" if kind == "->" else "raised", ""))
             printed = shown.get("printed", "")
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
 
 
 def cell(client: Any, source: str) -> dict[str, str]:

@@ -11,7 +11,6 @@ import venv
 from pathlib import Path
 
 import pytest
-from jupyter_client.manager import start_new_kernel
 
 from tests.docs import kernel, run_page
 from tests.docs.run_page import Broken
@@ -49,10 +48,9 @@ def test_a_wrong_result_of_a_cell_is_reported(cell: str, report: str, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="kernels are interrupted by a signal")
-def test_an_interrupt_of_the_kernel_ends_the_delay_of_a_retry() -> None:
+def test_an_interrupt_of_the_kernel_ends_the_delay_of_a_retry(tmp_path: Path) -> None:
     """It is not retried, counted or answered, and the permit is released."""
-    manager, client = start_new_kernel()
-    try:
+    with kernel.started(tmp_path) as client:
         kernel.cell(
             client,
             "from resilience import *\n"
@@ -65,9 +63,6 @@ def test_an_interrupt_of_the_kernel_ends_the_delay_of_a_retry() -> None:
         assert kernel.cell(client, "policy.call(fail)") == {"raised": "KeyboardInterrupt"}
         state = kernel.cell(client, "len(calls), breaker.stats().opened, policy.find(Bulkhead).stats().in_flight")
         assert state == {"value": "(1, 0, 0)"}
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
 
 
 @pytest.mark.slow

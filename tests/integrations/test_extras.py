@@ -66,7 +66,7 @@ def test_every_extra_of_an_integration_is_in_the_table() -> None:
     """Except `httpx2`, for which the module of httpx is, and the dashboard, which any server can serve."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
     extras = set(project["optional-dependencies"])
-    assert extras - {"integrations", "examples", "types", "lint", "site", "test", "dev"} == {
+    assert extras - {"integrations", "examples", "types", "lint", "site", "test", "slow", "dev"} == {
         *NEEDS,
         "requests",
         "httpx2",

@@ -26,8 +26,9 @@ _PROTOCOL_VIOLATION = "08P01"
 _COMMIT_UNKNOWN = "40003"  # statement_completion_unknown
 
 _MYSQL_PACKAGES = frozenset({"MySQLdb", "asyncmy", "mariadb", "mysql", "pymysql"})
-#: Too many connections, shutting down, lock wait timeout, deadlock; refused (by a socket, by TCP), gone away, lost.
-_MYSQL_TRANSIENT = frozenset({1040, 1053, 1205, 1213, 2002, 2003, 2006, 2013})
+#: Too many connections, shutting down, lock wait timeout, deadlock; refused (by a socket, by TCP); gone away, lost
+#: (the client's numbers, then those of a server that ends a connection: killed, idle for too long).
+_MYSQL_TRANSIENT = frozenset({1040, 1053, 1205, 1213, 2002, 2003, 2006, 2013, 2055, 1927, 4031})
 _MYSQL_UNDONE = frozenset({1205, 1213})
 
 _SQLITE_TRANSIENT = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
@@ -62,7 +63,11 @@ def transient(error: Exception) -> bool:
         return True
     if state is not None:
         return state in _TRANSIENT_STATES or (state.startswith("08") and state != _PROTOCOL_VIOLATION)
-    return lost_connection(error) or is_of("psycopg2", "OperationalError", error)
+    # mysql-connector gives its own errors the number -1: an OperationalError among them is a lost connection.
+    unnumbered = is_of("psycopg2", "OperationalError", error) or (
+        mysql == -1 and is_of("mysql", "OperationalError", error)
+    )
+    return unnumbered or lost_connection(error)
 
 
 def sqlstate(error: Exception) -> str | None:

@@ -220,7 +220,10 @@ async def test_a_unit_whose_transaction_is_aborted_is_a_failure(notes: Notes, sa
 @pytest.mark.parametrize(
     ("kind", "own", "shown"),
     [(kind, *case) for kind in KINDS if kind.is_postgres for case in (("250ms", "250ms"), ("3h", None))]
-    + [(KINDS[6], *case) for case in (("5s", "5s"), ("2min", "2min"), ("4d", None), ("0", None))],
+    + [
+        (KINDS[6], *case)
+        for case in (("5s", "5s"), ("2min", "2min"), ("1001s", None), ("61min", None), ("4d", None), ("0", None))
+    ],
     ids=str,
 )
 async def test_the_shorter_one_of_a_deadline_and_a_statement_timeout_holds(

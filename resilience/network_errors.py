@@ -121,7 +121,7 @@ def transient(error: Exception) -> bool:
 
 def _is_network_error(error: Exception) -> bool:
     if isinstance(error, ExceptionGroup):
-        return all(_is_network_error(leaf) for leaf in error.exceptions)
+        return all(transient(leaf) for leaf in error.exceptions)
     if isinstance(error, OSError):
         if isinstance(error, (ConnectionError, TimeoutError)):
             return True

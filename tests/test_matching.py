@@ -549,6 +549,12 @@ def test_a_certificate_error_is_found_anywhere_in_the_chain() -> None:
     assert transient(circle)
 
 
+def test_a_group_is_transient_if_all_its_leaves_are_with_their_causes() -> None:
+    leaf = ConnectionError("no")
+    leaf.__cause__ = fake("httpx.ProxyError")("407 Proxy Authentication Required")
+    assert [transient(it) for it in (leaf, ExceptionGroup("", [leaf]))] == [False, False]
+
+
 def test_an_incomplete_read_of_asyncio_or_anyio_is_transient() -> None:
     assert transient(asyncio.IncompleteReadError(b"half", 8))
     assert transient(anyio.IncompleteRead())

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @final
-@dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Quantile:
     """An observed delay: this quantile of the latency of the calls.
 

@@ -196,12 +196,10 @@ def mismatch(
         if not traceback.tb_frame.f_globals.get("__name__", "").startswith("resilience."):
             return None  # `fn` or a wrapper of it was entered
         traceback = traceback.tb_next
+    signature = signature_of(fn)
     try:
-        signature = inspect.signature(fn)
-    except Exception:  # it has no signature, as many builtins, or an invalid `__signature__`
-        return None
-    try:
-        signature.bind(*args, **kwargs)
+        if signature is not None:
+            signature.bind(*args, **kwargs)
     except TypeError:
         what, hint = "these arguments", ""
         if takes_context:
@@ -210,6 +208,14 @@ def mismatch(
             hint = "; use `execute` or `aexecute` for a function of the context"
         return ArgumentMisuse(f"{name_of(fn)} cannot be called with {what}: {error}{hint}")
     return None
+
+
+def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of `fn`; None if it has none, as many builtins, or an invalid `__signature__`."""
+    try:
+        return inspect.signature(fn)
+    except Exception:
+        return None
 
 
 def close_coroutine(value: object) -> None:

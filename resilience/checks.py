@@ -6,7 +6,6 @@ accepts. Booleans are not numbers here: `Timeout(True)` is a mistake, not one se
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
 import warnings
@@ -15,7 +14,7 @@ from datetime import timedelta
 from types import FunctionType
 from typing import TypeAlias, TypeVar
 
-from resilience.callables import is_coroutine_function, name_of
+from resilience.callables import is_coroutine_function, name_of, signature_of
 
 #: A length of time: seconds, or a `timedelta`.
 Duration: TypeAlias = float | timedelta
@@ -179,12 +178,10 @@ def parameters(name: str, function: Callable[..., object], takes: tuple[str, ...
         code, defaults = function.__code__, function.__defaults__ or ()
         if code.co_argcount - len(defaults) <= len(takes) <= code.co_argcount and not code.co_kwonlyargcount:
             return
+    signature = signature_of(function)
     try:
-        signature = inspect.signature(function)
-    except Exception:  # it has no signature, as many builtins, or an invalid `__signature__`
-        return
-    try:
-        signature.bind(*takes)
+        if signature is not None:
+            signature.bind(*takes)
     except TypeError as error:
         call = f"{name}({', '.join(takes)})"
         raise TypeError(
@@ -194,7 +191,7 @@ def parameters(name: str, function: Callable[..., object], takes: tuple[str, ...
 
 def not_bare(written: str, value: object) -> None:
     """Raise if `value` is the function under a decorator without parentheses; `written` is the correct decorator."""
-    if callable(value) and not isinstance(value, type):
+    if callable(value) and not isinstance(value, type) and not hasattr(value, "around"):
         raise TypeError(f"a policy is made before it decorates {name_of(value)}: did you mean {written}?")
 
 

@@ -18,7 +18,7 @@ from math import inf
 from typing import Any, ParamSpec, TypeVar, final, overload
 
 from resilience import checks
-from resilience.callables import is_coroutine_function, named_like, require_callable
+from resilience.callables import is_coroutine_function, name_of, named_like, require_callable, signature_of
 from resilience.checks import Duration
 from resilience.context import Context
 from resilience.events.dispatch import subscribers
@@ -105,12 +105,22 @@ class Streaming:
         return self._protect(fn, _is_async(fn))
 
     def _protect(self, fn: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
-        require_callable(fn)
+        self._check(fn)
 
         def streamed(*args: Any, **kwargs: Any) -> Any:
             return self._stream(is_async, fn, args, kwargs)
 
         return named_like(streamed, fn)
+
+    def _check(self, fn: Callable[..., Any]) -> None:
+        """Refuse what is not a function, or one that does not take the keywords of `resume`."""
+        require_callable(fn)
+        signature = signature_of(fn) if self.resume else None
+        try:
+            if signature is not None:
+                signature.bind_partial(**self.resume)
+        except TypeError as error:
+            raise TypeError(f"{name_of(fn)}{signature} cannot take the keywords of resume: {error}") from None
 
     def _stream(
         self,
@@ -136,7 +146,7 @@ class Streaming:
     def call(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]: ...
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Return the items of `fn(*args, **kwargs)`."""
-        require_callable(fn)
+        self._check(fn)
         return self._stream(_is_async(fn), fn, args, kwargs)
 
     @overload
@@ -149,7 +159,7 @@ class Streaming:
     ) -> AsyncGenerator[T, None]: ...
     def acall(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Return the items of an asynchronous iterator that `fn(*args, **kwargs)` returns, or an awaitable of one."""
-        require_callable(fn)
+        self._check(fn)
         return self._stream(True, fn, args, kwargs)
 
     @overload
@@ -164,7 +174,7 @@ class Streaming:
     def execute(self, fn: Callable[[Context], Iterable[T]], ctx: Context | None = None) -> Generator[T, None, None]: ...
     def execute(self, fn: Callable[..., Any], ctx: Context | None = None) -> Any:
         """Return the items of `fn(ctx)`."""
-        require_callable(fn)
+        self._check(fn)
         return self._stream(_is_async(fn), fn, None, {}, ctx)
 
     @overload
@@ -177,7 +187,7 @@ class Streaming:
     ) -> AsyncGenerator[T, None]: ...
     def aexecute(self, fn: Callable[..., Any], ctx: Context | None = None) -> Any:
         """Return the items of an asynchronous iterator that `fn(ctx)` returns, or an awaitable of one."""
-        require_callable(fn)
+        self._check(fn)
         return self._stream(True, fn, None, {}, ctx)
 
     def proxy(self, client: C, /, *names: str) -> C:

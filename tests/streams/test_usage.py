@@ -60,6 +60,7 @@ async def test_any_callable_that_returns_an_iterator_may_be_a_source(world: Worl
         (lambda it: list(it.call(lambda: paced())), "use `.acall` or `.aexecute`"),
         (lambda it: list(it.call(lambda url: [url])), "cannot be called with these arguments"),
         (lambda it: it.call(5), "runs callables"),
+        (lambda it: it.policy.streaming(resume={"wrong": len})(paced), r"paced\(.*'wrong'"),
         (lambda it: it.proxy(object()), "name the methods"),
         (lambda it: next(it.call(iter, [1])) and it.call(iter, [1]).send(5), "takes no value"),
         (lambda it: it.call(iter, [1]).throw(Boom()), "close it"),

@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 
 from resilience import checks
 from resilience.backoff import Backoff, BackoffLike, Exponential, as_backoff
-from resilience.callables import name_of, require_callable
+from resilience.callables import is_awaitable, name_of, require_callable
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.events.dispatch import emit, logger, optional_listener
@@ -91,8 +91,10 @@ class Supervisor:
 
         :param name: the name of the task in log lines and `Parked`; the name of the function by default.
         :raises RuntimeError: outside the block, and once the supervisor is stopping.
+        :raises TypeError: for a function that does not take `args`; out of the block, for one that cannot be awaited.
         """
         require_callable(function)
+        checks.parameters("function", function, tuple(type(it).__name__ for it in args))
         if self._stopping is None or self._stopping.is_set():
             raise RuntimeError("a supervisor starts tasks inside its block, and until it stops")
         task = checks.optional_name(name) or name_of(function)
@@ -160,8 +162,9 @@ class Supervisor:
         while True:
             began = clock.now()
             try:
-                await call()
-                return
+                if is_awaitable(awaitable := call()):
+                    await awaitable
+                    return
             except Exception as error:
                 failure = Failure(error)
             except asyncio.CancelledError as error:
@@ -169,6 +172,8 @@ class Supervisor:
                     raise
                 failure = Failure(RuntimeError("what it awaited was cancelled"))
                 failure.error.__cause__ = error
+            else:
+                raise TypeError(f"{name} returned {type(awaitable).__name__}: a supervisor runs coroutine functions")
             now = clock.now()
             if now - began >= self._within:
                 delays = self._restart.delays()

@@ -306,6 +306,17 @@ async def test_after_its_block_a_supervisor_starts_nothing_and_is_drained(tasks_
         assert await supervisor.adrain(0) is True
 
 
+async def test_a_function_that_cannot_run_as_a_task_is_refused(tasks_world: World) -> None:
+    """Before a failure could restart it."""
+    async with Supervisor() as supervisor:
+        with pytest.raises(TypeError, match=r"sleep.*missing a required argument"):
+            supervisor.start_soon(anyio.sleep)
+    with pytest.raises(ExceptionGroup) as raised:
+        async with Supervisor() as supervisor:
+            supervisor.start_soon(len, "text")  # type: ignore[arg-type]
+    assert str(raised.value.exceptions) == "(TypeError('len returned int: a supervisor runs coroutine functions'),)"
+
+
 async def test_a_chain_of_started_tasks_keeps_no_reference_to_earlier_ones(tasks_world: World) -> None:
     known: list[int] = []
 

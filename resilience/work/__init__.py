@@ -1,4 +1,4 @@
-"""Work around a call: idempotency keys, calls that are made once, shutdown, many calls at once, supervision.
+"""Around a call: idempotency keys, calls that are made once, shutdown, many calls at once, supervision.
 
 These features need the context, the deadline or the outcome of a call. Work that must survive its process belongs to an
 engine or a broker; the recipes show how to combine the two.

@@ -11,7 +11,6 @@ from resilience import CircuitBreaker, CircuitOpen, Retry, Timeout, TimeoutExcee
 from tests.conftest import FakeClock
 from tests.integrations.httpx.conftest import QUICK, Kit, full_port
 from tests.integrations.servers import FlakyServer
-from tests.integrations.upload_bodies import ONCE, Asynchronous
 
 # --- statuses --------------------------------------------------------------------------------
 
@@ -130,10 +129,10 @@ def test_a_file_that_the_caller_rewinds_can_be_sent_in_another_call(sync_kit: Ki
 
 async def test_an_iterator_that_was_not_sent_before_a_timeout_can_be_sent(tasks_kit: Kit, server: FlakyServer) -> None:
     """To a server that accepts connections."""
-    body = Asynchronous()
+    body = tasks_kit.chunks(b"once")
     async with tasks_kit.client(Timeout(0.2)) as client:
         with full_port() as url, pytest.raises(TimeoutExceeded):
             await client.post(url, content=body, timeout=None)
     async with tasks_kit.client() as client:
         assert (await client.post(server.url, content=body)).status_code == 200
-    assert [it.body for it in server.requests] == [ONCE]
+    assert [it.body for it in server.requests] == [b"once"]

@@ -1,4 +1,4 @@
-"""Fixtures of the integrations' tests: programs, a server, sessions."""
+"""Fixtures of the integrations' tests: programs, and a server."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import anyio
 import pytest
-import requests
 
-from resilience import Policy
-from resilience.integrations.requests import ResilienceAdapter
 from tests.conftest import World
-from tests.integrations.requests_sessions import QUICK, Make
 from tests.integrations.servers import FlakyServer, flaky_server
 
 
@@ -46,18 +41,3 @@ def server() -> Iterator[FlakyServer]:
     """A scripted HTTP server: see `tests/integrations/servers.py`."""
     with flaky_server() as server:
         yield server
-
-
-@pytest.fixture
-def session() -> Iterator[Make]:
-    """A function: `session(policy, **options)` makes a session of requests that sends everything through the policy."""
-    made: list[requests.Session] = []
-
-    def make(policy: Policy[Any] = QUICK, **options: Any) -> requests.Session:
-        made.append(requests.Session())
-        made[-1].mount("http://", ResilienceAdapter(policy, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()

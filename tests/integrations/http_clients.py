@@ -35,8 +35,7 @@ from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTr
 from resilience.integrations.requests import ResilienceAdapter
 from resilience.integrations.urllib3 import ResiliencePoolManager, ResilienceProxyManager
 from tests.conftest import World
-from tests.integrations.aiohttp_sessions import pieces
-from tests.integrations.upload_bodies import ONCE, OnlyRead, OnlySeek, Reader, Unsized, pipe
+from tests.integrations.upload_bodies import ONCE, OnlyRead, OnlySeek, Reader, Unsized, pieces, pipe
 
 QUICK = Retry(3, backoff=[0])
 NO_TLS = ssl.create_default_context()  # loading certificates takes 30 ms, and few tests need them

@@ -1,19 +1,59 @@
-"""`resilience.integrations.aiohttp` with aiohttp itself, against a server that fails as scripted."""
+"""`resilience.integrations.aiohttp`: what is specific to it. The common rules are in `test_http_clients.py`."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
+import io
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from resilience import Timeout
+from resilience import CircuitBreaker, Context, DeadlineExceeded, Policy, Retry, Timeout, current_context, deadline
 from resilience.integrations.aiohttp import resilience_middleware
-from tests.integrations.aiohttp_sessions import QUICK, outcome_of, session
-from tests.integrations.servers import PATIENCE, FlakyServer
+from resilience.integrations.http import NotRepeatable
+from resilience.integrations.http.exchange import Exchange
+from tests.integrations.http_clients import QUICK, form
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer, notes_of, unused_url
+from tests.integrations.upload_bodies import pieces
 
-# --- statuses ---------------------------------------------------------------------------------
+
+@contextlib.asynccontextmanager
+async def session(
+    policy: Policy[Any] = QUICK,
+    *inside: aiohttp.ClientMiddlewareType,
+    read_body: bool = False,
+    **options: Any,
+) -> AsyncIterator[Any]:
+    """Open a session with at most one connection, so that a leak makes the next request wait; nothing may hang.
+
+    :param inside: middlewares between ours and the connection.
+    """
+    options |= {"connector": aiohttp.TCPConnector(limit=1)}
+    middlewares = (resilience_middleware(policy, read_body=read_body), *inside)
+    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession(middlewares=middlewares, **options) as client:
+        yield client
+
+
+async def outcome_of(request: Any) -> Any:
+    """Return the response, after reading it, or the exception as a value."""
+    try:
+        async with request as response:
+            await response.read()
+            return response
+    except Exception as error:
+        return error
+
+
+# --- a session as usual -----------------------------------------------------------------------
 
 
 async def test_raise_for_status_applies_to_the_last_response(server: FlakyServer) -> None:
@@ -25,12 +65,6 @@ async def test_raise_for_status_applies_to_the_last_response(server: FlakyServer
         assert error.status == 503
         assert (await outcome_of(client.get(server.script("/", 404)))).status == 404
     assert len(server.requests_to("/down")) == 3
-
-
-# --- responses --------------------------------------------------------------------------------
-
-
-# --- a session as usual -----------------------------------------------------------------------
 
 
 async def test_a_middleware_can_be_given_with_one_request(server: FlakyServer) -> None:
@@ -81,3 +115,261 @@ async def test_the_handshake_of_a_websocket_is_retried(read_body: bool) -> None:
     finally:
         await runner.cleanup()
     assert answers == [503, 101]
+
+
+# --- what may be sent again -------------------------------------------------------------------
+
+
+async def test_an_outer_middleware_cannot_send_a_one_shot_body_again(server: FlakyServer) -> None:
+    """The second request would have an empty body."""
+
+    async def call_twice(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        (await handler(request)).close()
+        return await handler(request)
+
+    async with aiohttp.ClientSession() as client:
+        chain = (call_twice, resilience_middleware(QUICK))
+        assert isinstance(await outcome_of(client.put(server.url, data=pieces(), middlewares=chain)), NotRepeatable)
+    assert [it.body for it in server.requests] == [b"once"]
+
+
+async def test_a_wait_for_a_free_connection_sends_nothing(server: FlakyServer) -> None:
+    """A request of any method that got no connection in time is repeated."""
+    async with session() as client, client.get(server.script("/", Answer(body=[b"a", b"b"], drip=threading.Event()))):
+        outcome = await outcome_of(client.post(server.url, timeout=aiohttp.ClientTimeout(connect=0.1)))
+        assert isinstance(outcome, aiohttp.ConnectionTimeoutError)
+        assert "3 attempts" in notes_of(outcome)
+
+
+@pytest.mark.parametrize("policy", [QUICK, Retry(1), CircuitBreaker(5)])
+@pytest.mark.parametrize("fault", ["reset", "close"])
+async def test_aiohttps_own_retry_adds_no_attempts(server: FlakyServer, policy: Policy[Any], fault: Any) -> None:
+    """The policy alone decides how often a request is sent."""
+    async with session(policy) as client:
+        for _ in range(2):
+            server.requests.clear()
+            outcome = await outcome_of(client.get(server.script("/", Answer(fault=fault))))
+            assert isinstance(outcome, aiohttp.ClientConnectionError)
+            assert len(server.requests) == (3 if policy is QUICK else 1)
+
+
+async def test_a_retry_of_an_outer_middleware_is_another_request(server: FlakyServer) -> None:
+    """An outer middleware may try the same request again, or replace the error."""
+    entered: list[str] = []
+
+    async def call_twice(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        entered.append("call_twice")
+        try:
+            return await handler(request)
+        except aiohttp.ServerDisconnectedError:
+            return await handler(request)
+
+    async def replace_error(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        try:
+            return await handler(request)
+        except aiohttp.ServerDisconnectedError:
+            raise LookupError from None
+
+    ours = resilience_middleware(Retry(1))
+    async with aiohttp.ClientSession() as client:
+        url = server.script("/", Answer(fault="close"), 200)
+        assert (await outcome_of(client.get(url, middlewares=(call_twice, ours)))).status == 200
+        url = server.script("/", Answer(fault="close"), 200)
+        assert isinstance(await outcome_of(client.get(url, middlewares=(replace_error, ours))), LookupError)
+        assert (await outcome_of(client.post(url, middlewares=(ours,)))).status == 200
+    assert entered == ["call_twice"]  # once, as aiohttp has seen no failure
+
+
+async def test_a_pooled_connection_does_not_keep_the_request(server: FlakyServer) -> None:
+    """An upload is not held in memory for as long as its connection lives."""
+
+    class Upload(io.BytesIO):
+        """A body to which a test can hold a weak reference."""
+
+    async with session(Timeout(PATIENCE)) as client:
+        body = Upload(b"large")
+        assert (await outcome_of(client.put(server.url, data=body))).status == 200
+        reference = weakref.ref(body)
+        del body
+        gc.collect()
+        assert reference() is None
+        assert server.open_connections == 1
+
+
+@pytest.mark.parametrize("kind", ["GET", "POST", "PUT", "never sent", "switched off"])
+async def test_a_failed_request_is_freed(server: FlakyServer, kind: str) -> None:
+    """What is remembered for the retry of aiohttp is dropped, also if there is no such retry."""
+    async with session(Retry(1)) as client:
+        client._retry_connection = kind != "switched off"  # as aiohttp's own test client does
+        method = kind if kind.isupper() else "PUT"
+        url = unused_url() if kind == "never sent" else server.script("/", Answer(fault="close"))
+        error = await outcome_of(client.request(method, url, data=b"x"))
+        reference = weakref.ref(error)
+        assert isinstance(error, aiohttp.ClientConnectionError)
+        del error
+    gc.collect()
+    assert reference() is None
+
+
+async def test_each_attempt_waits_for_100_continue(server: FlakyServer) -> None:
+    """An attempt that was not allowed to send its body has not used it up."""
+    async with session() as client:
+        url = server.script("/", Answer(fault="refuse"), 503, 200)
+        assert (await outcome_of(client.put(url, data=b"body", expect100=True))).status == 200
+    assert [it.body for it in server.requests] == [b"", b"body", b"body"]
+
+
+@pytest.mark.parametrize("mode", ["r", "rb"])
+@pytest.mark.parametrize("in_form", [False, True])
+async def test_a_file_is_rewound_for_each_attempt_and_redirect(
+    server: FlakyServer, tmp_path: Path, mode: str, in_form: bool
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"once")
+    server.script("/from", 503, Answer(fault="reset"), Answer(307, {"Location": "/to"}))
+    with path.open(mode) as file:
+        async with session() as client:
+            data = form(a=file) if in_form else file
+            assert (await outcome_of(client.put(f"{server.url}/from", data=data))).status == 200
+    assert [b"once" in it.body for it in server.requests] == [True] * 4
+
+
+@pytest.mark.parametrize("never_sent", [True, False])
+async def test_a_file_that_a_thread_may_still_read_is_not_rewound(
+    server: FlakyServer, tmp_path: Path, never_sent: bool
+) -> None:
+    """aiohttp reads files in threads, and a read continues if its attempt is cut off in the middle of the file."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 10_000_000)
+    with path.open("rb") as file:
+        async with session() as client:
+            url = unused_url() if never_sent else server.script("/", Answer(fault="refuse"))
+            error = await outcome_of(client.put(url, data=file))
+            assert isinstance(error, aiohttp.ClientConnectionError)
+            assert ("3 attempts" in notes_of(error)) is never_sent
+            assert ("its body is still being read by an earlier attempt" in notes_of(error)) is not never_sent
+    assert len(server.requests) == (0 if never_sent else 1)
+
+
+# --- time -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", [None, aiohttp.ClientTimeout(total=0), aiohttp.ClientTimeout(60)])
+async def test_a_deadline_ends_the_request(server: FlakyServer, timeout: Any) -> None:
+    """Also under policies that do not enforce a deadline, and with any timeout of aiohttp."""
+    async with session(timeout=timeout or aiohttp.ClientTimeout()) as client:
+        began = time.monotonic()
+        with deadline(0.1):
+            outcome = await outcome_of(client.get(server.script("/", Answer(hold=threading.Event()), 200)))
+        assert type(outcome) is DeadlineExceeded
+        assert 0.1 <= time.monotonic() - began < PATIENCE / 2
+        assert (await outcome_of(client.get(server.script("/", 200)))).status == 200
+
+
+LIMIT = PATIENCE / 2
+
+
+async def let_it_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `LIMIT` seconds pass at once for the timers of the event loop."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + LIMIT)
+    await asyncio.sleep(0.001)
+
+
+async def test_a_body_that_is_read_after_its_deadline_raises(
+    server: FlakyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is that of the policy's deadline; the connection is free before that."""
+    url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
+    async with session() as client:
+        with deadline(LIMIT):
+            response = await client.get(url)
+        await let_it_pass(monkeypatch)
+        assert (await outcome_of(client.get(server.script("/", 200)))).status == 200  # its connection is free
+        with pytest.raises(DeadlineExceeded):
+            await response.read()
+
+
+async def test_a_body_that_was_read_stays_available_after_the_deadline(
+    server: FlakyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is reused."""
+    rest = threading.Event()
+    async with session(Timeout(LIMIT)) as client:
+        response = await client.get(server.script("/", Answer(body=[b"a", b"b"], drip=rest, chunked=True)))
+        rest.set()
+        assert await response.read() == b"ab"
+        await let_it_pass(monkeypatch)
+        assert await response.read() == b"ab"
+        assert await (await client.get(server.script("/", 200))).read() == b"ok"
+    assert server.connections == 1
+
+
+async def test_a_closed_response_is_freed(server: FlakyServer) -> None:
+    """It is kept neither until the deadline of its body, nor by the connection, which keeps the exchange."""
+    contexts: list[Context] = []
+    sent: list[weakref.ref[Any]] = []
+
+    async def record_context(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        contexts.append(current_context())
+        sent.append(weakref.ref(request))
+        response = await handler(request)
+        sent.append(weakref.ref(response))
+        return response
+
+    url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
+    async with session(Timeout(PATIENCE), record_context) as client:
+        upload = io.BufferedReader(io.BytesIO(b"content"))  # type: ignore[arg-type]
+        sent.append(weakref.ref(upload))
+        async with client.put(url, data=upload) as response:
+            assert sent[-1]() is response
+        del response, upload
+        while any(it() is not None for it in sent):  # aiohttp closes a file in a thread
+            await asyncio.sleep(0.01)
+            gc.collect()
+    [ctx] = contexts
+    assert ctx.called is not None
+    assert isinstance(ctx.called.function, Exchange)
+
+
+async def test_an_exchange_that_has_ended_sends_nothing_more(server: FlakyServer) -> None:
+    """It still exists, in each context of its execution."""
+    contexts: list[Context] = []
+
+    async def record_context(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        contexts.append(current_context())
+        return await handler(request)
+
+    async with session(QUICK, record_context) as client:
+        async with client.get(server.script("/", 200)):
+            called = contexts[0].called
+        assert called is not None
+        with pytest.raises(NotRepeatable, match="its caller has left"):
+            await called.function(Context())
+    assert len(server.requests) == 1
+
+
+async def test_a_body_that_broke_off_raises_that_error_after_its_deadline(
+    server: FlakyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.script("/", Answer(body=[b"first", b"rest"], fault="cut"))
+    async with session(Timeout(LIMIT)) as client:
+        response = await client.get(url)
+        while response.content.exception() is None:
+            await asyncio.sleep(0.001)
+        await let_it_pass(monkeypatch)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+
+
+async def test_aiohttps_timeouts_of_one_wait_are_retried_and_the_total_is_not(server: FlakyServer) -> None:
+    async with session() as client:
+        url = server.script("/", Answer(hold=threading.Event()))
+        outcome = await outcome_of(client.get(url, timeout=aiohttp.ClientTimeout(sock_read=0.1)))
+        assert isinstance(outcome, aiohttp.SocketTimeoutError)
+        assert "3 attempts" in notes_of(outcome)
+        outcome = await outcome_of(client.get(url, timeout=aiohttp.ClientTimeout(0.5)))
+        assert type(outcome) is TimeoutError
+        assert "1 attempt in" in notes_of(outcome)
+        assert "the request is not sent again: the total timeout of its session is over" in notes_of(outcome)

@@ -25,8 +25,7 @@ from resilience.integrations.http.bodies import IN_MEMORY, Body, OneShot, body_o
 from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange
 from resilience.integrations.http.settings import Settings
 from tests.conftest import Virtual
-from tests.integrations.aiohttp_sessions import pieces
-from tests.integrations.upload_bodies import ONCE, OnlyRead, OnlySeek, Reader, SeekableStream, pipe
+from tests.integrations.upload_bodies import ONCE, OnlyRead, OnlySeek, Reader, SeekableStream, pieces, pipe
 
 
 def in_seconds(seconds: float, form: str = "%a, %d %b %Y %H:%M:%S") -> str:

@@ -1,23 +1,78 @@
-"""`resilience.integrations.requests` with requests itself, against a server that fails as scripted."""
+"""`resilience.integrations.requests`: what is specific to it. The common rules are in `test_http_clients.py`."""
 
 from __future__ import annotations
 
+import io
 import pickle
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import requests
-from requests.adapters import HTTPAdapter
+import urllib3
+from requests.adapters import BaseAdapter, HTTPAdapter
 from requests.auth import HTTPDigestAuth
 from typing_extensions import override
 
-from resilience import CircuitBreaker, Context, Fallback
-from resilience.integrations.http import NotRepeatable
+from resilience import (
+    CircuitBreaker,
+    Context,
+    DeadlineExceeded,
+    Fallback,
+    Policy,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    deadline,
+)
+from resilience.clock import clock as process_clock
+from resilience.integrations.http import NotRepeatable, Rules
 from resilience.integrations.requests import ResilienceAdapter
-from tests.integrations.requests_sessions import QUICK, Make, Recorder
-from tests.integrations.servers import Answer, FlakyServer
+from tests.integrations.http_clients import QUICK, process_clock_ahead
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer, notes_of, unused_url
 
-# --- sessions ---------------------------------------------------------------------------------
+Make = Callable[..., requests.Session]
+
+
+class Recorder(BaseAdapter):
+    """An adapter that sends nothing, and records its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timeouts: list[Any] = []
+        self.is_closed = False
+
+    @override
+    def send(self, request: Any, stream: Any = False, timeout: Any = None, *args: Any, **options: Any) -> Any:
+        self.timeouts.append(timeout)
+        response = requests.Response()
+        response.status_code, response.request, response.url = 200, request, request.url
+        response.raw = io.BytesIO(b"recorded")
+        return response
+
+    @override
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def session() -> Iterator[Make]:
+    """A function: `session(policy, **options)` makes a session of requests that sends everything through the policy."""
+    made: list[requests.Session] = []
+
+    def make(policy: Policy[Any] = QUICK, **options: Any) -> requests.Session:
+        made.append(requests.Session())
+        made[-1].mount("http://", ResilienceAdapter(policy, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+# --- sessions and adapters --------------------------------------------------------------------
 
 
 def test_the_response_of_a_fallback_needs_no_connection(server: FlakyServer, session: Make) -> None:
@@ -32,16 +87,11 @@ def test_the_response_of_a_fallback_needs_no_connection(server: FlakyServer, ses
     assert (response.status_code, response.text) == (203, "cached")
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [Answer(307, {"Location": "/"}), Answer(401, {"WWW-Authenticate": 'Digest realm="r", nonce="n"'})],
-    ids=["redirect", "challenge"],
-)
-def test_a_generator_is_not_sent_in_a_second_request(server: FlakyServer, session: Make, answer: Answer) -> None:
-    """After a redirect or a challenge, requests itself would send an empty body."""
-    body = (it for it in [b"once"])
+def test_a_generator_is_not_sent_again_after_a_challenge(server: FlakyServer, session: Make) -> None:
+    """requests itself would send an empty body."""
+    url = server.script("/", Answer(401, {"WWW-Authenticate": 'Digest realm="r", nonce="n"'}), 200)
     with pytest.raises(NotRepeatable, match="used up"):
-        session().put(server.script("/", answer, 200), data=body, auth=HTTPDigestAuth("me", "secret"))
+        session().put(url, data=(it for it in [b"once"]), auth=HTTPDigestAuth("me", "secret"))
     assert [it.body for it in server.requests] == [b"once"]
 
 
@@ -106,3 +156,212 @@ def test_a_session_can_be_pickled_if_its_policies_can(server: FlakyServer, sessi
         assert client.get_adapter("http://x")._pool_maxsize == 3
     with pytest.raises(TypeError, match="all its users share"):
         pickle.dumps(session(CircuitBreaker(5)))
+
+
+# --- what may be sent again -------------------------------------------------------------------
+
+
+def test_a_post_is_tried_again_if_there_was_no_connection_to_the_proxy(session: Make) -> None:
+    """Its generator is unread."""
+    body = (it for it in [b"order"])
+    with pytest.raises(requests.ConnectionError) as caught:
+        session().post(unused_url(), data=body, proxies={"http": unused_url()})
+    assert "3 attempts" in notes_of(caught.value)
+    assert list(body) == [b"order"]
+
+
+@pytest.mark.parametrize("fault", ["reset", "close"])
+def test_a_post_that_a_proxy_has_received_is_sent_once(server: FlakyServer, session: Make, fault: Any) -> None:
+    """urllib3 reports that it could not connect to the proxy, also if that closed the connection after the request."""
+    url = "http://nowhere.invalid/"
+    server.script(url, Answer(fault=fault))
+    with pytest.raises(requests.exceptions.ProxyError) as caught:
+        session().post(url, data=(it for it in [b"order"]), proxies={"http": server.url})
+    assert "its body can be sent only once" in notes_of(caught.value)
+    assert [it.body for it in server.requests] == [b"order"]
+
+
+def test_a_connect_timeout_of_the_users_adapter_says_that_nothing_was_sent(session: Make) -> None:
+
+    class Unreachable(Recorder):
+        @override
+        def send(self, *args: Any, **options: Any) -> Any:
+            raise requests.ConnectTimeout("no route")
+
+    with pytest.raises(requests.ConnectTimeout) as caught:
+        session(QUICK, adapter=Unreachable()).post("http://nowhere")
+    assert "3 attempts" in notes_of(caught.value)
+
+
+def test_an_invalid_certificate_is_not_retried(server: FlakyServer, session: Make) -> None:
+    client = session()
+    client.mount("https://", ResilienceAdapter(QUICK))
+    with pytest.raises(requests.exceptions.SSLError) as caught:
+        client.get(server.url.replace("http", "https"))
+    assert not hasattr(caught.value, "__notes__") or "attempts" not in notes_of(caught.value)
+
+
+def test_the_body_of_a_response_is_sent_once(server: FlakyServer, session: Make) -> None:
+    """A streamed response can be read once, although it has a position."""
+    source = session().get(server.script("/source", Answer(body=b"once")), stream=True)
+    assert session().put(server.script("/", 503, 200), data=source.raw).status_code == 503
+    assert [it.body for it in server.requests_to("/")] == [b"once"]
+
+
+def test_an_error_of_the_users_body_is_raised_and_not_retried(server: FlakyServer, session: Make) -> None:
+    """Only errors of the network are."""
+
+    def body() -> Iterator[bytes]:
+        yield b"one"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        session(Retry(3, on=Exception, backoff=[0])).put(server.url, data=body())
+
+
+# --- timeouts and deadlines -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "capped"),
+    [
+        (None, (100, 100)),
+        (500, (100, 100)),
+        (0.5, (0.5, 0.5)),
+        ((0.5, None), (0.5, 100)),
+        ((305, 270), (100, 100)),
+        (urllib3.Timeout(connect=0.5, read=500), (0.5, 100)),
+        (urllib3.Timeout(total=50), (50, 50)),
+    ],
+)
+def test_timeouts_are_shortened_to_the_time_left(session: Make, given: Any, capped: tuple[float, float]) -> None:
+    """Of any form."""
+    recorder = Recorder()
+    client = session(Timeout(100, cooperative=True), adapter=recorder)
+    client.get("http://nowhere", timeout=given)
+    for seconds, most in zip(recorder.timeouts[0], capped, strict=True):
+        assert max(0.5, most - PATIENCE) <= seconds <= most
+
+
+@pytest.mark.parametrize("given", [None, 3, (1, 2), urllib3.Timeout(5)])
+def test_without_a_deadline_a_timeout_is_unchanged(session: Make, given: Any) -> None:
+    recorder = Recorder()
+    session(adapter=recorder).get("http://nowhere", timeout=given)
+    assert recorder.timeouts == [given]
+
+
+def test_an_invalid_timeout_is_refused(session: Make) -> None:
+    """As requests does."""
+    with deadline(PATIENCE), pytest.raises(ValueError, match="a pair"):
+        session().get("http://nowhere", timeout=(1, 2, 3))
+
+
+def test_the_total_timeout_includes_connecting(server: FlakyServer, session: Make, monkeypatch) -> None:
+    seen: list[urllib3.Timeout] = []
+    send = HTTPAdapter.send
+    monkeypatch.setattr(HTTPAdapter, "send", lambda *args, **it: seen.append(it["timeout"]) or send(*args, **it))
+    with deadline(10.0):
+        session().get(server.url, timeout=20)
+    assert 9.0 < seen[0].total <= 10.0  # type: ignore[operator]
+
+
+def test_a_deadline_ends_the_sending_of_a_request(session: Make) -> None:
+    """A wait to send has a timeout too, for which urllib3 has another error."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # which accepts no connection, and reads nothing
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(DeadlineExceeded), deadline(0.1):
+            session().put(url, data=bytes(20_000_000))
+
+
+def test_a_stream_has_the_deadline_of_its_attempt(server: FlakyServer, session: Make) -> None:
+    """Also if it is read after the policy has ended."""
+    url = server.script("/", Answer(body=[b"a", b"b", b"c"], chunked=True))
+    response = session(Timeout(PATIENCE, cooperative=True)).get(url, stream=True)
+    with response, process_clock_ahead(2 * PATIENCE), pytest.raises(TimeoutExceeded, match="limit_body"):
+        response.content  # noqa: B018
+
+
+@pytest.mark.parametrize(("limited", "given", "most"), [(True, None, PATIENCE), (False, None, None), (False, 70, 70)])
+def test_the_read_timeout_of_a_stream_is_the_users_or_the_time_left(
+    server: FlakyServer, session: Make, limited: bool, given: float | None, most: float | None
+) -> None:
+    """The time left does not apply with `limit_body=False`."""
+    url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
+    client = session(Timeout(PATIENCE, cooperative=True), rules=Rules(limit_body=limited))
+    with client.get(url, stream=True, timeout=given) as response:
+        seconds = response.raw.connection.sock.gettimeout()
+    if limited:
+        assert 0 < seconds <= PATIENCE
+    else:
+        assert seconds == most
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_each_wait_for_a_piece_is_limited_to_the_time_left(
+    server: FlakyServer, session: Make, monkeypatch, stream: bool
+) -> None:
+    """The earlier pieces have taken some of the time."""
+    limits: list[float] = []
+    ahead: list[float] = []
+    now = process_clock.now
+    monkeypatch.setattr(process_clock, "now", lambda: now() + sum(ahead))
+    stream_of = urllib3.HTTPResponse.stream
+
+    def slow(raw: Any, *args: Any, **options: Any) -> Iterator[bytes]:
+        for piece in stream_of(raw, *args, **options):
+            limits.append(raw.connection.sock.gettimeout())
+            ahead.append(PATIENCE / 4)
+            yield piece
+
+    monkeypatch.setattr(urllib3.HTTPResponse, "stream", slow)
+    answer = Answer(body=[b"a", b"b", b"c"], chunked=True)
+    client = session(Timeout(PATIENCE, cooperative=True))
+    assert client.get(server.script("/", answer), stream=stream).content == b"abc"
+    assert [round(4 * it / PATIENCE) for it in limits] == [4, 3, 2]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_body_that_was_read_stays_available_after_the_deadline(session: Make, stream: bool) -> None:
+    """Also if it is an open file, as of an adapter without urllib3."""
+    client = session(Timeout(PATIENCE, cooperative=True), adapter=Recorder())
+    response = client.get("http://nowhere", stream=stream)
+    assert response.content == b"recorded"
+    with process_clock_ahead(2 * PATIENCE):
+        assert b"".join(response.iter_content(1)) == b"recorded"
+
+
+class BrokenRecord:
+    """The raw body of a response whose TLS record is invalid in the middle."""
+
+    def stream(self, *args: Any, **options: Any) -> Iterator[bytes]:
+        yield b"first"
+        raise urllib3.exceptions.SSLError("a record is broken")
+
+    def release_conn(self) -> None:
+        """Do nothing: there is no connection."""
+
+    close = release_conn
+
+
+def test_an_error_of_the_network_in_a_body_with_a_deadline_is_raised(session: Make) -> None:
+
+    class Breaking(Recorder):
+        @override
+        def send(self, *args: Any, **options: Any) -> Any:
+            response = super().send(*args, **options)
+            response.raw = BrokenRecord()
+            return response
+
+    policy = Timeout(PATIENCE)
+    response = session(policy, adapter=Breaking()).get("http://example.org/", stream=True)
+    pieces = response.iter_content(None)
+    assert next(pieces) == b"first"
+    with pytest.raises(requests.exceptions.SSLError, match="a record is broken"):
+        next(pieces)
+
+
+def test_an_empty_body_can_be_read_after_the_deadline(server: FlakyServer, session: Make) -> None:
+    """There is no wait."""
+    response = session(Timeout(PATIENCE, cooperative=True)).get(server.script("/", 204), stream=True)
+    with process_clock_ahead(2 * PATIENCE):
+        assert response.content == b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from tests.integrations.servers import PATIENCE
@@ -62,6 +62,11 @@ class Unsized(io.RawIOBase):
 
 def pipe() -> io.BufferedReader:
     return io.BufferedReader(Unsized())
+
+
+async def pieces() -> AsyncIterator[bytes]:
+    yield b"on"
+    yield b"ce"
 
 
 class SlowFile(io.BytesIO):

@@ -28,6 +28,7 @@ import requests
 import urllib3
 
 from resilience import Policy, Retry
+from resilience.callables import maybe_await
 from resilience.clock import clock as process_clock
 from resilience.integrations.aiohttp import resilience_middleware
 from resilience.integrations.http import NotRepeatable
@@ -201,8 +202,8 @@ class Httpx(HTTPClient):
     def takes_no_file(self) -> bool:
         return not self.world.blocking
 
-    def make(self, policy: Any, **options: Any) -> Any:
-        return (ResilienceTransport if self.world.blocking else AsyncResilienceTransport)(policy, **options)
+    def make(self, policy: Any, inner: Any = None, **options: Any) -> Any:
+        return (ResilienceTransport if self.world.blocking else AsyncResilienceTransport)(policy, inner, **options)
 
     @contextlib.asynccontextmanager
     async def open(
@@ -210,38 +211,32 @@ class Httpx(HTTPClient):
     ) -> AsyncIterator[Any]:
         limits = self.library.Limits(max_connections=connections)
         kind = self.library.HTTPTransport if self.world.blocking else self.library.AsyncHTTPTransport
-        transport = self.make(policy, transport=kind(verify=NO_TLS, limits=limits, proxy=proxy), **options)
-        if self.world.blocking:
-            with self.library.Client(transport=transport, follow_redirects=True) as client:
-                send = self._send(client)
-                send.end = client.close
-                yield send
-        else:
-            async with self.library.AsyncClient(transport=transport, follow_redirects=True) as client:
-                send = self._send(client)
-                send.end = client.aclose
-                yield send
+        transport = self.make(policy, kind(verify=NO_TLS, limits=limits, proxy=proxy), **options)
+        client_kind = self.library.Client if self.world.blocking else self.library.AsyncClient
+        async with opened(client_kind(transport=transport, follow_redirects=True)) as client:
+            send = self._send(client)
+            send.end = client.close if self.world.blocking else client.aclose
+            yield send
 
     def _send(self, client: Any) -> Any:
-        async def awaited(value: Any) -> Any:
-            return value if self.world.blocking else await value
-
         async def send(method: str, url: str, *, data: Any = None, stream: bool = False, **how: Any) -> Reply:
             how["data" if isinstance(data, dict) else "content"] = data
             request = client.build_request(method, url, **how)
-            response = await awaited(client.send(request, stream=stream))
+            response = await maybe_await(client.send(request, stream=stream))
 
             async def read() -> bytes:
-                return bytes(await awaited(response.read() if self.world.blocking else response.aread()))
+                return await self.read(response)
 
             async def close() -> None:
-                await awaited(response.close() if self.world.blocking else response.aclose())
+                await maybe_await(response.close() if self.world.blocking else response.aclose())
 
-            return Reply(
-                response.status_code, response.headers, response, read, close, None if stream else await read()
-            )
+            body = None if stream else await read()
+            return Reply(response.status_code, response.headers, response, read, close, body)
 
         return send
+
+    async def read(self, response: Any) -> bytes:
+        return bytes(await maybe_await(response.read() if self.world.blocking else response.aread()))
 
 
 class Httpx2(Httpx):
@@ -296,6 +291,25 @@ class Aiohttp(HTTPClient):
 
             send.end = session.close  # type: ignore[attr-defined]
             yield send
+
+
+@contextlib.asynccontextmanager
+async def opened(manager: Any) -> AsyncIterator[Any]:
+    """Enter a context manager, or an asynchronous one."""
+    if hasattr(manager, "__aenter__"):
+        async with manager as it:
+            yield it
+    else:
+        with manager as it:
+            yield it
+
+
+async def outcome_of(request: Any) -> Any:
+    """Return the reply, or the exception as a value."""
+    try:
+        return await request
+    except Exception as error:
+        return error
 
 
 def _awaited(function: Callable[[], Any]) -> Any:

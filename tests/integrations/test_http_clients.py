@@ -34,7 +34,7 @@ from resilience.runtimes.driving import drive
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
 from tests.contention.beside import until
-from tests.integrations.http_clients import BLOCKING, CLIENTS, QUICK, HTTPClient, process_clock_ahead
+from tests.integrations.http_clients import BLOCKING, CLIENTS, QUICK, HTTPClient, outcome_of, process_clock_ahead
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, notes_of, unused_url
 from tests.integrations.upload_bodies import SlowFile
 
@@ -51,14 +51,6 @@ def blocking_client(request: pytest.FixtureRequest) -> HTTPClient:
     """Every client of blocking code."""
     client: HTTPClient = request.param
     return client
-
-
-async def outcome_of(request: Any) -> Any:
-    """Return the reply, or the exception as a value."""
-    try:
-        return await request
-    except Exception as error:
-        return error
 
 
 # --- statuses ---------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import re
@@ -28,24 +27,21 @@ from resilience import (
     current_context,
     integrations,
 )
+from resilience.callables import maybe_await
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import World, no_collector
-from tests.integrations.httpx.conftest import NO_TLS, PATIENT, QUICK, AlwaysTwice, Kit, Sender
-from tests.integrations.servers import FlakyServer
+from tests.integrations.http_clients import NO_TLS, QUICK, opened
+from tests.integrations.httpx.conftest import Kit
+from tests.integrations.servers import PATIENCE, FlakyServer
 
 
 async def test_without_an_inner_transport_the_default_one_of_the_library_is_used(kit: Kit, server: FlakyServer) -> None:
     """The library is that of the first request."""
     url = server.script("/", 503, 200)
-    transport = kit.transport(QUICK)
     kind = kit.library.Client if kit.blocking else kit.library.AsyncClient
-    async with contextlib.AsyncExitStack() as stack:
-        if kit.blocking:
-            client = Sender(kit, stack.enter_context(kind(transport=transport)))
-        else:
-            client = Sender(kit, await stack.enter_async_context(kind(transport=transport)))
-        assert (await client.get(url)).status_code == 200
+    async with opened(kind(transport=kit.make(QUICK))) as client:
+        assert (await maybe_await(client.get(url))).status_code == 200
 
 
 def test_one_transport_serves_clients_of_both_libraries(server: FlakyServer) -> None:
@@ -90,7 +86,7 @@ async def test_the_inner_transport_is_entered_and_closed_with_the_client(kit: Ki
 
     async with kit.client(QUICK, Recording()) as client:
         await client.get("http://example.org/")
-    transport = kit.transport(QUICK, Recording())
+    transport = kit.make(QUICK, Recording())
     if kit.blocking:
         transport.close()
     else:
@@ -100,8 +96,8 @@ async def test_the_inner_transport_is_entered_and_closed_with_the_client(kit: Ki
 
 async def test_a_transport_can_be_mounted_for_some_urls(kit: Kit) -> None:
     """Other URLs are requested through the client's main transport."""
-    mounts = {"http://flaky.example": kit.transport(QUICK, kit.mock(503, 200))}
-    async with kit.client(AlwaysTwice(), kit.mock(404, 404), mounts=mounts) as client:
+    mounts = {"http://flaky.example": kit.make(QUICK, kit.mock(503, 200))}
+    async with kit.client(QUICK, kit.mock(404), mounts=mounts) as client:
         assert (await client.get("http://flaky.example/")).status_code == 200
         assert (await client.get("http://example.org/")).status_code == 404
 
@@ -116,7 +112,7 @@ def test_a_failed_attempt_leaves_no_reference_cycle(kit: Kit) -> None:
         return response
 
     async def main() -> None:
-        async with kit.client(Policy.wrap(Timeout(PATIENT), QUICK), kit.library.MockTransport(handler)) as client:
+        async with kit.client(Policy.wrap(Timeout(PATIENCE), QUICK), kit.library.MockTransport(handler)) as client:
             await client.get("http://example.org/")
 
     with no_collector():
@@ -132,7 +128,7 @@ def test_a_response_with_a_limited_body_is_in_no_reference_cycle(kit: Kit, serve
 
     async def main() -> None:
         request = kit.library.Request("GET", server.url)
-        transport = kit.transport(Timeout(PATIENT), kit.network())
+        transport = kit.make(Timeout(PATIENCE), kit.network())
         if kit.blocking:
             response = transport.handle_request(request)
             assert response.read() == b"ok"
@@ -158,7 +154,7 @@ async def test_a_connection_in_a_pool_keeps_no_request(tasks_kit: Kit, server: F
             contexts.append(current_context())
             return await super().handle_async_request(request)
 
-    transport = tasks_kit.transport(Timeout(PATIENT), Keeping(verify=NO_TLS))
+    transport = tasks_kit.make(Timeout(PATIENCE), Keeping(verify=NO_TLS))
     request = tasks_kit.library.Request("PUT", server.script("/", 200), content=b"content")
     response = await transport.handle_async_request(request)
     assert await response.aread() == b"ok"

@@ -9,11 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from resilience import Fallback, Policy, Retry, Timeout, TimeoutExceeded
+from resilience import Fallback, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.integrations.httpx import ResilienceTransport
-from tests.integrations.httpx.conftest import NO_TLS, PATIENT, QUICK, Kit, Tick, dripping
-from tests.integrations.servers import Answer, FlakyServer
+from tests.integrations.http_clients import NO_TLS, QUICK, outcome_of
+from tests.integrations.httpx.conftest import Kit
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer
 
 
 async def test_the_response_of_a_fallback_is_returned(kit: Kit, server: FlakyServer) -> None:
@@ -67,12 +68,6 @@ async def test_a_connection_that_changes_its_protocol_has_no_body_to_read(kit: K
     assert "read" not in noted
 
 
-async def test_read_body_retries_a_dripping_body_that_was_cut_off(some_kit: Kit, server: FlakyServer) -> None:
-    server.script("/drip", Answer(200, body=[b"."] * 1000, drip=Tick()), Answer(200, body=b"fine"))
-    async with some_kit.client(Policy.wrap(Retry(18, backoff=[0]), Timeout(0.1)), read_body=True) as client:
-        assert (await client.get(f"{server.url}/drip")).content == b"fine"
-
-
 @pytest.mark.parametrize("cooperative", [False, True])
 async def test_an_endless_body_is_not_read_after_the_deadline(
     some_kit: Kit, server: FlakyServer, cooperative: bool
@@ -80,7 +75,8 @@ async def test_an_endless_body_is_not_read_after_the_deadline(
     """Neither by the caller, if nothing cuts an attempt off, nor by an abandoned thread."""
     policy = Timeout(0.1, cooperative=cooperative)
     async with some_kit.client(policy, read_body=True) as client:
-        assert type(await client.failure("GET", dripping(server))) is TimeoutExceeded
+        url = server.script("/", Answer(body=[b"."] * 1000, pause=0.02))
+        assert type(await outcome_of(client.get(url))) is TimeoutExceeded
         server.wait_until(lambda: server.open_connections == Timeout.abandoned() == 0)
 
 
@@ -92,12 +88,12 @@ def test_the_wait_for_a_body_is_limited_to_the_time_left(server: FlakyServer, mo
         def handle_request(self, request: Any) -> Any:
             response = super().handle_request(request)
             now = process_clock.now
-            monkeypatch.setattr(process_clock, "now", lambda: now() + PATIENT - 0.5)
+            monkeypatch.setattr(process_clock, "now", lambda: now() + PATIENCE - 0.5)
             seen.append(request.extensions["timeout"].get("read"))  # as httpcore does, when it begins to read the body
             return response
 
     url = server.script("/", Answer(200, body=[b"a", b"b"], drip=threading.Event()))
-    transport = ResilienceTransport(Timeout(PATIENT, cooperative=True), Slow(verify=NO_TLS), read_body=True)
+    transport = ResilienceTransport(Timeout(PATIENCE, cooperative=True), Slow(verify=NO_TLS), read_body=True)
     with httpx.Client(transport=transport) as client, pytest.raises(TimeoutExceeded):
         client.get(url)
     assert 0 < seen[0] <= 0.5

@@ -9,7 +9,8 @@ import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Retry, Timeout, TimeoutExceeded
 from tests.conftest import FakeClock
-from tests.integrations.httpx.conftest import QUICK, Kit, full_port
+from tests.integrations.http_clients import QUICK
+from tests.integrations.httpx.conftest import Kit, full_port
 from tests.integrations.servers import FlakyServer
 
 # --- statuses --------------------------------------------------------------------------------
@@ -34,7 +35,7 @@ async def test_on_result_judges_responses_that_are_not_transient(kit: Kit) -> No
 async def test_a_post_that_an_inner_transport_has_refused_was_not_sent(kit: Kit, clock: FakeClock) -> None:
     """Transports can be nested."""
     breaker = CircuitBreaker(1, open_for=5)
-    inner = kit.transport(breaker, kit.mock(503, 200))
+    inner = kit.make(breaker, kit.mock(503, 200))
     async with kit.client(Retry(2, on=CircuitOpen, backoff=[0]), inner) as client:
         assert (await client.post("http://example.org/")).status_code == 503
         assert (await client.post("http://example.org/")).status_code == 200
@@ -49,7 +50,7 @@ async def test_a_post_that_an_inner_transport_has_refused_was_not_sent(kit: Kit,
 def test_only_errors_of_connecting_say_that_nothing_was_sent(sync_kit: Kit, name: str, again: bool) -> None:
     """After another error the request may have arrived."""
     inner = sync_kit.mock(getattr(sync_kit.library, name)("no"), 200)
-    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, inner)) as client:
+    with sync_kit.library.Client(transport=sync_kit.make(QUICK, inner)) as client:
         try:
             assert client.post("http://example.org/").status_code == 200
             assert again
@@ -95,30 +96,14 @@ async def test_a_stream_of_an_unknown_class_is_sent_once(kit: Kit, server: Flaky
 def test_a_list_of_pieces_is_sent_again(sync_kit: Kit, server: FlakyServer) -> None:
     """A list can be iterated again; an iterator over it cannot."""
     url = server.script("/", 503, 200)
-    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+    with sync_kit.library.Client(transport=sync_kit.make(QUICK, sync_kit.network())) as client:
         assert client.put(url, content=[b"pay", b"load"]).status_code == 200
     assert [it.body for it in server.requests] == [b"payload", b"payload"]
 
 
-async def test_a_generator_that_was_not_sent_can_be_sent_in_another_call(kit: Kit, server: FlakyServer) -> None:
-    """In the same request, when there is a server."""
-
-    def fail() -> None:
-        raise kit.library.ConnectError("not yet")
-
-    async with kit.client(Retry(1), kit.network_with_hook(fail)) as client:
-        request = client.client.build_request("POST", server.url, content=kit.chunks(b"pay", b"load"))
-        with pytest.raises(kit.library.ConnectError):
-            await client.send(request)
-        assert (await client.send(request)).status_code == 200
-        with pytest.raises(kit.library.StreamConsumed):
-            await client.send(request)
-    assert [it.body for it in server.requests] == [b"payload"]
-
-
 def test_a_file_that_the_caller_rewinds_can_be_sent_in_another_call(sync_kit: Kit, server: FlakyServer) -> None:
     """It has a length, so that the client would not send it empty."""
-    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+    with sync_kit.library.Client(transport=sync_kit.make(QUICK, sync_kit.network())) as client:
         file = io.BytesIO(b"payload")
         request = client.build_request("PUT", server.url, content=file)
         for _ in range(2):
@@ -129,7 +114,7 @@ def test_a_file_that_the_caller_rewinds_can_be_sent_in_another_call(sync_kit: Ki
 
 async def test_an_iterator_that_was_not_sent_before_a_timeout_can_be_sent(tasks_kit: Kit, server: FlakyServer) -> None:
     """To a server that accepts connections."""
-    body = tasks_kit.chunks(b"once")
+    body = tasks_kit.generator(b"once")
     async with tasks_kit.client(Timeout(0.2)) as client:
         with full_port() as url, pytest.raises(TimeoutExceeded):
             await client.post(url, content=body, timeout=None)

@@ -15,16 +15,13 @@ from resilience import Policy, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.callables import maybe_await
 from resilience.runtimes.driving import drive
 from tests.conftest import FakeClock
-from tests.integrations.httpx.conftest import PATIENT, QUICK, Kit, full_port
-from tests.integrations.servers import Answer, FlakyServer
-
-
-def timeouts_of(*seen: Any) -> list[dict[str, Any]]:
-    return [request.extensions["timeout"] for request in seen]
+from tests.integrations.http_clients import NO_TLS, QUICK, outcome_of
+from tests.integrations.httpx.conftest import Kit, full_port
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer
 
 
 async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit: Kit, clock: FakeClock) -> None:
-    """A timeout that is None becomes the time left; a shorter one stays. The caller's request is unchanged."""
+    """A timeout that is None becomes the time left; a shorter one stays. All else in the request is unchanged."""
     seen: list[Any] = []
 
     def handler(request: Any) -> Any:
@@ -32,46 +29,34 @@ async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit
         clock.advance(2)
         return kit.library.Response(503 if len(seen) == 1 else 200)
 
+    own = {"connect": 1.0, "read": 60.0, "write": None, "pool": 6.0}
     async with kit.client(QUICK, kit.library.MockTransport(handler)) as client:
-        limits = kit.library.Timeout(connect=1.0, read=60.0, write=None, pool=6.0)
-        request = client.client.build_request("GET", "http://example.org/", timeout=limits)
+        options = {"headers": {"X-A": "1"}, "extensions": {"timeout": own, "sni_hostname": "a.example"}}
+        request = client.client.build_request("GET", "http://example.org/", **options)
         with deadline(8):
             response = await client.send(request)
-        assert request.extensions["timeout"] == {"connect": 1.0, "read": 60.0, "write": None, "pool": 6.0}
         assert response.request is request
-    assert timeouts_of(*seen) == [
+        assert request.extensions["timeout"] == own
+        assert (await client.send(request)).request is seen[2] is request  # without a deadline
+    assert [it.extensions["timeout"] for it in seen[:2]] == [
         {"connect": 1.0, "read": 8.0, "write": 8.0, "pool": 6.0},
         {"connect": 1.0, "read": 6.0, "write": 6.0, "pool": 6.0},
     ]
-
-
-def recording(kit: Kit, seen: list[Any]) -> Any:
-    """Return a transport that records its requests."""
-    return kit.library.MockTransport(lambda request: seen.append(request) or kit.library.Response(200))
-
-
-async def test_without_a_deadline_the_request_is_unchanged(kit: Kit) -> None:
-    seen: list[Any] = []
-    async with kit.client(QUICK, recording(kit, seen), timeout=3.5) as client:
-        assert (await client.get("http://example.org/")).request is seen[0]
-    assert set(timeouts_of(*seen)[0].values()) == {3.5}
-
-
-async def test_other_extensions_and_headers_of_a_request_are_kept(kit: Kit) -> None:
-    seen: list[Any] = []
-    async with kit.client(Timeout(PATIENT), recording(kit, seen)) as client:
-        await client.get("http://example.org/", headers={"X-A": "1"}, extensions={"sni_hostname": "a.example"})
-    assert seen[0].extensions["sni_hostname"] == "a.example"
-    assert seen[0].headers["x-a"] == "1"
+    assert (seen[0].extensions["sni_hostname"], seen[0].headers["x-a"]) == ("a.example", "1")
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(sync_kit: Kit, server: FlakyServer, method: str) -> None:
     """So the next one may send: the two cannot meet at the server."""
     abandoned = threading.Event()
-    inner = sync_kit.network_with_hook(lambda: abandoned.wait(PATIENT))
+
+    class Waiting(sync_kit.library.HTTPTransport):  # type: ignore[name-defined, misc]
+        def handle_request(self, request: Any) -> Any:
+            abandoned.wait(PATIENCE)
+            return super().handle_request(request)
+
     policy = Policy.wrap(Retry(18, backoff=[0], on_retry=lambda event: abandoned.set()), Timeout(0.1))
-    with sync_kit.library.Client(transport=sync_kit.transport(policy, inner)) as client:
+    with sync_kit.library.Client(transport=sync_kit.make(policy, Waiting(verify=NO_TLS))) as client:
         if method == "GET":
             assert client.get(server.url).content == b"ok"
         else:  # it had not reported that it was connecting, so that it may have been sending
@@ -94,7 +79,7 @@ class Connecting:
             self.requests.append(request)
             await maybe_await(request.extensions["trace"]("connection.connect_tcp.started", {}))
             if len(self.requests) == 1:
-                await anyio.sleep(PATIENT) if not kit.blocking else self.let.wait(PATIENT)
+                await anyio.sleep(PATIENCE) if not kit.blocking else self.let.wait(PATIENCE)
             await maybe_await(request.extensions["trace"]("http11.send_request_headers.started", {}))
             self.sent.append(request)
             return kit.library.Response(200)
@@ -119,10 +104,10 @@ async def test_a_post_that_was_cut_off_while_connecting_is_tried_again(some_kit:
         return None if some_kit.blocking else anyio.sleep(0)
 
     async with some_kit.client(Policy.wrap(Retry(18, backoff=[0]), Timeout(0.1)), network.transport) as client:
-        response = await client.post("http://example.org/", content=some_kit.chunks(b"a"), extensions={"trace": trace})
-        assert response.status_code == 200
+        options = {"content": some_kit.generator(b"a"), "extensions": {"trace": trace}}
+        assert (await client.post("http://example.org/", **options)).status_code == 200
     network.let.set()
-    end = time.monotonic() + PATIENT
+    end = time.monotonic() + PATIENCE
     while Timeout.abandoned() and time.monotonic() < end:
         time.sleep(0.005)
     assert len(network.sent) == 1
@@ -139,15 +124,15 @@ def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit:
         trace = request.extensions["trace"]
         trace("connection.connect_tcp.started", {})
         if len(attempts) == 1:
-            second_sends.wait(PATIENT)
+            second_sends.wait(PATIENCE)
             raise sync_kit.library.ConnectError("refused, at last")
         trace("http11.send_request_headers.started", {})
         second_sends.set()
-        over.wait(PATIENT)
+        over.wait(PATIENCE)
         return sync_kit.library.Response(200)
 
     network = sync_kit.library.MockTransport(handler)
-    transport = sync_kit.transport(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.2)), network)
+    transport = sync_kit.make(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.2)), network)
     try:
         with sync_kit.library.Client(transport=transport) as client, pytest.raises(TimeoutExceeded):
             client.post("http://example.org/")
@@ -162,14 +147,14 @@ async def test_a_post_is_repeated_if_the_connection_was_not_established(kit: Kit
         attempts: list[Any] = []
         policy = Policy.wrap(Retry(2, backoff=[0], on_retry=attempts.append), Timeout(0.05))
         async with kit.client(policy, timeout=None) as client:
-            error = await client.failure("POST", url, json={})
+            error = await outcome_of(client.post(url, json={}))
             assert isinstance(error, (TimeoutExceeded, kit.library.ConnectTimeout))
     assert len(attempts) == 1
 
 
 @pytest.mark.parametrize("proxied", [False, True])
 async def test_many_calls_that_are_cut_off_do_not_use_up_the_pool(
-    tasks_kit: Kit, server: FlakyServer, proxied: bool
+    some_tasks_kit: Kit, server: FlakyServer, proxied: bool
 ) -> None:
     """httpcore loses the place of a call that is cancelled just when the place is assigned."""
     held = threading.Event()
@@ -177,16 +162,16 @@ async def test_many_calls_that_are_cut_off_do_not_use_up_the_pool(
     server.script(path, Answer(200, hold=held))
     url = path if proxied else server.url + path
     options = {"proxy": server.url} if proxied else {}
-    inner = tasks_kit.network(limits=tasks_kit.library.Limits(max_connections=2), **options)
-    async with tasks_kit.client(Timeout(0.05), inner) as client:
+    inner = some_tasks_kit.network(limits=some_tasks_kit.library.Limits(max_connections=2), **options)
+    async with some_tasks_kit.client(Timeout(0.05), inner) as client:
         for _ in range(3):
             async with anyio.create_task_group() as group:
                 for _ in range(10):
-                    group.start_soon(client.failure, "GET", url)
+                    group.start_soon(outcome_of, client.get(url))
         held.set()
         for _ in range(80):  # a busy machine takes longer than the limit; a lost place never returns
             with contextlib.suppress(TimeoutExceeded):
-                assert (await client.get(url, timeout=PATIENT / 2)).status_code == 200
+                assert (await client.get(url, timeout=PATIENCE / 2)).status_code == 200
                 return
         raise AssertionError("the pool is used up")
 
@@ -194,17 +179,17 @@ async def test_many_calls_that_are_cut_off_do_not_use_up_the_pool(
 @pytest.mark.parametrize("policy", [Timeout(0.05), QUICK], ids=["timeout", "deadline"])
 @pytest.mark.parametrize("read_body", [False, True])
 async def test_no_place_in_the_pool_is_lost_to_a_timeout(
-    tasks_kit: Kit, server: FlakyServer, policy: Policy[Any], read_body: bool
+    some_tasks_kit: Kit, server: FlakyServer, policy: Policy[Any], read_body: bool
 ) -> None:
     """Neither to a Timeout, which cancels, nor to the client's own: they do not fire at the same instant."""
     stuck = [Answer(200, hold=threading.Event()), Answer(200, body=[b"a", b"b"], drip=threading.Event())]
     url = server.script("/", *stuck * 100)
-    inner = tasks_kit.network(limits=tasks_kit.library.Limits(max_connections=20))
-    async with tasks_kit.client(policy, inner, read_body=read_body) as client:
+    inner = some_tasks_kit.network(limits=some_tasks_kit.library.Limits(max_connections=20))
+    async with some_tasks_kit.client(policy, inner, read_body=read_body) as client:
 
         async def request() -> None:
             with deadline(0.05):
-                assert isinstance(await client.failure("GET", url), TimeoutExceeded)
+                assert isinstance(await outcome_of(client.get(url)), TimeoutExceeded)
 
         for _ in range(3):
             async with anyio.create_task_group() as group:
@@ -223,7 +208,7 @@ async def test_a_pool_with_other_internals_is_not_touched(tasks_kit: Kit) -> Non
             raise tasks_kit.library.ReadError("reset")
 
     async with tasks_kit.client(QUICK, Network()) as client:
-        assert isinstance(await client.failure("GET", "http://example.org/"), tasks_kit.library.ReadError)
+        assert isinstance(await outcome_of(client.get("http://example.org/")), tasks_kit.library.ReadError)
 
 
 @pytest.mark.parametrize("enforced", [False, True])
@@ -256,16 +241,16 @@ async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Kit, server:
         client.stream("GET", server.url) as response,
     ):
         await some_kit.world.sleep(1.05)
-        assert await client.read(response) == b"ok"
+        assert await some_kit.read(response) == b"ok"
 
 
 async def test_a_body_with_a_deadline_is_unchanged(kit: Kit, server: FlakyServer) -> None:
     """Read at once, in pieces or in lines."""
     url = server.script("/", Answer(200, {"Content-Type": "text/plain"}, [b"grey ", b"goose"], chunked=True))
-    async with kit.client(Timeout(PATIENT)) as client:
+    async with kit.client(Timeout(PATIENCE)) as client:
         assert (await client.get(url)).text == "grey goose"
         async with client.stream("GET", url) as response:
-            assert await client.read(response) == b"grey goose"
+            assert await kit.read(response) == b"grey goose"
         async with client.stream("GET", url) as response:
             lines = response.iter_lines() if kit.blocking else [it async for it in response.aiter_lines()]
             assert list(lines) == ["grey goose"]
@@ -286,7 +271,7 @@ async def test_closing_a_body_closes_the_inner_stream(tasks_kit: Kit) -> None:
 
     library = tasks_kit.library
     inner = tasks_kit.mock(library.Response(200, stream=Chunks()))
-    transport = tasks_kit.transport(Timeout(PATIENT), inner)
+    transport = tasks_kit.make(Timeout(PATIENCE), inner)
     response = await transport.handle_async_request(library.Request("GET", "http://example.org/"))
     async with contextlib.aclosing(response.stream.__aiter__()) as chunks:
         assert await anext(chunks) == b"a"

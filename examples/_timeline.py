@@ -97,8 +97,8 @@ class Timeline:
 
     def __init__(self) -> None:
         console = Console(highlight=False)
-        if not console.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
-            console.width = 120  # a pipe has no width, for which rich would assume 80 columns
+        if not console.is_terminal and not os.environ.get("COLUMNS", "").lstrip("0").isdecimal():
+            console.width = 120  # a pipe has no width: rich would assume 80 columns, and print nothing if COLUMNS is 0
         self._console = console
         self._plain = not console.is_terminal or console.options.ascii_only
         self._began = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -134,6 +135,13 @@ def test_the_quickstart_has_120_columns_at_most_or_as_many_as_configured(
     assert "              > no retry into an open circuit\n" in narrow.out  # no step is broken, or far to the right
     assert not re.search(r"^ +$|…", narrow.out, re.MULTILINE)
     assert 80 < max(map(len, quickstart.out.splitlines())) <= 120
+
+
+def test_zero_columns_are_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Some systems set `COLUMNS` to 0 if there is no terminal."""
+    monkeypatch.setenv("COLUMNS", "0")
+    runpy.run_path(str(EXAMPLES / "_timeline.py"))["Timeline"]().say("something")
+    assert capsys.readouterr().out == "something\n"
 
 
 #: Arguments of `--break`, and the promise that each of them breaks.

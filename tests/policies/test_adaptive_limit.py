@@ -574,8 +574,8 @@ TestAnyOrder.settings = settings(max_examples=20, stateful_step_count=40, deadli
 
 def test_a_limit_prevents_the_collapse_of_an_overloaded_server() -> None:
     """Without it, at twice the capacity, the server works only for clients that have given up."""
-    assert overloaded(None, 2.0, 30).share < 0.05
-    with_limit = overloaded(AdaptiveLimit(0.3), 2.0, 40)
+    assert overloaded(None, 2.0, 16).share < 0.05
+    with_limit = overloaded(AdaptiveLimit(0.3), 2.0, 20)
     assert with_limit.share >= 0.95
     assert with_limit.mean <= 0.2
 

@@ -71,12 +71,12 @@ async def run_calls(world: World, throttle: AdaptiveThrottle, ending: Any, times
     ],
 )
 async def test_the_rejection_rate_is_that_of_the_sre_book(
-    world: World, clock: FakeClock, requests: int, accepts: int, k: float, most: float, rate: float
+    threads: World, clock: FakeClock, requests: int, accepts: int, k: float, most: float, rate: float
 ) -> None:
     """The first four cases are those of failsafe-go's adaptivethrottler_test.go."""
     throttle = AdaptiveThrottle(k, most=most, min_calls=1, on=Boom, rng=ADMIT)
-    await run_calls(world, throttle, "fine", accepts)
-    await run_calls(world, throttle, Boom(), requests - accepts)
+    await run_calls(threads, throttle, "fine", accepts)
+    await run_calls(threads, throttle, Boom(), requests - accepts)
     assert throttle.stats() == ThrottleStats(pytest.approx(rate), requests, accepts, 0)
 
 

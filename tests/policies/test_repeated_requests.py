@@ -20,9 +20,9 @@ def breaker(key: object = None) -> CircuitBreaker:
 
 def test_stale_values_bridge_an_outage() -> None:
     """Without them clients see the outage as soon as the values are as old as `ttl`."""
-    plain = simulate(Retry(1), 180, is_up=is_up)
-    fresh = simulate(Cache(10, key=item), 180, is_up=is_up)
-    stale = simulate(Cache(10, key=item, stale=120), 180, is_up=is_up)
+    plain = simulate(Retry(1), 130, is_up=is_up)
+    fresh = simulate(Cache(10, key=item), 130, is_up=is_up)
+    stale = simulate(Cache(10, key=item, stale=120), 130, is_up=is_up)
     assert sum(plain.failed) > 2500
     assert sum(fresh.failed) > 2000
     assert sum(stale.failed) == 0
@@ -43,7 +43,7 @@ def peak(load: Load) -> int:
 def test_a_breaker_for_each_host_does_not_refuse_calls_of_the_others() -> None:
     """One of five hosts is down for a minute: one breaker for all of them refuses calls of the other four, too."""
     plain, common, keyed = (
-        simulate(policy, 180, items=5, is_up=lambda now, host: host > 0 or is_up(now, host), counted=bool)
+        simulate(policy, 130, items=5, is_up=lambda now, host: host > 0 or is_up(now, host), counted=bool)
         for policy in (Retry(1), breaker(), Keyed(breaker, key=item))
     )
     assert sum(common.failed) > 1500

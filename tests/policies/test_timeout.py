@@ -178,11 +178,11 @@ async def test_an_earlier_deadline_of_the_context_raises_deadline_exceeded(world
     timeouts: list[Any] = []
     with Stopwatch() as took:
         error = await world.attempt(
-            Timeout(LONG, name="slow", on_timeout=timeouts.append), hanging(world), Context(timeout=0.3)
+            Timeout(LONG, name="slow", on_timeout=timeouts.append), hanging(world), Context(timeout=0.1)
         )
     assert type(error) is DeadlineExceeded
     assert error.policy == "slow"
-    assert error.timeout == pytest.approx(0.3, abs=0.25)
+    assert 0 < error.timeout <= 0.1
     assert took.seconds < 5
     [event] = timeouts
     assert event.by_deadline is True

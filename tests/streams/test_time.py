@@ -102,7 +102,7 @@ def test_a_thread_abandons_a_pull_at_its_limit(threads: World) -> None:
         may_continue.wait(5)
         yield 2
 
-    limited = {"no result within": Timeout(0.2).streaming(), "no item": retry(1).streaming(idle=0.2)}
+    limited = {"no result within": Timeout(0.1).streaming(), "no item": retry(1).streaming(idle=0.05)}
     for message, streaming in limited.items():
         stream = streaming.call(source)
         assert next(stream) == 1
@@ -141,7 +141,7 @@ def test_the_source_of_an_abandoned_pull_is_closed(threads: World) -> None:
 
     connection = Connection()
     with pytest.raises(TimeoutExceeded):
-        next(retry(1).streaming(first=0.2).call(lambda: connection))
+        next(retry(1).streaming(first=0.05).call(lambda: connection))
     assert connection.closed.is_set()
 
 

@@ -427,7 +427,8 @@ async def test_an_outcome_that_comes_with_a_cancellation_is_not_lost(
 
     async with asyncio.timeout(5), each(Retry(1), work, [7], limit=1, ordered=ordered) as outcomes:
         task = asyncio.ensure_future(anext(outcomes))
-        await anyio.wait_all_tasks_blocked()
+        for _ in range(10):  # until both wait
+            await asyncio.sleep(0)
         may_end.set()
         for _ in range(steps):
             await asyncio.sleep(0)

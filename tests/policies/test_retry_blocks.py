@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
 from resilience import (
+    BulkheadFull,
     CircuitOpen,
     Context,
     DeadlineExceeded,
-    Failure,
     RetriesExhausted,
     Retry,
     current_context,
@@ -20,7 +21,7 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
-from tests.policies.retries import Attempts
+from tests.policies.retries import Attempts, RetryAfter, notes_of
 
 #: The error that a block raises in its n-th attempt; None for a success.
 Steps = list[BaseException | None]
@@ -56,35 +57,45 @@ async def failing(world: World, retry: Retry, steps: Steps, kind: type[BaseExcep
 # --- attempts ---
 
 
-async def test_a_block_that_fails_runs_again_after_a_wait(world: World, clock: FakeClock) -> None:
-    """The exception is not raised while another attempt follows."""
-    assert await block(world, Retry(on=Boom, backoff=[1, 2]), [Boom(), Boom(), None]) == [1, 2, 3]
-    assert clock.sleeps == [1, 2]
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"backoff": lambda: iter([1.0, 2.0])}, [Boom(), Boom(), None]),
+        ({}, [Boom("a"), Boom("b"), Boom("c")]),
+        ({}, [KeyError("k")]),
+        ({"ignore": Boom}, [Boom()]),
+        ({"on": Exception}, [CircuitOpen("open")]),
+        ({"attempts": 2, "wrap": True}, [Boom()]),
+        ({"attempts": None}, [Boom("until the deadline")]),
+        ({"attempts": None, "max_elapsed": 5}, [Boom("until then")]),
+        ({}, [RetryAfter(86_400)]),
+        ({}, [Boom("first"), Boom("last"), BulkheadFull("the refusal gets a note")]),
+    ],
+)
+async def test_a_block_is_retried_like_a_call(
+    world: World, clock: FakeClock, heard: list[Any], settings: dict[str, Any], steps: Steps
+) -> None:
+    """With the same waits, events, error and note. Loops of one policy share no delays."""
+    retry = Retry(**{"on": (Boom, RetryAfter), "backoff": [2], **settings})
 
+    async def call(ctx: Context) -> None:
+        if (error := steps[min(ctx.attempt, len(steps)) - 1]) is not None:
+            raise error
 
-async def test_the_last_exception_is_raised_with_a_note_and_without_a_wait(world: World, clock: FakeClock) -> None:
-    errors = [Boom("a"), Boom("b"), Boom("c")]
-    error = await failing(world, Retry(on=Boom, backoff=[1]), list(errors), Boom)
-    assert error is errors[2]
-    assert error.numbers == [1, 2, 3]
-    assert clock.sleeps == [1, 1]
-    [note] = error.__notes__
-    assert "3 attempts" in note
-    assert "Boom(a), Boom(b), Boom(c)" in note
+    async def course(execution: Awaitable[Any]) -> Any:
+        error, before = None, len(clock.sleeps)
+        heard.clear()
+        with deadline(9):
+            try:
+                await execution
+            except Exception as raised:
+                error = getattr(raised, "last", raised), raised.__cause__, notes_of(raised)
+        reported = [type(it) for it in heard if not isinstance(it, events.ExecutionFinished)]
+        return error, clock.sleeps[before:], reported
 
-
-async def test_an_unhandled_exception_is_raised_at_once_and_unchanged(world: World, clock: FakeClock) -> None:
-    """So are one that is in `ignore`, and a rejection that is not in `on`."""
-    for error, retry in [
-        (KeyError("k"), Retry(on=Boom)),
-        (Boom(), Retry(on=Boom, ignore=Boom)),
-        (CircuitOpen("open"), Retry(on=Exception)),
-    ]:
-        raised = await failing(world, retry, [error], type(error))
-        assert raised is error
-        assert raised.numbers == [1]
-        assert not hasattr(error, "__notes__")
-    assert clock.sleeps == []
+    of_a_call = await course(world.execute(retry, call))
+    for _ in range(2):
+        assert await course(block(world, retry, steps)) == of_a_call
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
@@ -113,20 +124,6 @@ async def test_break_leaves_the_block(world: World, clock: FakeClock) -> None:
     assert numbers == [1, 2, 1, 2]
 
 
-async def test_return_leaves_the_block_with_its_value(world: World, clock: FakeClock) -> None:
-    """This is the usual way to get a result."""
-
-    async def fetch() -> str:
-        async for attempt in Attempts(world, Retry(on=Boom, backoff=[0])):
-            with attempt:
-                if attempt.number < 3:
-                    raise Boom
-                return f"attempt {attempt.number}"
-        raise AssertionError("a block that is left by `return` does not come here")
-
-    assert await fetch() == "attempt 3"
-
-
 async def test_continue_counts_as_a_success(world: World, clock: FakeClock) -> None:
     """The block has ended without an exception."""
     numbers: list[int] = []
@@ -149,24 +146,7 @@ async def test_an_exception_between_the_attempts_is_raised(world: World, clock: 
 # --- wrap ---
 
 
-async def test_wrap_raises_retries_exhausted_from_a_block(world: World, clock: FakeClock) -> None:
-    """The last error is its cause."""
-    errors = [Boom("a"), Boom("b")]
-    error = await failing(world, Retry(2, on=Boom, backoff=[0], wrap=True), list(errors), RetriesExhausted)
-    assert error.attempts == 2
-    assert error.last == Failure(errors[1])
-    assert error.__cause__ is errors[1]
-
-
 # --- time ---
-
-
-async def test_no_wait_of_a_block_exceeds_the_ambient_deadline(world: World, clock: FakeClock) -> None:
-    """If the wait does not fit, the last failure is raised at once."""
-    with pytest.raises(Boom) as raised, deadline(5):
-        await block(world, Retry(None, on=Boom, backoff=[2]), [Boom()])
-    assert clock.sleeps == [2, 2]
-    assert "3 attempts" in raised.value.__notes__[0]
 
 
 async def test_a_block_is_not_entered_after_the_deadline(world: World, clock: FakeClock) -> None:
@@ -175,11 +155,6 @@ async def test_a_block_is_not_entered_after_the_deadline(world: World, clock: Fa
         await block(world, Retry(name="reader"), [None])
     assert raised.value.numbers == []  # type: ignore[attr-defined]
     assert raised.value.policy == "reader"
-
-
-async def test_max_elapsed_of_a_block_counts_from_the_start_of_the_loop(world: World, clock: FakeClock) -> None:
-    error = await failing(world, Retry(None, on=Boom, backoff=[2], max_elapsed=7), [Boom()], Boom)
-    assert error.numbers == [1, 2, 3, 4]
 
 
 def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,46 +219,7 @@ async def test_a_block_inside_an_execution_is_not_in_the_report_of_that_executio
     assert (ctx.attempts, [failed.message for failed in ctx.failures]) == (1, ["of the call"])
 
 
-async def test_a_block_sends_the_events_of_a_call(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    scheduled: list[Any] = []
-    await failing(world, Retry(2, on=Boom, backoff=[1], on_retry=scheduled.append), [Boom()], Boom)
-    assert [type(event) for event in heard] == [
-        events.AttemptFailed,
-        events.RetryScheduled,
-        events.AttemptFailed,
-        events.RetryGaveUp,
-    ]
-    assert [(event.attempt, event.delay) for event in scheduled] == [(1, 1)]
-
-
-class Closing(Exception):
-    """An error that carries a response."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.response = self
-        self.closed = 0
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-async def test_the_response_of_a_discarded_error_of_the_block_is_closed(world: World, clock: FakeClock) -> None:
-    """The response of the error that is raised is left open for the caller."""
-    errors = [Closing(), Closing()]
-    await failing(world, Retry(2, on=Closing, backoff=[0]), list(errors), Closing)
-    assert [error.closed for error in errors] == [1, 0]
-
-
 # --- state ---
-
-
-async def test_each_loop_has_a_schedule_of_its_own(world: World, clock: FakeClock) -> None:
-    """Loops of one policy share no iterator."""
-    retry = Retry(on=Boom, backoff=lambda: iter([1.0, 2.0, 3.0]))
-    for _ in range(2):
-        assert await block(world, retry, [Boom(), Boom(), None]) == [1, 2, 3]
-    assert clock.sleeps == [1, 2, 1, 2]
 
 
 def test_nested_loops_count_separately(threads: World, clock: FakeClock) -> None:

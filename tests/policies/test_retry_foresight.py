@@ -22,7 +22,6 @@ from resilience import (
 )
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.breakers import CLOSED, OPEN
-from tests.policies.retries import Attempts
 
 
 class BoomRetryAfter(Boom):
@@ -191,15 +190,6 @@ async def test_a_refusal_has_a_note_about_the_failures_and_the_last_one_as_conte
     assert error.__notes__ == ["resilience: 2 attempts in 2 s, failed with Boom(first), Boom(last)"]
 
 
-async def test_a_refusal_in_a_retried_block_has_a_note_about_the_failures(world: World, clock: FakeClock) -> None:
-    steps = iter([Boom("first"), Boom("last"), BulkheadFull("no")])
-    with pytest.raises(BulkheadFull) as caught:
-        async for attempt in Attempts(world, Retry(5, on=Boom, backoff=[1])):
-            with attempt:
-                raise next(steps)
-    assert caught.value.__notes__ == ["resilience: 2 attempts in 2 s, failed with Boom(first), Boom(last)"]
-
-
 async def test_a_refusal_of_a_circuit_that_opens_during_the_wait_has_a_note(world: World, clock: FakeClock) -> None:
     """That refusal is constructed without `__init__`."""
     breaker = CircuitBreaker(5, open_for=30)
@@ -277,11 +267,3 @@ async def test_max_retry_after_is_300_seconds_by_default_and_holds_for_delays_th
     retry = Retry(2, **{"on": Boom, "backoff": [1], **settings})
     await world.attempt(retry, Script(BoomRetryAfter(retry_after), "fine").function())
     assert clock.sleeps == sleeps
-
-
-def test_a_retry_after_beyond_the_cap_ends_a_retried_block(clock: FakeClock) -> None:
-    with pytest.raises(BoomRetryAfter):  # the loop is what raises
-        for attempt in Retry(3, on=Boom, backoff=[1]).attempts():
-            with attempt:
-                raise BoomRetryAfter(86_400)
-    assert clock.sleeps == []

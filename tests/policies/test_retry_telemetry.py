@@ -12,7 +12,7 @@ import pytest
 from resilience import Context, Failure, Retry, events
 from resilience.backoff import Exponential
 from tests.conftest import Boom, FakeClock, Script, World, shown
-from tests.policies.retries import Other, Response, RetryAfter, bad, run
+from tests.policies.retries import Response, RetryAfter, bad, run
 
 # --- events ------------------------------------------------------------------------------------
 
@@ -31,15 +31,6 @@ async def test_on_retry_is_called_before_each_wait_and_never_after_the_last_fail
     assert (second.attempt, second.delay, second.outcome, at_second) == (2, 2, Failure(errors[1]), 1001)
     assert (first.policy, first.operation, first.properties["tenant"], first.time) == ("reader", "read", 7, 1000)
     assert isinstance(first, events.RetryScheduled)
-
-
-async def test_on_retry_is_not_called_without_a_retry(world: World, clock: FakeClock) -> None:
-    """The wait does not fit, the attempts are used up, or the error is not handled."""
-    scheduled: list[Any] = []
-    await run(world, Retry(on=Boom, backoff=[9], on_retry=scheduled.append), Script(Boom()), Context(timeout=5))
-    await run(world, Retry(1, on=Boom, on_retry=scheduled.append), Script(Boom()))
-    await run(world, Retry(on=Boom, on_retry=scheduled.append), Script(Other()))
-    assert scheduled == []
 
 
 async def test_the_event_carries_the_actual_delay(world: World, clock: FakeClock) -> None:
@@ -116,19 +107,13 @@ class AsyncResponse:
         self.closed.append("close")
 
 
-async def test_aclose_is_awaited_in_tasks(tasks_world: World, clock: FakeClock) -> None:
-    """It has priority over `close`, also for the response of an error."""
+async def test_aclose_is_awaited_in_tasks_and_close_is_called_in_blocking_code(world: World, clock: FakeClock) -> None:
+    """So it is for the response of an error."""
     results = [AsyncResponse(), AsyncResponse(), AsyncResponse()]
     script = Script(results[0], StatusError(results[1]), results[2])
-    await run(tasks_world, Retry(on=StatusError, on_result=lambda it: True, backoff=[0]), script)
-    assert [it.closed for it in results] == [["aclose"], ["aclose"], []]
-
-
-async def test_close_is_called_in_blocking_code(threads: World, clock: FakeClock) -> None:
-    """`aclose` cannot be awaited there, and is not called."""
-    results = [AsyncResponse(), AsyncResponse()]
-    await run(threads, Retry(2, on_result=lambda it: True, backoff=[0]), Script(*results))
-    assert [it.closed for it in results] == [["close"], []]
+    await run(world, Retry(on=StatusError, on_result=lambda it: True, backoff=[0]), script)
+    way = ["close" if world.blocking else "aclose"]
+    assert [it.closed for it in results] == [way, way, []]
 
 
 class AsyncClose:
@@ -142,21 +127,12 @@ class AsyncClose:
         self.closed += 1
 
 
-async def test_a_close_that_returns_an_awaitable_is_awaited(tasks_world: World, clock: FakeClock) -> None:
-    """Some clients name their asynchronous method `close`."""
+async def test_a_close_that_returns_an_awaitable_is_awaited_in_tasks(world: World, clock: FakeClock) -> None:
+    """Some clients name their asynchronous method `close`. In blocking code it is not run, and leaves no warning."""
     results = [AsyncClose(), AsyncClose()]
-    await run(tasks_world, Retry(2, on_result=lambda it: True, backoff=[0]), Script(*results))
-    assert [it.closed for it in results] == [1, 0]
-
-
-async def test_an_asynchronous_close_is_not_run_in_blocking_code_and_leaves_no_warning(
-    threads: World, clock: FakeClock
-) -> None:
-    """It cannot be awaited there."""
-    results = [AsyncClose(), AsyncClose()]
-    assert await run(threads, Retry(2, on_result=lambda it: True, backoff=[0]), Script(*results)) is results[1]
+    assert await run(world, Retry(2, on_result=lambda it: True, backoff=[0]), Script(*results)) is results[1]
     gc.collect()
-    assert results[0].closed == 0
+    assert [it.closed for it in results] == [0 if world.blocking else 1, 0]
 
 
 class FailingClose:

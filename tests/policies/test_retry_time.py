@@ -170,12 +170,6 @@ async def test_no_first_attempt_starts_after_the_deadline(world: World, clock: F
     assert script.calls == 0
 
 
-async def test_all_attempts_have_the_same_deadline(world: World, clock: FakeClock) -> None:
-    script = Script(Boom())
-    await run(world, Retry(on=Boom, backoff=[1]), script, Context(timeout=60))
-    assert {ctx.deadline for ctx in script.contexts} == {1060.0}
-
-
 async def test_the_wall_clock_is_never_read(world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """It can jump: by an hour, or when a time server adjusts it."""
 

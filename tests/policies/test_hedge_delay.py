@@ -107,17 +107,3 @@ def test_the_budget_bounds_the_hedges_of_a_delay_below_the_latency() -> None:
     assert (load - 1) * 500 == pytest.approx(10 + 0.1 * 500, abs=1)
     _, load = calls_under(Hedge(0.01, budget=None), lambda rng: 0.05, 500)
     assert load == 2
-
-
-def test_hedged_latency_is_the_product_of_the_tails() -> None:
-    """P(longer than t) = S(t) S(t - d) for t > d, where S is that of one attempt."""
-    delay = 0.02
-    plain, _ = calls_under(Hedge(60, budget=None), lognormal, 5_000, seed=2)
-    hedged, _ = calls_under(Hedge(delay, budget=None), lognormal, 5_000, seed=3)
-
-    def share_above(sample: list[float], seconds: float) -> float:
-        return sum(it > seconds for it in sample) / len(sample)
-
-    for seconds in (0.025, 0.03, 0.04):
-        expected = share_above(plain, seconds) * share_above(plain, seconds - delay)
-        assert share_above(hedged, seconds) == pytest.approx(expected, abs=0.01)

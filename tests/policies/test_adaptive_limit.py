@@ -178,39 +178,39 @@ async def test_the_limit_rises_while_calls_are_fast_and_falls_while_they_are_slo
     ]
 
 
-async def test_the_limit_is_updated_after_min_samples_and_the_window(world: World, clock: FakeClock) -> None:
+async def test_the_limit_is_updated_after_min_samples_and_the_window(threads: World, clock: FakeClock) -> None:
     """The window is twice the shortest latency, if that is longer."""
     algorithm = Recording()
     limit = AdaptiveLimit(algorithm, min_samples=3, window=10)
     updated_after = []
     for number, seconds in enumerate([1, 1, 1, 2, 2, 2, 2, 2, 8, 8, 8, 8]):
-        await call_lasting(world, clock, limit, seconds)
+        await call_lasting(threads, clock, limit, seconds)
         if len(algorithm.updates) > len(updated_after):
             updated_after.append(number)
     assert updated_after == [2, 7, 10]
 
 
-async def test_a_sample_summarizes_the_calls_of_its_period(world: World, clock: FakeClock) -> None:
+async def test_a_sample_summarizes_the_calls_of_its_period(threads: World, clock: FakeClock) -> None:
     algorithm = Recording()
     limit = AdaptiveLimit(algorithm, initial=7, min_samples=10, on=Boom)
     for seconds in (1, 2, 3, 4, 5, 6, 7, 8):
-        await call_lasting(world, clock, limit, seconds)
-    await call_lasting(world, clock, limit, 100, KeyError())  # neither a success nor in `on`: no sample
-    await call_lasting(world, clock, limit, 9, Boom())
-    await call_lasting(world, clock, limit, 10)
+        await call_lasting(threads, clock, limit, seconds)
+    await call_lasting(threads, clock, limit, 100, KeyError())  # neither a success nor in `on`: no sample
+    await call_lasting(threads, clock, limit, 9, Boom())
+    await call_lasting(threads, clock, limit, 10)
     assert algorithm.updates == [(7.0, Sample(10.0, 1, False, True, pytest.approx(9 / 154), 10.0))]
 
 
 @pytest.mark.parametrize("queue", [0, 1])
-async def test_a_sample_is_full_after_a_refusal_or_while_a_call_waits(world: World, queue: int) -> None:
+async def test_a_sample_is_full_after_a_refusal_or_while_a_call_waits(threads: World, queue: int) -> None:
     algorithm = Recording()
     limit = AdaptiveLimit(algorithm, initial=1, min_samples=1, queue=queue)
-    async with beside(world) as group:
+    async with beside(threads) as group:
         call = await group.inside(limit)
         if queue:
             second = await group.queued(limit)
         else:
-            await world.attempt(limit, Script("fine").function())
+            await threads.attempt(limit, Script("fine").function())
         call.let_go()
         assert await call.result() == "fine"
         if queue:
@@ -220,20 +220,20 @@ async def test_a_sample_is_full_after_a_refusal_or_while_a_call_waits(world: Wor
 
 
 async def test_a_call_that_began_under_an_earlier_limit_is_left_out_of_the_latency(
-    world: World, clock: FakeClock
+    threads: World, clock: FakeClock
 ) -> None:
     """It counts in `latency_of_all` only."""
     algorithm = Recording(21)
     limit = AdaptiveLimit(algorithm, min_samples=1, headroom=100)
-    async with beside(world) as group:
+    async with beside(threads) as group:
         call = await group.inside(limit)
-        await call_lasting(world, clock, limit, 0.1)
+        await call_lasting(threads, clock, limit, 0.1)
         assert limit.stats().limit == 21
         clock.advance(50)
         call.let_go()
         await call.result()
     assert len(algorithm.updates) == 1
-    await call_lasting(world, clock, limit, 0.2)
+    await call_lasting(threads, clock, limit, 0.2)
     assert algorithm.updates[1][1].latency == pytest.approx(0.2)
     assert algorithm.updates[1][1].latency_of_all > 50
 
@@ -251,13 +251,13 @@ async def test_a_call_that_began_under_an_earlier_limit_is_left_out_of_the_laten
     ],
 )
 async def test_the_limit_stays_within_least_and_most(
-    world: World, clock: FakeClock, results: list[Any], limits: list[int]
+    threads: World, clock: FakeClock, results: list[Any], limits: list[int]
 ) -> None:
     """The limit in use is the integer part of the learned one."""
     limit = AdaptiveLimit(Recording(*results), initial=5, least=2, most=10, min_samples=1, headroom=100)
     seen = []
     for _ in limits:
-        await call_lasting(world, clock, limit, 1)
+        await call_lasting(threads, clock, limit, 1)
         clock.advance(10)
         seen.append(limit.stats().limit)
     assert seen == limits
@@ -284,12 +284,12 @@ def test_a_raised_limit_admits_waiting_calls_at_once(backend: str) -> None:
         anyio.run(main, backend=backend)
 
 
-async def test_a_limit_far_above_the_usage_falls_by_one_in_each_update(world: World, clock: FakeClock) -> None:
+async def test_a_limit_far_above_the_usage_falls_by_one_in_each_update(threads: World, clock: FakeClock) -> None:
     """It falls until it is `headroom` times the most calls that ran at once."""
     limit = AdaptiveLimit(60, initial=8, min_samples=1, headroom=5)
     seen = []
     for _ in range(6):
-        await call_lasting(world, clock, limit, 1)
+        await call_lasting(threads, clock, limit, 1)
         clock.advance(10)
         seen.append(limit.stats().limit)
     assert seen == [7, 6, 5, 5, 5, 5]
@@ -297,29 +297,29 @@ async def test_a_limit_far_above_the_usage_falls_by_one_in_each_update(world: Wo
 
 @pytest.mark.parametrize(("wrong", "error"), [(float("nan"), ValueError), ("5", TypeError), (None, TypeError)])
 async def test_an_algorithm_that_returns_no_number_is_a_clear_error(
-    world: World, clock: FakeClock, wrong: Any, error: type[Exception]
+    threads: World, clock: FakeClock, wrong: Any, error: type[Exception]
 ) -> None:
     """No permit is lost, and the next update takes place."""
     algorithm = Recording(wrong, 6)
     limit = AdaptiveLimit(algorithm, initial=5, min_samples=1)
-    raised = await call_lasting(world, clock, limit, 1)
+    raised = await call_lasting(threads, clock, limit, 1)
     assert type(raised) is error
     assert "update(limit, sample)" in str(raised)
     clock.advance(10)
-    assert await call_lasting(world, clock, limit, 1) == "fine"
+    assert await call_lasting(threads, clock, limit, 1) == "fine"
     assert counts(limit) == (5, 0, 0, 0)  # 6 is above the headroom: five times the one call that ran
 
 
 async def test_reset_restores_the_initial_limit_and_keeps_the_permits_of_running_calls(
-    world: World, clock: FakeClock, heard: list[Any]
+    threads: World, clock: FakeClock, heard: list[Any]
 ) -> None:
     """No `LimitChanged` event is sent for it."""
     algorithm = Recording(2)
     limit = AdaptiveLimit(algorithm, initial=3, min_samples=1)
-    await call_lasting(world, clock, limit, 1)
+    await call_lasting(threads, clock, limit, 1)
     assert limit.stats().limit == 2
     before = algorithm.resets
-    async with beside(world) as group:
+    async with beside(threads) as group:
         call = await group.inside(limit)
         limit.reset()
         assert counts(limit) == (3, 1, 0, 0)

@@ -98,17 +98,17 @@ async def test_a_draw_below_the_rate_rejects_the_call(world: World, clock: FakeC
     assert throttle.stats().rejection_rate == 0.5
 
 
-async def test_no_call_is_rejected_below_min_calls(world: World, clock: FakeClock) -> None:
+async def test_no_call_is_rejected_below_min_calls(threads: World, clock: FakeClock) -> None:
     """Ten by default, in the window."""
     throttle = AdaptiveThrottle(1.0, on=Boom, rng=REJECT)
-    await run_calls(world, throttle, Boom(), 9)
+    await run_calls(threads, throttle, Boom(), 9)
     assert throttle.stats().rejection_rate == 0
-    await run_calls(world, throttle, Boom())
+    await run_calls(threads, throttle, Boom())
     assert throttle.stats().rejection_rate == pytest.approx(0.9)  # the default of `most`
-    assert isinstance(await run_calls(world, throttle, "fine"), Throttled)
+    assert isinstance(await run_calls(threads, throttle, "fine"), Throttled)
     clock.advance(30)
     assert throttle.stats() == ThrottleStats(0.0, 0, 0, 1)
-    assert await run_calls(world, throttle, "fine") == "fine"
+    assert await run_calls(threads, throttle, "fine") == "fine"
 
 
 # --- what counts ---------------------------------------------------------------------------------
@@ -140,20 +140,20 @@ async def test_each_outcome_counts_as_refused_accepted_or_neutral(
     assert counts(throttle)[:2] == counted
 
 
-async def test_a_rejection_that_is_in_on_counts_as_refused(world: World) -> None:
+async def test_a_rejection_that_is_in_on_counts_as_refused(threads: World) -> None:
     throttle = AdaptiveThrottle(on=(Boom, Rejected))
-    await run_calls(world, throttle, CircuitOpen())
+    await run_calls(threads, throttle, CircuitOpen())
     assert counts(throttle) == (1, 0, 0)
 
 
-async def test_by_default_only_transient_errors_count_as_refused(world: World) -> None:
+async def test_by_default_only_transient_errors_count_as_refused(threads: World) -> None:
     throttle = AdaptiveThrottle()
-    await run_calls(world, throttle, ConnectionError())
-    await run_calls(world, throttle, Boom())
+    await run_calls(threads, throttle, ConnectionError())
+    await run_calls(threads, throttle, Boom())
     assert counts(throttle) == (2, 1, 0)
 
 
-async def test_running_calls_are_not_counted(world: World) -> None:
+async def test_running_calls_are_not_counted(threads: World) -> None:
     """Otherwise a client that has just started would reject half of its concurrent calls."""
     throttle = AdaptiveThrottle(1.0, min_calls=1)
     seen: list[ThrottleStats] = []
@@ -161,14 +161,14 @@ async def test_running_calls_are_not_counted(world: World) -> None:
     async def fn(ctx: Context) -> None:
         seen.append(throttle.stats())
 
-    await world.execute(throttle, fn)
+    await threads.execute(throttle, fn)
     assert seen == [ThrottleStats(0.0, 0, 0, 0)]
 
 
-async def test_an_error_of_a_predicate_is_raised_and_the_call_is_not_counted(world: World) -> None:
+async def test_an_error_of_a_predicate_is_raised_and_the_call_is_not_counted(threads: World) -> None:
     for throttle in (AdaptiveThrottle(on=lambda error: 1 / 0 > 0), AdaptiveThrottle(on_result=lambda it: 1 / 0)):
         ending = Boom() if throttle.settings()["on_result"] is None else "fine"
-        assert isinstance(await run_calls(world, throttle, ending), ZeroDivisionError)
+        assert isinstance(await run_calls(threads, throttle, ending), ZeroDivisionError)
         assert counts(throttle) == (0, 0, 0)
 
 
@@ -177,14 +177,14 @@ async def test_an_error_of_a_predicate_is_raised_and_the_call_is_not_counted(wor
 
 @pytest.mark.parametrize("pause", [0.1, 0.9, 5, 29])
 async def test_results_leave_the_window_when_they_are_as_old_as_it(
-    world: World, clock: FakeClock, pause: float
+    threads: World, clock: FakeClock, pause: float
 ) -> None:
     """They leave at most a sixteenth of the window earlier; a call that ends after a pause is dated after the pause."""
     throttle = AdaptiveThrottle(window=30, on=Boom)
     clock.advance(1000)
     for ending in ("fine", "fine", Boom()):
         clock.advance(pause)
-        await run_calls(world, throttle, ending)
+        await run_calls(threads, throttle, ending)
     assert counts(throttle)[:2] == (3 - (pause == 29), 2 - (pause == 29))
     clock.advance(min(30 - 30 / 16 - 2 * pause, 28) if pause < 10 else 0)
     assert counts(throttle)[:2] == (3 - (pause == 29), 2 - (pause == 29))

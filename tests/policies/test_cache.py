@@ -148,28 +148,28 @@ async def test_a_stale_value_is_returned_if_the_refresh_fails(world: World, cloc
 
 @pytest.mark.parametrize(("seconds", "is_answered"), [(69.9, True), (70, False)])
 async def test_a_stale_value_is_returned_for_ttl_plus_stale(
-    world: World, clock: FakeClock, seconds: float, is_answered: bool
+    threads: World, clock: FakeClock, seconds: float, is_answered: bool
 ) -> None:
     cache, script = make_cache(stale=60), Script(1, Boom())
-    await world.execute(cache, script.function())
+    await threads.execute(cache, script.function())
     clock.advance(seconds)
-    result = await world.attempt(cache, script.function())
+    result = await threads.attempt(cache, script.function())
     assert (result == 1) is is_answered
     assert isinstance(result, Boom) is not is_answered
 
 
 async def test_a_value_that_becomes_too_old_during_the_failing_refresh_is_not_returned(
-    world: World, clock: FakeClock
+    threads: World, clock: FakeClock
 ) -> None:
     cache = make_cache(stale=60)
-    await world.execute(cache, Script(1).function())
+    await threads.execute(cache, Script(1).function())
     clock.advance(69)
 
     async def fn(ctx: Context) -> None:
         clock.advance(2)
         raise Boom
 
-    assert isinstance(await world.attempt(cache, fn), Boom)
+    assert isinstance(await threads.attempt(cache, fn), Boom)
 
 
 @pytest.mark.parametrize(
@@ -188,12 +188,12 @@ async def test_an_unhandled_error_of_a_refresh_is_raised_and_keeps_the_entry(
 
 @pytest.mark.parametrize("name", ["on", "keep_errors"])
 async def test_an_error_of_a_predicate_is_raised_and_counts_as_a_miss(
-    world: World, clock: FakeClock, name: str
+    threads: World, clock: FakeClock, name: str
 ) -> None:
     cache, script = make_cache(stale=5, **{name: lambda error: 1 / 0}), Script("old", Boom())
-    await world.execute(cache, script.function())
+    await threads.execute(cache, script.function())
     clock.advance(11 if name == "on" else 16)
-    assert isinstance(await world.attempt(cache, script.function()), ZeroDivisionError)
+    assert isinstance(await threads.attempt(cache, script.function()), ZeroDivisionError)
     assert counts(cache) == (0, 0, 0, 2)
 
 
@@ -307,16 +307,16 @@ async def test_a_refresh_that_exceeds_its_deadline_returns_the_stale_value(world
     [KeyError("name"), KeywordsOnly(code=7), MadeOfKeywords(code=7), Frozen(code=7), Slotted(code=7)],
     ids=repr,
 )
-async def test_a_kept_error_is_raised_again_as_a_copy(world: World, clock: FakeClock, error: Exception) -> None:
+async def test_a_kept_error_is_raised_again_as_a_copy(threads: World, clock: FakeClock, error: Exception) -> None:
     cache, script = make_cache(keep_errors=type(error), errors_ttl=5), Script(error, "found")
-    seen = [await world.attempt(cache, script.function()) for _ in range(3)]
+    seen = [await threads.attempt(cache, script.function()) for _ in range(3)]
     assert script.calls == 1
     assert len({id(it) for it in seen}) == 3
     assert [(type(it), it.args, vars(it)) for it in seen] == [(type(error), error.args, vars(error))] * 3
     assert [getattr(it, "code", None) for it in seen] == [getattr(error, "code", None)] * 3
     assert counts(cache) == (2, 0, 0, 1)
     clock.advance(5)
-    assert await world.execute(cache, script.function()) == "found"
+    assert await threads.execute(cache, script.function()) == "found"
 
 
 def test_a_note_on_a_kept_error_is_not_added_to_its_copies() -> None:
@@ -372,7 +372,7 @@ def test_a_stop_iteration_is_not_kept() -> None:
     assert cache.stats().misses == 3
 
 
-async def test_the_end_of_a_callers_own_budget_is_not_kept(world: World, clock: FakeClock) -> None:
+async def test_the_end_of_a_callers_own_budget_is_not_kept(threads: World, clock: FakeClock) -> None:
     """The next caller may have more time."""
     cache = make_cache(keep_errors=Exception, errors_ttl=60)
 
@@ -381,19 +381,19 @@ async def test_the_end_of_a_callers_own_budget_is_not_kept(world: World, clock: 
         ctx.check()
         return "fine"
 
-    assert isinstance(await world.attempt(cache, fn, Context(timeout=1)), DeadlineExceeded)
-    assert await world.execute(cache, fn, Context(timeout=9)) == "fine"
+    assert isinstance(await threads.attempt(cache, fn, Context(timeout=1)), DeadlineExceeded)
+    assert await threads.execute(cache, fn, Context(timeout=9)) == "fine"
 
 
-async def test_a_kept_error_does_not_replace_a_stale_value(world: World, clock: FakeClock) -> None:
+async def test_a_kept_error_does_not_replace_a_stale_value(threads: World, clock: FakeClock) -> None:
     cache, script = make_cache(stale=60, keep_errors=Boom, errors_ttl=5, ignore=Boom), Script(1, Boom(), Boom(), 4)
-    await world.execute(cache, script.function())
+    await threads.execute(cache, script.function())
     clock.advance(11)
-    assert isinstance(await world.attempt(cache, script.function()), Boom)
-    assert await world.execute(cache, script.function()) == 1  # `errors_ttl` delays the next try
+    assert isinstance(await threads.attempt(cache, script.function()), Boom)
+    assert await threads.execute(cache, script.function()) == 1  # `errors_ttl` delays the next try
     clock.advance(60)
-    assert isinstance(await world.attempt(cache, script.function()), Boom)
-    assert isinstance(await world.attempt(cache, script.function()), Boom)
+    assert isinstance(await threads.attempt(cache, script.function()), Boom)
+    assert isinstance(await threads.attempt(cache, script.function()), Boom)
     assert script.calls == 3
 
 

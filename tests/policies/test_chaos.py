@@ -38,11 +38,11 @@ ERROR = Boom("one instance")
     [(Boom, Boom()), (lambda ctx: Boom(ctx.operation), Boom("op")), (lambda ctx: Boom, Boom()), (ERROR, ERROR)],
     ids=["class", "function", "function to a class", "instance"],
 )
-async def test_an_error_is_raised_in_place_of_the_call(world: World, error: Any, expected: Exception) -> None:
+async def test_an_error_is_raised_in_place_of_the_call(threads: World, error: Any, expected: Exception) -> None:
     chaos = Chaos(error=error)
     script = Script("fine")
     with chaos.injecting(1.0):
-        raised = await world.attempt(chaos, script.function(), Context(operation="op"))
+        raised = await threads.attempt(chaos, script.function(), Context(operation="op"))
     assert (type(raised), str(raised)) == (type(expected), str(expected))
     assert script.calls == 0
 
@@ -68,12 +68,12 @@ async def test_the_traceback_of_an_error_instance_does_not_grow(world: World) ->
 
 
 @pytest.mark.parametrize("result", ["other", None, 0, Boom])
-async def test_a_result_is_returned_in_place_of_the_call(world: World, result: Any) -> None:
+async def test_a_result_is_returned_in_place_of_the_call(threads: World, result: Any) -> None:
     """None and a class are results, too."""
     chaos = Chaos(result=result)
     script = Script("fine")
     with chaos.injecting(1.0):
-        assert await world.attempt(chaos, script.function()) is result
+        assert await threads.attempt(chaos, script.function()) is result
     assert script.calls == 0
 
 
@@ -85,10 +85,10 @@ async def test_a_delay_comes_before_the_call(world: World, clock: FakeClock, del
     assert clock.sleeps == [2]
 
 
-async def test_a_computed_delay_of_zero_is_no_wait(world: World, clock: FakeClock) -> None:
+async def test_a_computed_delay_of_zero_is_no_wait(threads: World, clock: FakeClock) -> None:
     chaos = Chaos(delay=lambda ctx: 0)
     with chaos.injecting(1.0):
-        assert await world.attempt(chaos, Script("fine").function()) == "fine"
+        assert await threads.attempt(chaos, Script("fine").function()) == "fine"
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ async def test_a_computed_delay_of_zero_is_no_wait(world: World, clock: FakeCloc
     + [("error", it, repr(it)) for it in (None, "boom", KeyboardInterrupt(), int)],
 )
 async def test_a_function_that_returns_no_delay_or_no_exception_is_an_error(
-    world: World, effect: str, wrong: Any, shown: str
+    threads: World, effect: str, wrong: Any, shown: str
 ) -> None:
     chaos: Any = Chaos(**{effect: lambda ctx: wrong})
     with chaos.injecting(1.0):
-        error = await world.attempt(chaos, Script("fine").function())
+        error = await threads.attempt(chaos, Script("fine").function())
     assert type(error) is TypeError or (effect, type(error)) == ("delay", ValueError)
     assert shown in str(error)
 
@@ -246,11 +246,11 @@ def test_an_environment_variable_forbids_chaos(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(("rate", "injected"), [(0.6, 1), (0.3, 0), (0.5, 0)])
-async def test_a_draw_below_the_rate_injects(world: World, rate: float, injected: int) -> None:
+async def test_a_draw_below_the_rate_injects(threads: World, rate: float, injected: int) -> None:
     """As in Polly's Simmy: with a draw of 0.5 a rate of 0.6 injects, 0.3 does not."""
     chaos = Chaos(error=Boom, rng=Draws(0.5))
     with chaos.injecting(rate):
-        await world.attempt(chaos, Script("fine").function())
+        await threads.attempt(chaos, Script("fine").function())
     assert chaos.injected == injected
 
 
@@ -262,13 +262,13 @@ def test_on_without_a_rate_uses_the_rate_of_the_constructor() -> None:
     assert chaos.injected == 1
 
 
-async def test_calls_for_which_when_is_false_are_untouched(world: World) -> None:
+async def test_calls_for_which_when_is_false_are_untouched(threads: World) -> None:
     """They draw no number, so that a seed repeats the same injections."""
     chaos = Chaos(1.0, result="other", when=lambda ctx: ctx.operation == "guinea-pig", rng=Draws(0.0))
     fine = Script("fine").function()
     with chaos.injecting():
-        assert await world.attempt(chaos, fine) == "fine"
-        assert await world.attempt(chaos, fine, Context(operation="guinea-pig")) == "other"
+        assert await threads.attempt(chaos, fine) == "fine"
+        assert await threads.attempt(chaos, fine, Context(operation="guinea-pig")) == "other"
     assert chaos.injected == 1
 
 
@@ -309,11 +309,11 @@ def test_a_seed_repeats_the_injections(source: str) -> None:
 
 
 @pytest.mark.parametrize("effect", ["error", "result", "delay", "action"])
-async def test_each_injection_sends_an_event(world: World, clock: FakeClock, heard: list[Any], effect: str) -> None:
+async def test_each_injection_sends_an_event(threads: World, clock: FakeClock, heard: list[Any], effect: str) -> None:
     values: dict[str, Any] = {"error": Boom, "result": 1, "delay": 1, "action": lambda ctx: None}
     chaos: Any = Chaos(name="havoc", **{effect: values[effect]})
     with chaos.injecting(1.0):
-        await world.attempt(chaos, Script("fine").function())
+        await threads.attempt(chaos, Script("fine").function())
     [event] = [it for it in heard if isinstance(it, events.ChaosInjected)]
     assert (event.policy, event.effect) == ("havoc", effect)
 

@@ -57,19 +57,19 @@ async def test_the_probe_runs_before_the_first_call_after_the_open_period(world:
 
 @pytest.mark.parametrize("step", [Boom("still down"), KeyError("other"), False], ids=repr)
 async def test_a_probe_that_fails_opens_the_circuit_again_and_no_call_is_made(
-    world: World, clock: FakeClock, step: Any
+    threads: World, clock: FakeClock, step: Any
 ) -> None:
     """A result of False and an error that is not in `on` are failures, too: `on` holds for calls only."""
-    breaker, probe = probing(world, step, None, on=(Boom, ConnectionError))
-    await about_to_probe(world, breaker, clock)
+    breaker, probe = probing(threads, step, None, on=(Boom, ConnectionError))
+    await about_to_probe(threads, breaker, clock)
     call = Script("fine")
-    refused = await world.attempt(breaker, call.function())
+    refused = await threads.attempt(breaker, call.function())
     assert (type(refused), refused.retry_after, call.calls) == (CircuitOpen, 10, 0)
     kind = "result" if step is False else type(step).__name__
     assert refused.last_failure.startswith(kind)
     assert (breaker.state, breaker.stats().opened) == (OPEN, 2)
     clock.advance(10)
-    assert await world.attempt(breaker, call.function()) == "fine"
+    assert await threads.attempt(breaker, call.function()) == "fine"
     assert probe.calls == 2
 
 

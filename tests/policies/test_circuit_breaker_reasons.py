@@ -39,9 +39,9 @@ class RecordedBreaker:
         return [await self._world.attempt(self.breaker, fn) for _ in results]
 
 
-async def test_the_reason_of_consecutive_failures_contains_their_number(world: World, clock: FakeClock) -> None:
+async def test_the_reason_of_consecutive_failures_contains_their_number(threads: World, clock: FakeClock) -> None:
     """It names the type of the last failure, but not its message."""
-    recorded = RecordedBreaker(world, clock, trip=2)
+    recorded = RecordedBreaker(threads, clock, trip=2)
     await recorded(Boom(TOKEN), KeyError(TOKEN))
     [change] = recorded.changes
     assert change.counted == TripCount("failures", 2, 2, None)
@@ -53,9 +53,9 @@ async def test_the_reason_of_consecutive_failures_contains_their_number(world: W
     assert pickle.loads(pickle.dumps(change)) == change
 
 
-async def test_the_reason_of_a_failure_ratio_contains_counts_and_threshold(world: World, clock: FakeClock) -> None:
+async def test_the_reason_of_a_failure_ratio_contains_counts_and_threshold(threads: World, clock: FakeClock) -> None:
     """The counts are those of the window."""
-    recorded = RecordedBreaker(world, clock, trip=FailureRatio(0.5, min_calls=4))
+    recorded = RecordedBreaker(threads, clock, trip=FailureRatio(0.5, min_calls=4))
     await recorded(1, 1, Boom(), Boom())
     [change] = recorded.changes
     assert change.counted == TripCount("failures", 2, 4, 0.5)
@@ -63,8 +63,8 @@ async def test_the_reason_of_a_failure_ratio_contains_counts_and_threshold(world
     assert change.reason == "failures 2 of 4, a ratio of 0.5 of at least 0.5; the last failure was Boom"
 
 
-async def test_the_reason_of_slow_calls_names_no_failure(world: World, clock: FakeClock) -> None:
-    recorded = RecordedBreaker(world, clock, trip=SlowRatio(0.25, slower_than=1, last=10, min_calls=2))
+async def test_the_reason_of_slow_calls_names_no_failure(threads: World, clock: FakeClock) -> None:
+    recorded = RecordedBreaker(threads, clock, trip=SlowRatio(0.25, slower_than=1, last=10, min_calls=2))
     await recorded(1, 1, seconds=2.0)
     [change] = recorded.changes
     assert change.counted == TripCount("slow calls", 2, 2, 0.25)
@@ -77,16 +77,16 @@ async def test_the_reason_of_slow_calls_names_no_failure(world: World, clock: Fa
     ("failures", "counted"), [(3, TripCount("failures", 3, 3)), (2, TripCount("failures", 2, 4, 0.5))]
 )
 async def test_of_two_conditions_the_reason_is_the_one_that_tripped(
-    world: World, clock: FakeClock, failures: int, counted: TripCount
+    threads: World, clock: FakeClock, failures: int, counted: TripCount
 ) -> None:
-    recorded = RecordedBreaker(world, clock, trip=ConsecutiveFailures(3) | FailureRatio(0.5, min_calls=4))
+    recorded = RecordedBreaker(threads, clock, trip=ConsecutiveFailures(3) | FailureRatio(0.5, min_calls=4))
     await recorded(*([] if failures == 3 else [1, 1]), *[Boom() for _ in range(failures)])
     assert [change.counted for change in recorded.changes] == [counted]
 
 
-async def test_all_other_changes_have_a_reason(world: World, clock: FakeClock) -> None:
+async def test_all_other_changes_have_a_reason(threads: World, clock: FakeClock) -> None:
     """The end of the open period, probes, and manual changes."""
-    recorded = RecordedBreaker(world, clock, trip=1, probe_successes=2)
+    recorded = RecordedBreaker(threads, clock, trip=1, probe_successes=2)
     await recorded(Boom(TOKEN))
     clock.advance(30)
     await recorded(KeyError(TOKEN))
@@ -106,8 +106,8 @@ async def test_all_other_changes_have_a_reason(world: World, clock: FakeClock) -
     assert recorded.changes[2].failure_type == "KeyError"
 
 
-async def test_the_reason_of_a_slow_probe_names_no_failure(world: World, clock: FakeClock) -> None:
-    recorded = RecordedBreaker(world, clock, trip=SlowRatio(0.5, slower_than=1, min_calls=1))
+async def test_the_reason_of_a_slow_probe_names_no_failure(threads: World, clock: FakeClock) -> None:
+    recorded = RecordedBreaker(threads, clock, trip=SlowRatio(0.5, slower_than=1, min_calls=1))
     await recorded(1, seconds=2.0)
     clock.advance(30)
     await recorded(1, seconds=2.0)
@@ -138,9 +138,9 @@ def test_the_ratio_of_an_empty_window_is_zero() -> None:
 # --- what other callers see --------------------------------------------------------------------
 
 
-async def test_a_refusal_names_the_failure_of_another_caller_by_its_type(world: World, clock: FakeClock) -> None:
+async def test_a_refusal_names_the_failure_of_another_caller_by_its_type(threads: World, clock: FakeClock) -> None:
     """Its message may contain the other caller's URL with a token. The message is in `.last_failure` only."""
-    recorded = RecordedBreaker(world, clock, trip=1)
+    recorded = RecordedBreaker(threads, clock, trip=1)
     await recorded(Boom(TOKEN))
     [refusal] = await recorded(1)
     assert str(refusal) == "the circuit is open, after Boom"
@@ -168,8 +168,8 @@ def in_another_context(fn: Any) -> Any:
     return contextvars.Context().run(fn)
 
 
-async def test_the_reason_of_a_bad_result_does_not_contain_the_result(world: World, clock: FakeClock) -> None:
-    recorded = RecordedBreaker(world, clock, trip=1, on_result=lambda result: result == TOKEN)
+async def test_the_reason_of_a_bad_result_does_not_contain_the_result(threads: World, clock: FakeClock) -> None:
+    recorded = RecordedBreaker(threads, clock, trip=1, on_result=lambda result: result == TOKEN)
     await recorded(TOKEN)
     [refusal] = await recorded(1)
     assert str(refusal) == "the circuit is open, after a result that was not good enough"

@@ -60,11 +60,11 @@ async def test_a_result_that_is_returned_or_passed_to_a_handler_is_not_closed(wo
 
 
 @pytest.mark.parametrize("value", ["fine", None, False, 0, []], ids=repr)
-async def test_a_success_is_unchanged(world: World, value: Any) -> None:
+async def test_a_success_is_unchanged(threads: World, value: Any) -> None:
     """Neither the handler nor `on_fallback` is called."""
     called: list[object] = []
     fallback = Fallback(handler=lambda failure, ctx: called.append(failure), on_fallback=called.append)
-    assert await run(world, fallback, value) is value
+    assert await run(threads, fallback, value) is value
     assert called == []
 
 

@@ -156,21 +156,21 @@ async def test_eager_begins_the_next_attempt_as_soon_as_one_has_failed(anywhere:
     assert (error.args, seconds) == (("a",), 0.1)
 
 
-async def test_the_first_attempts_failure_is_raised_if_all_attempts_fail(anywhere: Virtual) -> None:
+async def test_the_first_attempts_failure_is_raised_if_all_attempts_fail(in_simulation: Virtual) -> None:
     """It has a note about the others, in whatever order they ended."""
     for first in (0.15, 0.5):
-        two_attempts = Service(anywhere, (first, Boom("a")), (0.1, Boom("b")))
+        two_attempts = Service(in_simulation, (first, Boom("a")), (0.1, Boom("b")))
         error, _ = await two_attempts.under(Hedge(0.1, on=Boom))
         assert notes_of(error) == ["resilience: 1 attempt beside it failed with Boom(b)"]
-        service = Service(anywhere, (first, Boom("a")), (0.12, Boom("b")), (0.12, ConnectionError("c")))
+        service = Service(in_simulation, (first, Boom("a")), (0.12, Boom("b")), (0.12, ConnectionError("c")))
         error, _ = await service.under(Hedge(0.1, hedges=2, on=(Boom, ConnectionError)))
         assert error.args == ("a",)
         assert notes_of(error) == ["resilience: 2 attempts beside it failed with Boom(b), ConnectionError(c)"]
 
 
-async def test_the_note_of_an_earlier_call_is_replaced(anywhere: Virtual) -> None:
+async def test_the_note_of_an_earlier_call_is_replaced(in_simulation: Virtual) -> None:
     """The note of a Retry inside or outside is kept."""
-    service = Service(anywhere, (0.15, Boom("a")), (0.1, Boom("b")))
+    service = Service(in_simulation, (0.15, Boom("a")), (0.1, Boom("b")))
     hedge, retry = Hedge(0.1, on=Boom), Retry(1, on=Boom)
     for policy, notes in ((hedge, 1), (hedge.wrap(retry), 2), (retry.wrap(hedge), 2)):
         for _ in range(2):
@@ -186,15 +186,15 @@ async def test_the_first_attempts_result_is_returned_if_no_result_is_good(anywhe
     assert (first.closed, second.closed) == (0, 1)
 
 
-async def test_a_bad_result_adds_nothing_to_the_budget(anywhere: Virtual) -> None:
+async def test_a_bad_result_adds_nothing_to_the_budget(in_simulation: Virtual) -> None:
     """The delay may be observed or fixed."""
     budget, response = RetryBudget(1.0, saved=1), Response()
     budget.withdraw()
     for delay in (Quantile(), 60):
         hedge = Hedge(delay, on_result=_is_bad, budget=budget)
-        assert await Service(anywhere, (0.1, response)).under(hedge) == (response, 0.1)
+        assert await Service(in_simulation, (0.1, response)).under(hedge) == (response, 0.1)
         assert budget.balance == 0
-        assert await Service(anywhere, (0.1, "fine")).under(hedge) == ("fine", 0.1)
+        assert await Service(in_simulation, (0.1, "fine")).under(hedge) == ("fine", 0.1)
         assert budget.withdraw()
 
 
@@ -234,12 +234,12 @@ async def test_an_error_of_a_predicate_is_raised_and_cuts_off_the_attempts(anywh
 # --- budgets ------------------------------------------------------------------------------------
 
 
-async def test_a_spent_budget_allows_no_further_attempt(anywhere: Virtual) -> None:
+async def test_a_spent_budget_allows_no_further_attempt(in_simulation: Virtual) -> None:
     """Running attempts go on, and a good result adds to the budget."""
     heard: list[Any] = []
     budget = RetryBudget(0.5, saved=1)
     for expected in ("second", "first", "second"):
-        service = Service(anywhere, (0.5, "first"), (0.1, "second"))
+        service = Service(in_simulation, (0.5, "first"), (0.1, "second"))
         answer, _ = await service.under(Hedge(0.1, budget=budget, name="h").wrap(listeners=[heard.append]))
         assert answer == expected
         budget.succeeded() if expected == "first" else None
@@ -247,19 +247,19 @@ async def test_a_spent_budget_allows_no_further_attempt(anywhere: Virtual) -> No
     assert [(it.policy, it.repeat) for it in spent] == [("h", "hedge")]
 
 
-async def test_a_rejected_hedge_costs_nothing(anywhere: Virtual) -> None:
+async def test_a_rejected_hedge_costs_nothing(in_simulation: Virtual) -> None:
     """It has made no call."""
     budget = RetryBudget(0, saved=1)
     policy = Hedge(0.1, budget=budget).wrap(Bulkhead(1))
     for _ in range(2):
-        assert await Service(anywhere, (0.5, "first")).under(policy) == ("first", 0.5)
+        assert await Service(in_simulation, (0.5, "first")).under(policy) == ("first", 0.5)
     assert budget.balance == 1
 
 
-async def test_a_repeat_cap_counts_hedges(anywhere: Virtual) -> None:
+async def test_a_repeat_cap_counts_hedges(in_simulation: Virtual) -> None:
     """A reached cap is no spent budget."""
     heard: list[Any] = []
-    service = Service(anywhere, (1, "fine"))
+    service = Service(in_simulation, (1, "fine"))
     policy = RepeatCap(2).wrap(Hedge(0.1, hedges=5, budget=None), listeners=[heard.append])
     assert await service.under(policy) == ("fine", 1)
     assert [number for number, _ in service.begun] == [0, 1, 2]
@@ -309,16 +309,16 @@ async def test_an_outer_retry_repeats_the_hedged_call(anywhere: Virtual) -> None
     assert [it.message for it in ctx.failures] == ["down", "down"]
 
 
-async def test_the_context_lists_the_failures_of_all_attempts(anywhere: Virtual) -> None:
+async def test_the_context_lists_the_failures_of_all_attempts(in_simulation: Virtual) -> None:
     """Even if an error gets the `id` of a discarded one."""
     ctx = Context()
 
     async def fn(inner: Context) -> None:
-        await anywhere.sleep(0.15 if inner.hedge else 0.5)
+        await in_simulation.sleep(0.15 if inner.hedge else 0.5)
         raise ConnectionError(str(inner.hedge))
 
     with pytest.raises(ConnectionError):
-        await anywhere.execute(Hedge(0.1, hedges=2), fn, ctx)
+        await in_simulation.execute(Hedge(0.1, hedges=2), fn, ctx)
     assert [it.message for it in ctx.failures] == ["1", "2", "0"]
 
 

@@ -16,52 +16,52 @@ from tests.policies.hedges import Service
 from tests.policies.retries import Response
 
 
-async def test_no_call_is_hedged_before_the_warm_up(anywhere: Virtual) -> None:
+async def test_no_call_is_hedged_before_the_warm_up(in_simulation: Virtual) -> None:
     """The warm-up counts good results; an eager hedge waits for it, too."""
     hedge = Hedge(Quantile(0.5, warm_up=3), on=Boom, eager=True)
     for step in ("fine", Boom(), "fine"):
         assert hedge.delay() == inf
-        service = Service(anywhere, (0.2, step))
+        service = Service(in_simulation, (0.2, step))
         await service.under(hedge)
         assert len(service.begun) == 1
     assert hedge.delay() == inf
-    await Service(anywhere, (0.2, "fine")).under(hedge)
+    await Service(in_simulation, (0.2, "fine")).under(hedge)
     assert hedge.delay() == pytest.approx(0.2, rel=0.03)
 
 
-async def test_the_delay_learns_from_good_results_of_first_attempts(anywhere: Virtual) -> None:
+async def test_the_delay_learns_from_good_results_of_first_attempts(in_simulation: Virtual) -> None:
     """It does not learn from failures, bad results or hedges. If a hedge wins, the first attempt counts with the time
     at which it was cut off; otherwise the slow calls would be missing.
     """
     hedge = Hedge(Quantile(0.01, warm_up=1), on_result=lambda value: isinstance(value, Response), on=Boom, budget=None)
-    await Service(anywhere, (1.0, "fine")).under(hedge)
+    await Service(in_simulation, (1.0, "fine")).under(hedge)
     for step in (Boom(), Response(), ValueError()):
-        await Service(anywhere, (0.1, step)).under(hedge)
+        await Service(in_simulation, (0.1, step)).under(hedge)
     observed = [1.0]
     assert hedge.delay() == pytest.approx(1.0, rel=0.03)
-    await Service(anywhere, (9.0, "first"), (0.2, "second")).under(hedge)
+    await Service(in_simulation, (9.0, "first"), (0.2, "second")).under(hedge)
     observed.append(1.2)
-    await Service(anywhere, (9.0, "first"), (0.2, ValueError())).under(hedge)
-    await Service(anywhere, (1.1, Boom()), (0.5, "second")).under(hedge)
+    await Service(in_simulation, (9.0, "first"), (0.2, ValueError())).under(hedge)
+    await Service(in_simulation, (1.1, Boom()), (0.5, "second")).under(hedge)
     assert hedge._latencies is not None
     assert hedge._latencies._histogram.count == len(observed)
 
 
-async def test_the_delay_stays_within_least_and_most(anywhere: Virtual) -> None:
+async def test_the_delay_stays_within_least_and_most(in_simulation: Virtual) -> None:
     for seconds, delay in ((0.1, 0.5), (0.6, 0.6), (5.0, 0.8)):
         hedge = Hedge(Quantile(0.5, warm_up=1, least=0.5, most=0.8))
-        await Service(anywhere, (seconds, "fine")).under(hedge)
+        await Service(in_simulation, (seconds, "fine")).under(hedge)
         assert hedge.delay() == pytest.approx(delay, rel=0.03)
     assert Hedge(0.3).delay() == 0.3
 
 
-async def test_latencies_older_than_the_window_are_forgotten(anywhere: Virtual) -> None:
+async def test_latencies_older_than_the_window_are_forgotten(in_simulation: Virtual) -> None:
     """After that the warm-up begins again."""
     hedge = Hedge(Quantile(0.5, warm_up=2, window=10))
     for _ in range(2):
-        await Service(anywhere, (0.1, "fine")).under(hedge)
+        await Service(in_simulation, (0.1, "fine")).under(hedge)
     assert hedge.delay() < inf
-    await anywhere.sleep(11)
+    await in_simulation.sleep(11)
     assert hedge.delay() == inf
 
 

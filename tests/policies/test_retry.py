@@ -44,11 +44,11 @@ async def test_each_attempt_knows_its_number(world: World, clock: FakeClock) -> 
 
 
 @pytest.mark.parametrize("on", [Other, (Other, KeyError), lambda error: False], ids=["type", "tuple", "predicate"])
-async def test_an_error_that_is_not_in_on_is_raised_at_once(world: World, clock: FakeClock, on: Any) -> None:
+async def test_an_error_that_is_not_in_on_is_raised_at_once(threads: World, clock: FakeClock, on: Any) -> None:
     """It is unchanged and has no note."""
     error = Boom("not handled")
     script = Script(error)
-    assert await run(world, Retry(on=on, backoff=[1]), script) is error
+    assert await run(threads, Retry(on=on, backoff=[1]), script) is error
     assert script.calls == 1
     assert clock.sleeps == []
     assert notes_of(error) == []
@@ -72,11 +72,11 @@ async def test_a_result_can_be_retried(world: World, clock: FakeClock) -> None:
     assert clock.sleeps == [1, 1, 1]
 
 
-async def test_all_results_are_good_without_on_result(world: World, clock: FakeClock) -> None:
+async def test_all_results_are_good_without_on_result(threads: World, clock: FakeClock) -> None:
     """So are None, False and empty values."""
     for value in (None, False, 0, "", []):
         script = Script(value)
-        assert await run(world, Retry(on=Exception), script) is value
+        assert await run(threads, Retry(on=Exception), script) is value
         assert script.calls == 1
 
 
@@ -114,30 +114,30 @@ async def test_the_note_contains_the_attempts_the_time_and_the_failures(world: W
     assert notes_of(errors[0]) == notes_of(errors[1]) == []
 
 
-async def test_the_note_names_a_bad_result_by_its_type(world: World, clock: FakeClock) -> None:
+async def test_the_note_names_a_bad_result_by_its_type(threads: World, clock: FakeClock) -> None:
     """Its text may be long, or secret."""
-    result = await run(world, Retry(2, on=Boom, on_result=bool, backoff=[0]), Script(["password"], Boom()))
+    result = await run(threads, Retry(2, on=Boom, on_result=bool, backoff=[0]), Script(["password"], Boom()))
     [note] = notes_of(result)
     assert "list" in note
     assert "password" not in note
 
 
-async def test_an_earlier_note_of_a_retry_is_replaced(world: World, clock: FakeClock) -> None:
+async def test_an_earlier_note_of_a_retry_is_replaced(threads: World, clock: FakeClock) -> None:
     """The same object may be raised again. Other notes stay in their order."""
     error = Boom("again")
     error.add_note("first")
-    await run(world, Retry(2, on=Boom, backoff=[0]), Script(error))
+    await run(threads, Retry(2, on=Boom, backoff=[0]), Script(error))
     error.add_note("second")
-    await run(world, Retry(4, on=Boom, backoff=[0]), Script(error))
+    await run(threads, Retry(4, on=Boom, backoff=[0]), Script(error))
     *others, ours = notes_of(error)
     assert others == ["first", "second"]
     assert "4 attempts" in ours
 
 
-async def test_the_length_of_the_note_is_bounded(world: World, clock: FakeClock) -> None:
+async def test_the_length_of_the_note_is_bounded(threads: World, clock: FakeClock) -> None:
     """It contains the first and the last failures, and shortens long messages."""
     script = Script(*[Boom(f"<{n}>" + "x" * 10_000) for n in range(300)])
-    result = await run(world, Retry(300, on=Boom, backoff=[0]), script)
+    result = await run(threads, Retry(300, on=Boom, backoff=[0]), script)
     [note] = notes_of(result)
     assert "300 attempts" in note
     assert "<0>" in note
@@ -171,11 +171,11 @@ class WrongNotes(Exception):
 
 @pytest.mark.parametrize("kind", [Frozen, WithoutText, WrongNotes])
 async def test_an_exception_that_cannot_have_a_note_is_raised_unchanged(
-    world: World, clock: FakeClock, kind: type[Exception]
+    threads: World, clock: FakeClock, kind: type[Exception]
 ) -> None:
     """The note never masks the original error."""
     error = kind()
-    assert await run(world, Retry(on=kind, backoff=[0]), Script(error)) is error
+    assert await run(threads, Retry(on=kind, backoff=[0]), Script(error)) is error
 
 
 # --- wrap --------------------------------------------------------------------------------------
@@ -199,11 +199,11 @@ async def test_wrap_raises_retries_exhausted(world: World, clock: FakeClock) -> 
     ids=["a bad result", "the deadline", "max_elapsed"],
 )
 async def test_wrap_raises_retries_exhausted_whatever_ends_the_attempts(
-    world: World, clock: FakeClock, settings: dict[str, Any], timeout: float | None, step: Any
+    threads: World, clock: FakeClock, settings: dict[str, Any], timeout: float | None, step: Any
 ) -> None:
     """Without `wrap`, the last result is returned."""
     retry = Retry(on=Boom, on_result=bool, backoff=[3], wrap=True, **settings)
-    result = await run(world, retry, Script(step), Context(timeout=timeout))
+    result = await run(threads, retry, Script(step), Context(timeout=timeout))
     assert type(result) is RetriesExhausted
     assert (result.last, result.attempts) == (Success(step) if step == "bad" else Failure(step), 2)
 
@@ -213,12 +213,12 @@ async def test_wrap_raises_an_unhandled_error_unchanged(world: World, clock: Fak
     assert await run(world, Retry(on=Boom, wrap=True), Script(error)) is error
 
 
-async def test_notes_that_are_no_text_are_kept(world: World, clock: FakeClock) -> None:
+async def test_notes_that_are_no_text_are_kept(threads: World, clock: FakeClock) -> None:
     """The note of the retry is added after them, once."""
     error = Boom("no")
     error.__notes__ = [42, "another"]  # type: ignore[list-item]
     for _ in range(2):
-        assert await run(world, Retry(2, on=Boom, backoff=[1]), Script(error)) is error
+        assert await run(threads, Retry(2, on=Boom, backoff=[1]), Script(error)) is error
         assert notes_of(error)[:2] == [42, "another"]
         assert [str(note).partition(":")[0] for note in notes_of(error)[2:]] == ["resilience"]
 

@@ -58,12 +58,12 @@ async def test_the_last_failure_is_raised_at_once_if_the_inner_circuit_stays_ope
     ids=["too early", "in time", "later", "retry_after"],
 )
 async def test_an_attempt_is_made_if_a_probe_is_admitted_after_the_wait(
-    world: World, clock: FakeClock, failure: Exception, wait: float, calls: int
+    threads: World, clock: FakeClock, failure: Exception, wait: float, calls: int
 ) -> None:
     """`retry_after` counts as part of the wait."""
     script = Script(failure, "fine")
     pipeline = Pipeline(Retry(5, on=Boom, backoff=[wait]), CircuitBreaker(1, open_for=30))
-    await world.attempt(pipeline, script.function())
+    await threads.attempt(pipeline, script.function())
     assert script.calls == calls
 
 
@@ -106,10 +106,10 @@ async def test_no_wait_is_started_for_an_isolated_circuit(world: World, clock: F
     ("named", "waits"), [(CircuitOpen, True), (CircuitIsolated, True), (Rejected, True), (BulkheadFull, False)]
 )
 async def test_a_wait_is_started_if_on_contains_the_refusal(
-    world: World, clock: FakeClock, named: type[Exception], waits: bool
+    threads: World, clock: FakeClock, named: type[Exception], waits: bool
 ) -> None:
     pipeline = Pipeline(Retry(2, on=(Boom, named), backoff=[8]), CircuitBreaker(1, open_for=30))
-    error = await world.attempt(pipeline, Script(Boom()).function())
+    error = await threads.attempt(pipeline, Script(Boom()).function())
     assert isinstance(error, CircuitOpen if waits else Boom)
     assert clock.sleeps == [8] * waits
 
@@ -261,9 +261,9 @@ async def test_a_retry_after_beyond_the_cap_ends_the_retries(world: World, clock
     ],
 )
 async def test_max_retry_after_is_300_seconds_by_default_and_holds_for_delays_that_a_service_requests(
-    world: World, clock: FakeClock, settings: dict[str, Any], retry_after: Any, sleeps: list[float]
+    threads: World, clock: FakeClock, settings: dict[str, Any], retry_after: Any, sleeps: list[float]
 ) -> None:
     """The backoff may exceed it, and a `retry_after` that is not read is not capped."""
     retry = Retry(2, **{"on": Boom, "backoff": [1], **settings})
-    await world.attempt(retry, Script(BoomRetryAfter(retry_after), "fine").function())
+    await threads.attempt(retry, Script(BoomRetryAfter(retry_after), "fine").function())
     assert clock.sleeps == sleeps

@@ -172,7 +172,7 @@ class Prices:
 
 @pytest.mark.parametrize("value", [0, "text", None, {"close": 1}, len, Prices()], ids=shown)
 async def test_a_result_without_a_method_close_is_discarded(
-    world: World, clock: FakeClock, caplog: pytest.LogCaptureFixture, value: Any
+    threads: World, clock: FakeClock, caplog: pytest.LogCaptureFixture, value: Any
 ) -> None:
-    assert await run(world, Retry(2, on_result=lambda it: True, backoff=[0]), Script(value)) is value
+    assert await run(threads, Retry(2, on_result=lambda it: True, backoff=[0]), Script(value)) is value
     assert caplog.records == []

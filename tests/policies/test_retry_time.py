@@ -60,7 +60,7 @@ async def test_no_attempt_begins_at_the_very_end_of_max_elapsed(world: World, cl
     [(4, None, 2.0, "max_elapsed"), (4, None, 3.0, "max_elapsed"), (None, 5.0, 10.0, "deadline")],
 )
 async def test_no_attempt_begins_after_a_wait_that_oversleeps_the_time_limit(
-    world: World,
+    threads: World,
     clock: FakeClock,
     heard: list[Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -73,7 +73,7 @@ async def test_no_attempt_begins_after_a_wait_that_oversleeps_the_time_limit(
     oversleep(clock, monkeypatch, late)
     script = Script(Boom())
     retry = Retry(None, on=Boom, backoff=[2.0], max_elapsed=max_elapsed)
-    error = await run(world, retry, script, Context(timeout=timeout))
+    error = await run(threads, retry, script, Context(timeout=timeout))
     assert isinstance(error, Boom)
     assert "1 attempt " in notes_of(error)[0]
     assert script.calls == 1
@@ -108,11 +108,11 @@ def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch, seconds: float)
 
 @pytest.mark.parametrize(("delay", "calls"), [(4.9, 2), (5.0, 1), (5.1, 1)])
 async def test_a_wait_that_does_not_fit_in_the_deadline_is_not_started(
-    world: World, clock: FakeClock, delay: float, calls: int
+    threads: World, clock: FakeClock, delay: float, calls: int
 ) -> None:
     """The last failure is raised at once."""
     script = Script(Boom("the failure"))
-    error = await run(world, Retry(2, on=Boom, backoff=[delay]), script, Context(timeout=5))
+    error = await run(threads, Retry(2, on=Boom, backoff=[delay]), script, Context(timeout=5))
     assert isinstance(error, Boom)
     assert script.calls == calls
     assert clock.time == 1000 + (delay if calls == 2 else 0)
@@ -187,14 +187,14 @@ async def test_the_wall_clock_is_never_read(world: World, clock: FakeClock, monk
 # --- delays ------------------------------------------------------------------------------------
 
 
-async def test_the_default_backoff_is_exponential_with_full_jitter(world: World, clock: FakeClock) -> None:
+async def test_the_default_backoff_is_exponential_with_full_jitter(threads: World, clock: FakeClock) -> None:
     """The bound of the jitter begins at 0.1 s and doubles up to 10 s."""
     generator = random.Random(42)
-    await run(world, Retry(12, on=Boom, rng=random.Random(42)), Script(Boom()))
+    await run(threads, Retry(12, on=Boom, rng=random.Random(42)), Script(Boom()))
     assert clock.sleeps == [generator.uniform(0, min(10.0, 0.1 * 2**n)) for n in range(11)]
 
 
-async def test_no_delay_is_drawn_without_a_wait(world: World, clock: FakeClock) -> None:
+async def test_no_delay_is_drawn_without_a_wait(threads: World, clock: FakeClock) -> None:
     """A call that succeeds and a last attempt draw none."""
     draws: list[float] = []
 
@@ -203,9 +203,9 @@ async def test_no_delay_is_drawn_without_a_wait(world: World, clock: FakeClock) 
             draws.append(delay)
             yield delay
 
-    await run(world, Retry(on=Boom, backoff=schedule), Script("fine"))
+    await run(threads, Retry(on=Boom, backoff=schedule), Script("fine"))
     assert draws == []
-    await run(world, Retry(3, on=Boom, backoff=schedule), Script(Boom()))
+    await run(threads, Retry(3, on=Boom, backoff=schedule), Script(Boom()))
     assert draws == [1.0, 2.0]
 
 
@@ -239,9 +239,9 @@ async def test_retry_after_of_an_error_raises_the_delay(
     assert clock.sleeps == [waited]
 
 
-async def test_a_group_asks_for_the_longest_delay_of_its_errors(world: World, clock: FakeClock) -> None:
+async def test_a_group_asks_for_the_longest_delay_of_its_errors(threads: World, clock: FakeClock) -> None:
     error = ExceptionGroup("children", [RetryAfter(3), ExceptionGroup("", [RetryAfter(7)]), RetryAfter(None)])
-    await run(world, Retry(2, on=RetryAfter, backoff=[0.25]), Script(error))
+    await run(threads, Retry(2, on=RetryAfter, backoff=[0.25]), Script(error))
     assert clock.sleeps == [7]
 
 
@@ -263,12 +263,12 @@ async def test_a_retry_after_beyond_the_deadline_ends_the_retries(world: World, 
 
 @pytest.mark.parametrize("retry_after", [math.inf, 1e300, 10**400], ids=["inf", "1e300", "10**400"])
 async def test_an_enormous_retry_after_does_not_mask_the_error(
-    world: World, clock: FakeClock, retry_after: Any
+    threads: World, clock: FakeClock, retry_after: Any
 ) -> None:
     """The delay is at most what a thread can wait for, and the deadline bounds it."""
     error = RetryAfter(retry_after)
-    assert await run(world, Retry(2, on=RetryAfter, backoff=[1]), Script(error), Context(timeout=5)) is error
-    assert await run(world, Retry(2, on=RetryAfter, backoff=[1]), Script(error)) is error
+    assert await run(threads, Retry(2, on=RetryAfter, backoff=[1]), Script(error), Context(timeout=5)) is error
+    assert await run(threads, Retry(2, on=RetryAfter, backoff=[1]), Script(error)) is error
     assert all(0 <= slept <= threading.TIMEOUT_MAX for slept in clock.sleeps)
 
 
@@ -281,7 +281,7 @@ class Once(Exception):
 
 
 @pytest.mark.parametrize("groups", [0, 1, 2])
-async def test_an_error_with_repeatable_false_is_not_retried(world: World, clock: FakeClock, groups: int) -> None:
+async def test_an_error_with_repeatable_false_is_not_retried(threads: World, clock: FakeClock, groups: int) -> None:
     """It may be in `on`, or in a group: the call may have been carried out. The event gives the reason."""
     error: Exception = Once(repeatable=False)
     for _ in range(groups):
@@ -289,7 +289,7 @@ async def test_an_error_with_repeatable_false_is_not_retried(world: World, clock
     received: list[Any] = []
     retry = Policy.wrap(Retry(5, on=Exception, retry_after=False), listeners=[received.append])
     script = Script(error)
-    assert await run(world, retry, script) is error
+    assert await run(threads, retry, script) is error
     assert (script.calls, clock.sleeps) == (1, [])
     assert [event.reason for event in received if isinstance(event, events.RetryGaveUp)] == ["unrepeatable"]
 
@@ -316,11 +316,11 @@ async def test_a_result_with_repeatable_false_is_not_retried(world: World, clock
 
 @pytest.mark.parametrize("repeatable", [True, None, 0, "", []])
 async def test_only_false_itself_marks_an_error_as_not_repeatable(
-    world: World, clock: FakeClock, repeatable: Any
+    threads: World, clock: FakeClock, repeatable: Any
 ) -> None:
     """An attribute of that name may have another meaning in a user's class."""
     script = Script(Once(repeatable), "fine")
-    assert await run(world, Retry(2, on=Once, backoff=[0]), script) == "fine"
+    assert await run(threads, Retry(2, on=Once, backoff=[0]), script) == "fine"
 
 
 class Sending:

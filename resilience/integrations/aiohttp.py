@@ -29,7 +29,7 @@ from typing_extensions import override
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.integrations.http.bodies import IN_MEMORY, Body
-from resilience.integrations.http.exchange import Attempt, TaskExchange
+from resilience.integrations.http.exchange import Attempt, Exchange
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, IDEMPOTENT_METHODS, NotRepeatable, Rules
 from resilience.integrations.http.settings import Settings
@@ -84,11 +84,12 @@ def resilience_middleware(
     return middleware
 
 
-class _Sending(TaskExchange):
+class _Sending(Exchange):
     """The exchange of one request, or of one hop of a redirect."""
 
     response_type = ClientResponse
     never_sent = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+    in_tasks = True
     reads_in_threads = True
 
     def __init__(self, settings: Settings, request: ClientRequest, handler: Handler) -> None:

@@ -168,7 +168,7 @@ class _Sending(Urllib3Exchange):
         self._options = options
 
     @override
-    def send(self, attempt: Attempt) -> Response:
+    async def send(self, attempt: Attempt) -> Response:
         request, timeout = self._request, self._timeout
         if attempt.left is not None:
             timeout = self._adapter._shortened(timeout, attempt.left)

@@ -21,8 +21,8 @@ from resilience.integrations.http import (
     TransientStatus,
     retry_after,
 )
-from resilience.integrations.http.bodies import IN_MEMORY, Body, OneShot, body_of
-from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange
+from resilience.integrations.http.bodies import OneShot, body_of
+from resilience.integrations.http.exchange import Attempt, Exchange
 from resilience.integrations.http.settings import Settings
 from tests.conftest import Virtual
 from tests.integrations.upload_bodies import ONCE, OnlyRead, OnlySeek, Reader, SeekableStream, pieces, pipe
@@ -156,32 +156,23 @@ class Response:
         self.closed += 1
 
 
-class _Scripted(Exchange):
+class Scripted(Exchange):
     """An exchange with a server that gives these answers."""
 
     response_type = (Response, str)
 
-    def __init__(self, policy: Policy[Any], *answers: Any, method: str = "GET", body: Body = IN_MEMORY) -> None:
-        super().__init__(Settings(policy), method, "http://example.org/", {}, body)
+    def __init__(self, policy: Policy[Any], *answers: Any, method: str = "GET", in_tasks: bool = False) -> None:
+        super().__init__(Settings(policy), method, "http://example.org/", {})
+        self.in_tasks = in_tasks
         self.answers = iter(answers)
         self.sent = 0
 
-    def next(self) -> Any:
+    async def send(self, attempt: Attempt) -> Any:
         self.sent += 1
         answer = next(self.answers)
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-
-class Scripted(_Scripted, BlockingExchange):
-    def send(self, attempt: Attempt) -> Any:
-        return self.next()
-
-
-class AsyncScripted(_Scripted, TaskExchange):
-    async def send(self, attempt: Attempt) -> Any:
-        return self.next()
 
 
 def test_an_exchange_closes_all_responses_but_the_one_that_it_returns() -> None:
@@ -217,7 +208,7 @@ async def test_a_cancelled_exchange_closes_all_its_responses(virtual_tasks: Virt
             closed.append(self.status)
 
     with anyio.move_on_after(0.05) as scope:
-        await AsyncScripted(Collecting(), Slow(200), Slow(201)).run()
+        await Scripted(Collecting(), Slow(200), Slow(201), in_tasks=True).run()
     assert scope.cancelled_caught
     assert closed == ([200] if stuck else [201, 200])
     assert virtual_tasks.now() < 10
@@ -306,17 +297,17 @@ def test_a_file_is_rewound_when_no_attempt_reads_it() -> None:
     file = io.BytesIO(ONCE)
     body = body_of(file)
     body.begin()
-    assert body.is_being_read  # it may be about to
+    assert body.why_not_now  # it may be about to
     file.read(1)
     with pytest.raises(NotRepeatable, match="still being read by an earlier attempt"):
         body.begin()
     assert file.tell() == 1
     file.read()
-    assert not body.is_being_read
+    assert body.why_not_now is None
     body.begin()
     assert file.tell() == 0
     body.end()
     body.end()
     body.begin()
     file.close()
-    assert body.is_being_read  # a closed file has no position, so that this is not known
+    assert body.why_not_now  # a closed file has no position, so that this is not known

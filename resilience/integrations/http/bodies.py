@@ -61,9 +61,11 @@ class Body:
         return self._files[0][1] if self._files else None
 
     @property
-    def is_being_read(self) -> bool:
-        """Whether an attempt is running that has not read every file to its end."""
-        return self._readers > 0 and any(_position(file) != end for file, _, end in self._files)
+    def why_not_now(self) -> str | None:
+        """Why no attempt may begin: another one is running that has not read every file to its end. None if one may."""
+        if self._readers > 0 and any(_position(file) != end for file, _, end in self._files):
+            return "its body is still being read by an earlier attempt"
+        return None
 
     def begin(self) -> None:
         """Rewind all files for an attempt that is about to read them.
@@ -72,8 +74,8 @@ class Body:
         """
         if self._files:
             with self._lock:
-                if self.is_being_read:
-                    raise NotRepeatable(f"the request was not sent again: {STILL_READ}")
+                if (reason := self.why_not_now) is not None:
+                    raise NotRepeatable(f"the request was not sent again: {reason}")
                 self._readers += 1
                 for file, start, _ in self._files:
                     file.seek(start)
@@ -84,8 +86,6 @@ class Body:
             with self._lock:
                 self._readers -= 1
 
-
-STILL_READ: Final = "its body is still being read by an earlier attempt"
 
 #: A body in memory, which most requests have.
 IN_MEMORY: Final = Body()

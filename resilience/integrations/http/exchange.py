@@ -7,15 +7,13 @@ An exchange is the function that the policy calls. Each call is one attempt, and
     _note_failure   Find out from an error whether the server may have the request, and whether the time was over.
     _judge          Decide by the status whether the response is a result or a failure (`TransientStatus`).
 
+An attempt is one coroutine. For a blocking client it is driven: everything that it awaits has already finished.
+
 Finally the response that the policy chose is returned, open and with a time limit on its body. All other responses are
 closed: those that a fallback replaced, those inside errors, and those that came too late.
 
-A subclass describes a client: how it sends, what its errors mean, and how it limits the time of a body.
-
-Sending a request twice can execute it twice. As soon as an attempt begins, the request counts as sent, because a
-`Timeout` may cut the attempt off at any point; an error of the client may prove that nothing was sent. The exchange
-reports this in the two places that a Retry checks: on the failure (`repeatable`), and on itself, the called function.
-A request with an idempotency key, from the caller or from an `IdempotencyKey` in the policy, may be repeated.
+A subclass describes a client: how it sends, what its errors mean, and how it limits the time of a body. Whether the
+request may be sent again is answered by the base class, `Repeatable`.
 
 Attempts can overlap: a thread that a `Timeout` has abandoned continues, and a policy may hedge. So each attempt has its
 own data (`Attempt`), a lock guards the list of open responses, and an abandoned attempt no longer decides whether the
@@ -26,33 +24,31 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import cached_property
 from math import inf
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 import anyio
-from typing_extensions import override
 
 from resilience.ambient import get_ambient, innermost_open
 from resilience.clock import clock
 from resilience.context import Context, is_out_of_time
 from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
 from resilience.execution import aprotect, protect
-from resilience.hints import forbid_repeat
-from resilience.integrations.http.bodies import IN_MEMORY, STILL_READ, Body
+from resilience.integrations.http.bodies import IN_MEMORY, Body
 from resilience.integrations.http.limits import inform_limiters
 from resilience.integrations.http.perhost import policy_for
-from resilience.integrations.http.rules import NotRepeatable, TransientStatus
+from resilience.integrations.http.repeatable import Repeatable
+from resilience.integrations.http.rules import TransientStatus
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.wire import OfHost
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
-from resilience.work.idempotency import key_for
 
 #: Seconds that closing a discarded response may take in a task, even if its caller is cancelled. Closing takes no time
 #: unless something is broken: for example, a closing handshake with a server that does not answer.
@@ -72,12 +68,11 @@ class Attempt(NamedTuple):
         return cut_off_at(self.ctx) <= self.ctx.deadline < inf
 
 
-class Exchange:
-    """One request on its way through a policy. A client's description derives from one of the two subclasses below.
+class Exchange(Repeatable):
+    """One request on its way through a policy. A client's description derives from this."""
 
-    :param body: what the client reads while it sends.
-    """
-
+    #: Whether the client is asynchronous.
+    in_tasks: bool = False
     #: The class of the client's responses.
     response_type: Any
     #: Errors of the client that prove that nothing has reached the server, and its errors for a wait that was too long.
@@ -92,24 +87,15 @@ class Exchange:
     body_may_last_until: float | None = None
 
     _resilience_asks_for_chosen: ClassVar[bool] = True  # a Keyed records its chosen policy, for the limiters in it
-    _in_tasks: ClassVar[bool]
-    _is_over = False
-    _has_begun = False
-    _forbidden_by_attempts: str | None = None  # why, if the attempts so far do not allow another one
     _budget = inf  # the caller's deadline
 
     def __init__(
         self, settings: Settings, method: str, url: object, headers: Mapping[str, str], body: Body = IN_MEMORY
     ) -> None:
-        self.settings = settings
-        self._method = method
+        super().__init__(settings, method, headers, body)
         self._url = url
-        self._headers = headers
-        self._body = body
         self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
         self._open: list[tuple[Any, float]] = []  # responses, each with the deadline of its attempt
-        #: Why the request must not be sent again once the server may have received it; None if it may be sent again.
-        self.why_not_once_sent: str | None = self._rule_against(headers)
 
     def __getattr__(self, name: str) -> Any:
         """Return the name of the operation, which is built only if something reads it."""
@@ -120,8 +106,8 @@ class Exchange:
     # --- the description of a client ---
 
     @abstractmethod
-    def send(self, attempt: Attempt) -> Any:
-        """Send the request once, within `attempt.left`, and return the response; for tasks, an awaitable of it."""
+    async def send(self, attempt: Attempt) -> Any:
+        """Send the request once, within `attempt.left`, and return the response."""
 
     def status_of(self, response: Any) -> tuple[int, Mapping[str, str]]:
         """Return the status and the headers of a response."""
@@ -143,61 +129,17 @@ class Exchange:
         """Return the status with which a proxy has refused to connect; None if this is another error."""
         return None
 
-    def was_never_sent(self) -> bool:
-        """Whether the client knows that an attempt that was cut off had not begun to send."""
-        return False
-
-    def why_not_now(self) -> str | None:
-        """Return why no further attempt may begin, regardless of what has been sent; None if one may."""
-        return "its client was closed" if self.settings.client_is_closed else None
-
-    # --- whether it may be sent again ---
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether the request may be sent again, given all attempts so far. A Retry reads this."""
-        return self.why_not_again is None
-
-    @property
-    def _resilience_may_overlap(self) -> bool:
-        """Whether the request may be sent beside one that is being sent. A Hedge reads this."""
-        # Until an attempt begins, it is not known whether the request will carry a key.
-        return self.repeatable if self._has_begun else self.why_not_once_sent is None
-
-    @property
-    def why_not_again(self) -> str | None:
-        """Why the request must not be sent again; None if it may be sent again."""
-        if self._is_over:
-            return "its caller has left"
-        if (reason := self.why_not_now()) is not None:
-            return reason
-        if self._forbidden_by_attempts is not None and not self.was_never_sent():
-            return self._forbidden_by_attempts
-        return STILL_READ if self._body.is_being_read else None
-
-    def _rule_against(self, headers: Mapping[str, str]) -> str | None:
-        """Return why a request with these headers must not be sent again once the server may have received it."""
-        replayable = self._body.can_be_sent_again
-        return self.settings.rules.why_not_again(self._method, headers, sent=True, replayable=replayable)
-
-    @cached_property
-    def _has_own_key(self) -> bool:
-        """Whether the caller has set an idempotency key. Evaluated before an attempt adds one to the headers."""
-        return self.settings.rules.has_key(self._headers)
-
-    @cached_property
-    def _failed(self) -> WeakValueDictionary[int, Any]:
-        """The responses that are failures, by their `id`, as long as their errors refer to them."""
-        return WeakValueDictionary()
-
     # --- the attempt ---
+
+    def __call__(self, ctx: Context) -> Any:
+        """Make one attempt."""
+        attempt = self._attempt(ctx)
+        return attempt if self.in_tasks else drive(attempt)
 
     async def _attempt(self, ctx: Context) -> Any:
         attempt = self._begin(ctx)
         try:
-            response = self.send(attempt)
-            if self._in_tasks:
-                response = await response
+            response = await self.send(attempt)
         except Exception as error:
             self._note_failure(error, ctx)
             raise
@@ -213,25 +155,17 @@ class Exchange:
         left = ctx.timeout()
         propagation = self.settings.propagation
         headers = propagation.headers_for(str(self._url), ctx) if propagation.hosts else {}
-        if (reason := self.why_not_again) is not None:
-            raise NotRepeatable(f"the request was not sent again: {reason}")
-        self._forbidden_by_attempts = self.why_not_once_sent
-        if (key := key_for(ctx)) is not None and not self._has_own_key:
-            headers = {**headers, self.settings.rules.idempotency_header: key}
-            self._forbidden_by_attempts = self._rule_against(headers)
-        self._has_begun = True
-        self._body.begin()
-        return Attempt(ctx, left, headers)
+        return Attempt(ctx, left, self.count_as_sent(ctx, headers))
 
     def _note_failure(self, error: Exception, ctx: Context) -> None:
         """Note what an error of the client means; raise `DeadlineExceeded` if it timed out at our deadline."""
         refusal = self.proxy_refusal(error)
-        sent = refusal is None and not isinstance(error, Rejected) and self.may_have_been_sent(error)
-        if not sent and self.reads_in_threads:
-            self._body.end()
-        if not sent and not self._was_abandoned(ctx):
-            self._forbidden_by_attempts = "the proxy asks for a login" if refusal == 407 else None
-        self._mark_not_repeatable(error)
+        if refusal is not None or isinstance(error, Rejected) or not self.may_have_been_sent(error):
+            if self.reads_in_threads:
+                self._body.end()
+            if not self._was_abandoned(ctx):
+                self.count_as_unsent("the proxy asks for a login" if refusal == 407 else None)
+        self.mark(error)
         if is_out_of_time(ctx) and self.has_timed_out(error):
             raise attempt_is_late() from error
 
@@ -251,37 +185,41 @@ class Exchange:
         failure = self.settings.rules.failure_of(status, headers, response)
         if failure is None:
             return response
-        self._mark_not_repeatable(failure)
+        self.mark(failure)
         with self._lock:
-            self._failed[id(response)] = response
+            self._failures.add(failure)
         try:
             raise failure
         finally:
             del failure  # no cycle: error -> traceback -> this frame -> error
 
+    @cached_property
+    def _failures(self) -> WeakSet[TransientStatus]:
+        """The errors that stand for responses to this request."""
+        return WeakSet()
+
     def _was_abandoned(self, ctx: Context) -> bool:
         """Whether the caller has abandoned this attempt. An abandoned task is cancelled, so it returns nothing."""
-        return not self._in_tasks and clock.now() >= cut_off_at(ctx)
-
-    def _mark_not_repeatable(self, error: Exception) -> None:
-        """Mark an error if the request must not be sent again, and note the reason on it."""
-        if (reason := self.why_not_again) is not None:
-            forbid_repeat(error, f"the request is not sent again: {reason}")
+        return not self.in_tasks and clock.now() >= cut_off_at(ctx)
 
     # --- around the attempts ---
+
+    def run(self) -> Any:
+        """Run the request through its policy. Return the response or a fallback's answer; in tasks a coroutine."""
+        result = self._run()
+        return result if self.in_tasks else drive(result)
 
     async def _run(self) -> Any:
         outer = innermost_open(get_ambient())
         if outer is not None:
             self._budget = outer.deadline
         policy = policy_for(self.settings.policies, self._url)
-        attempt: Any = self
         kept: Any = None
         try:  # not with `execute`, which would check whether the exchange is asynchronous
-            if self._in_tasks:
-                kept = await aprotect(policy, attempt, takes_context=True)()
+            if self.in_tasks:
+                kept = await aprotect(policy, self, takes_context=True)()
             else:
-                kept = protect(policy, attempt, takes_context=True)()
+                kept = protect(policy, self, takes_context=True)()
         except Exception as error:
             kept = self._response_in(error)
             if kept is None:
@@ -295,9 +233,9 @@ class Exchange:
 
     def _response_in(self, error: Exception) -> Any:
         """Return the response that an error stands for; None if the error is to be raised."""
-        if isinstance(error, TransientStatus) and self._failed.get(id(error.response)) is error.response:
+        if isinstance(error, TransientStatus) and error in self._failures:
             return error.response
-        self._mark_not_repeatable(error)  # the error may come from a policy, and not from an attempt
+        self.mark(error)  # the error may come from a policy, and not from an attempt
         return None
 
     def _end(self, kept: object) -> list[Any]:
@@ -323,8 +261,10 @@ class Exchange:
         """
         self._body = IN_MEMORY
 
-    @abstractmethod
-    async def _close(self, *responses: Any) -> None: ...
+    async def _close(self, *responses: Any) -> None:
+        async with AsyncExitStack() as closing:  # closes all of them, even if the task is cancelled while one is closed
+            for response in responses:
+                closing.push_async_callback(_close_in_time if self.in_tasks else BLOCKING.close, response)
 
     # --- the time of the body ---
 
@@ -332,45 +272,6 @@ class Exchange:
         """Return the error for a body that is not read by `body_deadline`."""
         kind = DeadlineExceeded if self.body_deadline >= self._budget else TimeoutExceeded
         return kind("the time was over before the whole body was read; Rules(limit_body=False) lets bodies take longer")
-
-
-class BlockingExchange(Exchange):
-    """The exchange of a blocking client."""
-
-    _in_tasks = False
-
-    def __call__(self, ctx: Context) -> Any:
-        """Make one attempt."""
-        return drive(self._attempt(ctx))
-
-    def run(self) -> Any:
-        """Run the request through its policy, and return the response (or a fallback's answer)."""
-        return drive(self._run())
-
-    @override
-    async def _close(self, *responses: Any) -> None:
-        for response in responses:
-            await BLOCKING.close(response)
-
-
-class TaskExchange(Exchange):
-    """The exchange of an asynchronous client."""
-
-    _in_tasks = True
-
-    def __call__(self, ctx: Context) -> Coroutine[Any, Any, Any]:
-        """Make one attempt."""
-        return self._attempt(ctx)
-
-    def run(self) -> Coroutine[Any, Any, Any]:
-        """Run the request through its policy; the coroutine returns the response (or a fallback's answer)."""
-        return self._run()
-
-    @override
-    async def _close(self, *responses: Any) -> None:
-        async with AsyncExitStack() as closing:  # closes all of them, even if the task is cancelled while one is closed
-            for response in responses:
-                closing.push_async_callback(_close_in_time, response)
 
 
 def attempt_is_late() -> DeadlineExceeded:

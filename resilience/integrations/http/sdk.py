@@ -25,7 +25,7 @@ from typing_extensions import override
 from resilience.ambient import current_context
 from resilience.context import Context
 from resilience.integrations.http.bodies import Body
-from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange
+from resilience.integrations.http.exchange import Attempt, Exchange
 from resilience.integrations.http.limits import inform_limiters
 from resilience.integrations.http.perhost import Policies
 from resilience.integrations.http.rules import IDEMPOTENT_METHODS, Rules, retry_after
@@ -92,13 +92,15 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
     make_copy = client.copy
     parse = client._process_response
 
-    @functools.wraps(send)
-    def request(cast_to: Any, options: Any, **stream: Any) -> Any:
-        return _BlockingCall(settings, sdk, client, functools.partial(send, cast_to, **stream), options).run()
+    in_tasks = inspect.iscoroutinefunction(send)
 
     @functools.wraps(send)
-    async def arequest(cast_to: Any, options: Any, **stream: Any) -> Any:
-        return await _AsyncCall(settings, sdk, client, functools.partial(send, cast_to, **stream), options).run()
+    def request(cast_to: Any, options: Any, **stream: Any) -> Any:
+        return _Call(settings, sdk, client, functools.partial(send, cast_to, **stream), options, in_tasks).run()
+
+    @functools.wraps(send)
+    async def arequest(*args: Any, **kwargs: Any) -> Any:
+        return await request(*args, **kwargs)
 
     @functools.wraps(make_copy)
     def copy_protected(*args: Any, **kwargs: Any) -> Any:
@@ -109,20 +111,24 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
         inform_limiters(current_context(), kwargs["response"].headers)
         return parse(*args, **kwargs)
 
-    wrapped = arequest if inspect.iscoroutinefunction(send) else request
+    wrapped = arequest if in_tasks else request
     vars(client).update(request=wrapped, copy=copy_protected, with_options=copy_protected, _process_response=process)
     return client
 
 
+@final
 class _Call(Exchange):
     """One request."""
 
     response_type = object
     timed_out = ()  # the timeout errors of an SDK are raised unchanged
 
-    def __init__(self, settings: Settings, sdk: SDK, client: Any, send: Callable[[Any], Any], options: Any) -> None:
+    def __init__(
+        self, settings: Settings, sdk: SDK, client: Any, send: Callable[[Any], Any], options: Any, in_tasks: bool
+    ) -> None:
         body = Body(*_sources([getattr(options, name, None) for name in _BODIES]))
         super().__init__(settings, options.method.upper(), client.base_url, {}, body)
+        self.in_tasks: bool = in_tasks
         self._sdk = sdk
         self._known = (sdk.errors, *_MISTAKES)
         self._client = client
@@ -131,6 +137,18 @@ class _Call(Exchange):
         self._options.max_retries = 0
         if options.idempotency_key is None:  # the same key for all attempts, if the client sends one
             self._options.idempotency_key = f"resilience-{uuid.uuid4()}"
+
+    @override
+    async def send(self, attempt: Attempt) -> Any:
+        try:
+            reply = self._send(self._prepared(attempt))
+            return await reply if self.in_tasks else reply
+        except self._known as error:
+            if (response := getattr(error, "response", None)) is not None:
+                inform_limiters(attempt.ctx, response.headers)
+            if self._sdk.is_failure(error):
+                raise
+            return ErrorAnswer(error)
 
     def _prepared(self, attempt: Attempt) -> Any:
         """Return the options of one attempt: the timeouts of the call or the client, shortened to the time left."""
@@ -145,12 +163,6 @@ class _Call(Exchange):
                 **{it: left if own is None else min(own, left) for it, own in phases.items()}
             )
         return options
-
-    def _inform_limiters(self, error: Any, ctx: Context) -> None:
-        """Let limiters obey the headers of the response that an error carries."""
-        headers = getattr(getattr(error, "response", None), "headers", None)
-        if headers is not None:
-            inform_limiters(ctx, headers)
 
     @override
     def _judge(self, response: Any, ctx: Context) -> Any:
@@ -168,40 +180,15 @@ class _Call(Exchange):
         finally:
             del error  # no cycle: error -> traceback -> this frame -> error
 
-
-@final
-class _BlockingCall(_Call, BlockingExchange):
-    @override
-    def send(self, attempt: Attempt) -> Any:
-        try:
-            return self._send(self._prepared(attempt))
-        except self._known as error:
-            self._inform_limiters(error, attempt.ctx)
-            if self._sdk.is_failure(error):
-                raise
-            return ErrorAnswer(error)
-
     @override
     async def _close(self, *responses: Any) -> None:
         await super()._close(*[getattr(it, "http_response", it) for it in responses])
 
-
-@final
-class _AsyncCall(_Call, TaskExchange):
-    @override
-    async def send(self, attempt: Attempt) -> Any:
-        try:
-            return await self._send(self._prepared(attempt))
-        except self._known as error:
-            self._inform_limiters(error, attempt.ctx)
-            if self._sdk.is_failure(error):
-                raise
-            return ErrorAnswer(error)
-
     @override
     def _release_request(self) -> None:
         super()._release_request()
-        del self._options
+        if self.in_tasks:  # an abandoned thread may still need them
+            del self._options
 
 
 def _is_timeout(value: Any) -> bool:

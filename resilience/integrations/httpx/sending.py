@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange, attempt_is_late
+from resilience.integrations.http.exchange import Attempt, Exchange, attempt_is_late
 from resilience.integrations.http.rules import NotRepeatable
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.bodies import (
@@ -141,7 +141,7 @@ class _Sending(Exchange):
             self._timeouts = changes["timeout"] = _Timeouts(given, attempt.left, ends_at)
         if attempt.left is not None and self.why_not_once_sent is not None:
             self._progress = _Progress(ends_at, request.extensions.get("trace"))
-            changes["trace"] = self._progress.atrace if self._in_tasks else self._progress.trace
+            changes["trace"] = self._progress.atrace if self.in_tasks else self._progress.trace
         if not changes and not attempt.headers:
             return request
         prepared = object.__new__(type(request))
@@ -202,11 +202,11 @@ class _Sending(Exchange):
 
 
 @final
-class BlockingSending(_Sending, BlockingExchange):
+class BlockingSending(_Sending):
     """The exchange of one request of a `Client`."""
 
     @override
-    def send(self, attempt: Attempt) -> Any:
+    async def send(self, attempt: Attempt) -> Any:
         response = self._transport.handle_request(self._prepared(attempt))
         if not self._reads_body_of(response):
             return response
@@ -226,8 +226,10 @@ class BlockingSending(_Sending, BlockingExchange):
 
 
 @final
-class AsyncSending(_Sending, TaskExchange):
+class AsyncSending(_Sending):
     """The exchange of one request of an `AsyncClient`."""
+
+    in_tasks = True
 
     @override
     async def send(self, attempt: Attempt) -> Any:

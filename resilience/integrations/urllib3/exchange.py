@@ -8,7 +8,7 @@ from typing import Any, Final
 from typing_extensions import override
 from urllib3 import exceptions as errors
 
-from resilience.integrations.http.exchange import BlockingExchange
+from resilience.integrations.http.exchange import Exchange
 
 #: Errors that are raised before anything has been sent.
 _NEVER_SENT: Final = (
@@ -24,7 +24,7 @@ _TIMED_OUT: Final = (errors.ConnectTimeoutError, errors.ReadTimeoutError, Timeou
 _NO_TUNNEL: Final = re.compile(r"Tunnel connection failed: ([0-9]{3})")
 
 
-class Urllib3Exchange(BlockingExchange):
+class Urllib3Exchange(Exchange):
     """The exchange of a client that is built on urllib3."""
 
     @override

@@ -119,7 +119,7 @@ class _Sending(Urllib3Exchange):
         self._options = {**options, "retries": False, "redirect": False, "preload_content": False}
 
     @override
-    def send(self, attempt: Attempt) -> BaseHTTPResponse:
+    async def send(self, attempt: Attempt) -> BaseHTTPResponse:
         urlopen, *where = self._send
         timeout = self._timeout if attempt.left is None else bounded(self._timeout, attempt.left)
         headers = self._headers

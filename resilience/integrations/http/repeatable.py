@@ -1,0 +1,96 @@
+"""Whether a request may be sent again: the one place that answers this.
+
+Sending a request twice can execute it twice. As soon as an attempt begins, the request counts as sent, because a
+`Timeout` may cut the attempt off at any point; an error of the client may prove that nothing was sent. A request with
+an idempotency key, from the caller or from an `IdempotencyKey` in the policy, may be repeated.
+
+A Retry reads the answer in two places: on the called function, which is the exchange, and on the failure of an attempt
+(`mark`). A policy that reads neither is refused when it begins the next attempt (`count_as_sent`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from resilience.context import Context
+from resilience.hints import forbid_repeat
+from resilience.integrations.http.bodies import Body
+from resilience.integrations.http.rules import NotRepeatable
+from resilience.integrations.http.settings import Settings
+from resilience.work.idempotency import key_for
+
+
+class Repeatable:
+    """A request that knows whether it may be sent again. The methods of the first section describe a client.
+
+    :param body: what the client reads while it sends.
+    """
+
+    _is_over = False  # whether its caller has left
+    _forbidden: str | None = None  # why, if the attempts so far do not allow another one
+
+    def __init__(self, settings: Settings, method: str, headers: Mapping[str, str], body: Body) -> None:
+        self.settings = settings
+        self._method = method
+        self._headers = headers
+        self._body = body
+        #: Why the request must not be sent again once the server may have received it; None if it may be sent again.
+        self.why_not_once_sent: str | None = settings.rules.why_not_again(
+            method, headers, sent=True, replayable=body.can_be_sent_again
+        )
+        #: Whether an attempt may begin beside one that has not begun yet, which a Hedge reads besides `repeatable`.
+        self._resilience_may_overlap: bool = self.why_not_once_sent is None
+
+    def why_not_now(self) -> str | None:
+        """Return why no further attempt may begin, regardless of what has been sent; None if one may."""
+        return "its client was closed" if self.settings.client_is_closed else None
+
+    def was_never_sent(self) -> bool:
+        """Whether the client knows that an attempt that was cut off had not begun to send."""
+        return False
+
+    # --- the answer ---
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the request may be sent again, given all attempts so far. A Retry reads this."""
+        return self.why_not_again is None
+
+    @property
+    def why_not_again(self) -> str | None:
+        """Why the request must not be sent again; None if it may be sent again."""
+        if self._is_over:
+            return "its caller has left"
+        forbidden = self._forbidden
+        if forbidden is not None and self.was_never_sent():
+            forbidden = None
+        return self.why_not_now() or forbidden or self._body.why_not_now
+
+    def mark(self, error: Exception) -> None:
+        """Mark an error if the request must not be sent again, and note the reason on it."""
+        if (reason := self.why_not_again) is not None:
+            forbid_repeat(error, f"the request is not sent again: {reason}")
+
+    # --- what an attempt does ---
+
+    def count_as_sent(self, ctx: Context, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Count the request as sent, and its body as being read.
+
+        :param headers: to add to those of the request. They are returned, with the idempotency key of the execution.
+        :raises NotRepeatable: if the request must not be sent again.
+        """
+        if (reason := self.why_not_again) is not None:
+            raise NotRepeatable(f"the request was not sent again: {reason}")
+        rules = self.settings.rules
+        if (key := key_for(ctx)) is not None and not rules.has_key(self._headers):
+            headers = {**headers, rules.idempotency_header: key}
+            if self._body.can_be_sent_again:
+                self.why_not_once_sent = None
+        self._forbidden = self.why_not_once_sent
+        self._resilience_may_overlap = True
+        self._body.begin()
+        return headers
+
+    def count_as_unsent(self, but: str | None) -> None:
+        """Allow another attempt, as this one has certainly not sent anything; `but`: another reason against it."""
+        self._forbidden = but

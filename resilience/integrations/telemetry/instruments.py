@@ -10,6 +10,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final
 from resilience import events
 from resilience.events import Event
 from resilience.integrations.telemetry.words import ENDING, ending, error_type, scope_of
+from resilience.policies.adaptive_limit import AdaptiveLimit
+from resilience.policies.adaptive_throttle import AdaptiveThrottle
+from resilience.policies.bulkhead import Bulkhead
+from resilience.policies.cache import Cache
+from resilience.policies.keyed import Keyed
+from resilience.policies.rate_limiter import RateLimiter
+from resilience.policy import Policy
 
 #: Upper bounds of the histograms, in seconds: those that OpenTelemetry advises for durations, and two for long waits.
 DURATION_BUCKETS: tuple[float, ...] = (
@@ -72,61 +79,77 @@ def _gauge(unit: str, name: str, description: str, *labels: str) -> Instrument:
     return Instrument(f"resilience.{name}", "gauge", unit, description, labels)
 
 
-EXECUTION_DURATION = _seconds("execution.duration", "How long executions took, attempts and waits together.", *_OUTCOME)
-ATTEMPT_DURATION = _seconds("attempt.duration", "How long single calls of functions took.", *_OUTCOME)
-ATTEMPT_REMAINING = _seconds(
-    "attempt.remaining", "How much time attempts had when they began, if it was limited.", *_CALLS
-)
+_EXECUTION = _seconds("execution.duration", "How long executions took, attempts and waits together.", *_OUTCOME)
+_ATTEMPT = _seconds("attempt.duration", "How long single calls of functions took.", *_OUTCOME)
+_REMAINING = _seconds("attempt.remaining", "How much time attempts had when they began, if it was limited.", *_CALLS)
+_FIRST_ITEM = _seconds("stream.first_item", "How long streams took to bring their first item.", *_CALLS)
+_ITEMS = _count("item", "stream.items", "Items that streams have handed out.", *_CALLS)
 
-FIRST_ITEM = _seconds("stream.first_item", "How long streams took to bring their first item.", *_CALLS)
+_TIMED_OUT = "Calls that ran out of time, by what timed out: attempt, total, queue or deadline."
+_TIMEOUTS = _count("timeout", "timeouts", _TIMED_OUT, *_WHERE, "scope")
+_SHADOWED = "Calls that policies which only observe would not have let through, by the error."
+_SHADOW_REJECTIONS = _count("call", "shadow_rejections", _SHADOWED, *_WHERE, "reason")
 
 _AGAIN = "Attempts that were made, or were to be made after a wait, because one had failed."
 _GAVE_UP = "Retries that ended without success, by what ran out."
-_HEDGES = "Attempts that were begun beside one that took long."
 _HEDGED = "Calls of which more than one attempt was made at once, by which attempt won: first, hedge or none."
 _SPENT = "Retries and hedges that were not made, as their budget was spent."
-_TIMED_OUT = "Calls that ran out of time, by what timed out: attempt, total, queue or deadline."
 _REFUSED = "Calls that were not let through, by the error that the caller got."
-_SHADOWED = "Calls that policies which only observe would not have let through, by the error."
+_FELL_BACK = "Answers that were given instead of a failure."
+_INJECTED = "Calls in which a Chaos has injected an effect."
 _ANSWERED = "Calls that were answered without a call, by the kind of the answer: fresh, stale or shared."
 _CHANGED = "Changes of the state of circuits, by the state that they went to."
 
-RETRIES = _count("attempt", "retries", _AGAIN, *_WHERE, "error_type")
-GIVE_UPS = _count("execution", "give_ups", _GAVE_UP, *_WHERE, "reason", "error_type")
-HEDGES = _count("attempt", "hedges", _HEDGES, *_WHERE)
-HEDGED_CALLS = _count("call", "hedged.calls", _HEDGED, *_WHERE, "won")
-BUDGET_SPENT = _count("attempt", "budget.spent", _SPENT, *_WHERE, "repeat")
-TIMEOUTS = _count("timeout", "timeouts", _TIMED_OUT, *_WHERE, "scope")
-REJECTIONS = _count("call", "rejections", _REFUSED, *_WHERE, "reason")
-SHADOW_REJECTIONS = _count("call", "shadow_rejections", _SHADOWED, *_WHERE, "reason")
-FALLBACKS = _count("execution", "fallbacks", "Answers that were given instead of a failure.", *_WHERE, "error_type")
-INJECTIONS = _count("call", "chaos.injections", "Calls in which a Chaos has injected an effect.", *_WHERE, "effect")
-CACHE_ANSWERS = _count("call", "cache.answers", _ANSWERED, *_WHERE, "how")
-STREAM_ITEMS = _count("item", "stream.items", "Items that streams have handed out.", *_CALLS)
-PARKED = _count("task", "supervisor.parked", "Tasks that a Supervisor has given up.", "policy")
-TRANSITIONS = _count("transition", "circuit.transitions", _CHANGED, "policy", "old_state", "state")
+#: The counter that each kind of event increments. A refusal after a wait counts as a timeout as well.
+_COUNTERS: dict[type[Event], Instrument] = {
+    events.CacheUsed: _count("call", "cache.answers", _ANSWERED, *_WHERE, "how"),
+    events.HedgeStarted: _count("attempt", "hedges", "Attempts that were begun beside one that took long.", *_WHERE),
+    events.HedgeFinished: _count("call", "hedged.calls", _HEDGED, *_WHERE, "won"),
+    events.RetryScheduled: _count("attempt", "retries", _AGAIN, *_WHERE, "error_type"),
+    events.RetryGaveUp: _count("execution", "give_ups", _GAVE_UP, *_WHERE, "reason", "error_type"),
+    events.BudgetSpent: _count("attempt", "budget.spent", _SPENT, *_WHERE, "repeat"),
+    events.TimedOut: _TIMEOUTS,
+    events.CallRejected: _count("call", "rejections", _REFUSED, *_WHERE, "reason"),
+    events.FallbackUsed: _count("execution", "fallbacks", _FELL_BACK, *_WHERE, "error_type"),
+    events.ChaosInjected: _count("call", "chaos.injections", _INJECTED, *_WHERE, "effect"),
+    events.CircuitChanged: _count("transition", "circuit.transitions", _CHANGED, "policy", "old_state", "state"),
+    events.Parked: _count("task", "supervisor.parked", "Tasks that a Supervisor has given up.", "policy"),
+}
 
 _STATE = "1 for the state that a circuit is in, 0 for the others."
 _ABANDONED = "Blocking calls of this process that a timeout has abandoned, and that are still running."
+_REJECTED = "The share of the calls that a throttle holds back."
+_NEXT_TURN = "How long a call that comes now waits for its turn."
 
 CIRCUIT_STATE = _gauge("1", "circuit.state", _STATE, *_POLICY, "state")
-IN_FLIGHT = _gauge("{call}", "bulkhead.in_flight", "Calls that run under a bulkhead.", *_POLICY)
-QUEUED = _gauge("{call}", "bulkhead.queued", "Calls that wait for a bulkhead.", *_POLICY)
-LIMIT = _gauge("{call}", "bulkhead.limit", "Calls that a bulkhead lets run at once.", *_POLICY)
-REJECTION_RATE = _gauge("1", "throttle.rejection_rate", "The share of the calls that a throttle holds back.", *_POLICY)
-RATE_QUEUED = _gauge("{call}", "rate_limiter.queued", "Calls that wait for their turn.", *_POLICY)
-NEXT_TURN = _gauge("s", "rate_limiter.next_turn", "How long a call that comes now waits for its turn.", *_POLICY)
-CACHE_SIZE = _gauge("{entry}", "cache.size", "Entries that a cache holds.", *_POLICY)
-KEYS = _gauge("{key}", "keyed.keys", "Keys that have a policy of their own.", *_POLICY)
 ABANDONED = _gauge("{call}", "calls.abandoned", _ABANDONED)
 
+_AT_ONCE = {
+    "in_flight": _gauge("{call}", "bulkhead.in_flight", "Calls that run under a bulkhead.", *_POLICY),
+    "queued": _gauge("{call}", "bulkhead.queued", "Calls that wait for a bulkhead.", *_POLICY),
+    "limit": _gauge("{call}", "bulkhead.limit", "Calls that a bulkhead lets run at once.", *_POLICY),
+}
+
+#: The gauges for the statistics of each kind of policy, by the name of the statistic.
+STATISTICS: dict[type[Policy[Any]], dict[str, Instrument]] = {
+    Bulkhead: _AT_ONCE,
+    AdaptiveLimit: _AT_ONCE,
+    AdaptiveThrottle: {"rejection_rate": _gauge("1", "throttle.rejection_rate", _REJECTED, *_POLICY)},
+    RateLimiter: {
+        "queued": _gauge("{call}", "rate_limiter.queued", "Calls that wait for their turn.", *_POLICY),
+        "next_turn": _gauge("s", "rate_limiter.next_turn", _NEXT_TURN, *_POLICY),
+    },
+    Cache: {"size": _gauge("{entry}", "cache.size", "Entries that a cache holds.", *_POLICY)},
+    Keyed: {"keys": _gauge("{key}", "keyed.keys", "Keys that have a policy of their own.", *_POLICY)},
+}
+
 INSTRUMENTS: tuple[Instrument, ...] = (
-    *(EXECUTION_DURATION, ATTEMPT_DURATION, ATTEMPT_REMAINING),
-    *(FIRST_ITEM, STREAM_ITEMS, CACHE_ANSWERS, CACHE_SIZE, KEYS),
-    *(HEDGES, HEDGED_CALLS),
-    *(RETRIES, GIVE_UPS, BUDGET_SPENT, TIMEOUTS, REJECTIONS, SHADOW_REJECTIONS, FALLBACKS, INJECTIONS, TRANSITIONS),
-    PARKED,
-    *(CIRCUIT_STATE, IN_FLIGHT, QUEUED, LIMIT, REJECTION_RATE, RATE_QUEUED, NEXT_TURN, ABANDONED),
+    *(_EXECUTION, _ATTEMPT, _REMAINING, _FIRST_ITEM, _ITEMS),
+    *_COUNTERS.values(),
+    _SHADOW_REJECTIONS,
+    CIRCUIT_STATE,
+    *dict.fromkeys(gauge for gauges in STATISTICS.values() for gauge in gauges.values()),
+    ABANDONED,
 )
 
 
@@ -154,13 +177,13 @@ def readings(event: Event) -> tuple[Reading, ...]:
     if isinstance(event, (events.ExecutionFinished, events.CallFinished)):
         return _ended(event)
     if isinstance(event, events.StreamOpened):
-        return ((FIRST_ITEM, event.elapsed, _calls(event)),)
+        return ((_FIRST_ITEM, event.elapsed, _calls(event)),)
     if isinstance(event, events.CallRejected) and event.shadow:
-        return (_count_one(SHADOW_REJECTIONS, event),)
+        return (_count_one(_SHADOW_REJECTIONS, event),)
     counter = _COUNTERS.get(type(event))
     counted = () if counter is None else (_count_one(counter, event),)
     if isinstance(event, events.CallRejected) and event.waited > 0:
-        return (*counted, _count_one(TIMEOUTS, event))
+        return (*counted, _count_one(_TIMEOUTS, event))
     return counted
 
 
@@ -168,10 +191,10 @@ def _ended(event: events.ExecutionFinished | events.CallFinished) -> tuple[Readi
     calls = _calls(event)
     ended = calls + ending(event)
     if isinstance(event, events.ExecutionFinished):
-        whole = EXECUTION_DURATION, event.elapsed, ended
-        return (whole, (STREAM_ITEMS, event.items, calls)) if event.items else (whole,)
-    lasted = ATTEMPT_DURATION, event.elapsed, ended
-    return (lasted,) if event.remaining == inf else (lasted, (ATTEMPT_REMAINING, event.remaining, calls))
+        whole = _EXECUTION, event.elapsed, ended
+        return (whole, (_ITEMS, event.items, calls)) if event.items else (whole,)
+    lasted = _ATTEMPT, event.elapsed, ended
+    return (lasted,) if event.remaining == inf else (lasted, (_REMAINING, event.remaining, calls))
 
 
 def _calls(event: Event) -> tuple[str, str]:
@@ -188,22 +211,6 @@ def _scope(event: events.TimedOut | events.CallRejected) -> str:
         return scope_of(event)
     return "deadline" if event.reason == "DeadlineExceeded" else "queue"  # the limit that ended the wait
 
-
-#: The counter that each kind of event increments. A refusal after a wait counts as a timeout as well.
-_COUNTERS: dict[type[Event], Instrument] = {
-    events.RetryScheduled: RETRIES,
-    events.RetryGaveUp: GIVE_UPS,
-    events.HedgeStarted: HEDGES,
-    events.HedgeFinished: HEDGED_CALLS,
-    events.BudgetSpent: BUDGET_SPENT,
-    events.TimedOut: TIMEOUTS,
-    events.CallRejected: REJECTIONS,
-    events.FallbackUsed: FALLBACKS,
-    events.ChaosInjected: INJECTIONS,
-    events.CacheUsed: CACHE_ANSWERS,
-    events.CircuitChanged: TRANSITIONS,
-    events.Parked: PARKED,
-}
 
 #: How the value of each label of a counter is read from an event.
 _TEXTS: dict[str, Callable[[Any], str]] = {
@@ -222,9 +229,4 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
 }
 
 #: The kinds of events that are measured.
-MEASURED: tuple[type[Event], ...] = (
-    events.ExecutionFinished,
-    events.CallFinished,
-    events.StreamOpened,
-    *_COUNTERS,
-)
+MEASURED: tuple[type[Event], ...] = (events.ExecutionFinished, events.CallFinished, events.StreamOpened, *_COUNTERS)

@@ -8,19 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, final
 from weakref import ref
 
 from resilience.circuit_state import CircuitState
-from resilience.integrations.telemetry.instruments import (
-    ABANDONED,
-    CACHE_SIZE,
-    CIRCUIT_STATE,
-    IN_FLIGHT,
-    KEYS,
-    LIMIT,
-    NEXT_TURN,
-    QUEUED,
-    RATE_QUEUED,
-    REJECTION_RATE,
-    Measurement,
-)
+from resilience.integrations.telemetry.instruments import ABANDONED, CIRCUIT_STATE, STATISTICS, Measurement
 from resilience.policies.adaptive_limit import AdaptiveLimit
 from resilience.policies.adaptive_throttle import AdaptiveThrottle
 from resilience.policies.bulkhead import Bulkhead
@@ -140,19 +128,7 @@ def gauges_of(groups: list[Observed]) -> Iterator[Measurement]:
             now = policy.state
             for state in CircuitState:
                 yield Measurement(CIRCUIT_STATE, float(state is now), {**labels, "state": state.value})
-        elif isinstance(policy, AdaptiveThrottle):
-            yield Measurement(REJECTION_RATE, policy.stats().rejection_rate, labels)
-        elif isinstance(policy, RateLimiter):
-            turns = policy.stats()
-            yield Measurement(RATE_QUEUED, turns.queued, labels)
-            yield Measurement(NEXT_TURN, turns.next_turn, labels)
-        elif isinstance(policy, Cache):
-            yield Measurement(CACHE_SIZE, policy.stats().size, labels)
-        elif isinstance(policy, Keyed):
-            yield Measurement(KEYS, policy.stats().keys, labels)
         else:
             stats = policy.stats()
-            yield Measurement(IN_FLIGHT, stats.in_flight, labels)
-            yield Measurement(QUEUED, stats.queued, labels)
-            yield Measurement(LIMIT, stats.limit, labels)
+            yield from (Measurement(it, getattr(stats, of), labels) for of, it in STATISTICS[type(policy)].items())
     yield Measurement(ABANDONED, Timeout.abandoned(), {})

@@ -11,20 +11,23 @@ An attempt is one coroutine. For a blocking channel it is driven: everything tha
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import grpc  # type: ignore[import-untyped]
 
 from resilience import checks
 from resilience.ambient import current_context
 from resilience.callables import maybe_await
+from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
+from resilience.execution import aprotect, protect
 from resilience.hints import forbid_repeat
-from resilience.integrations.grpc.answers import DeadlineStatus
+from resilience.integrations.grpc.answers import Answer, DeadlineStatus, aio_answer
 from resilience.integrations.http import NotRepeatable
 from resilience.network_errors import grpc_status
 from resilience.policy import Policy
@@ -67,35 +70,16 @@ class OutOfTime(DeadlineExceeded):
         self.status: Any = status
 
 
-class Side(NamedTuple):
-    """The differences between a blocking channel and a grpc.aio channel.
-
-    :param in_tasks: whether a call has to be awaited.
-    :param protect: runs a function under a policy.
-    :param iterate: returns an iterator over a stream of replies; `following` gets the next one.
-    :param covers_once: how much of a call the policy covers if there is one reply and requests cannot be sent again.
-    :param sleep: waits for a number of seconds.
-    :param answered: builds the call that represents a policy's answer; its second argument: whether it is a stream.
-    """
-
-    in_tasks: bool
-    protect: Callable[..., Callable[[], Any]]
-    iterate: Callable[[Any], Any]
-    following: Callable[[Any], Any]
-    covers_once: Literal["reply", "start"]
-    sleep: Callable[[float], Any]
-    answered: Callable[[Any, bool], Any]
-
-
 @final
 class Settings:
     """The settings that the calls of one channel share.
 
     :param policy: the policy around each call.
     :param unrepeatable: the methods that are never repeated.
+    :param in_tasks: whether it is a channel of grpc.aio, whose calls have to be awaited.
     """
 
-    def __init__(self, side: Side, policy: Policy[Any], unrepeatable: Collection[str]) -> None:
+    def __init__(self, policy: Policy[Any], unrepeatable: Collection[str], *, in_tasks: bool) -> None:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be a policy, not {policy!r}")
         self.unrepeatable: frozenset[str] = frozenset(
@@ -104,8 +88,8 @@ class Settings:
         for method in self.unrepeatable:
             if not isinstance(method, str) or not method.startswith("/"):
                 raise ValueError(f"unrepeatable must name methods as '/package.Service/Method', not {method!r}")
-        self.side: Side = side
         self.policy: Policy[Any] = policy
+        self.in_tasks: bool = in_tasks
 
 
 @final
@@ -120,7 +104,7 @@ class Call:
     def __init__(
         self, settings: Settings, kind: Kind, continuation: Callable[..., Any], details: Any, request: Any
     ) -> None:
-        self._side = settings.side
+        self._in_tasks = settings.in_tasks
         self._policy = settings.policy
         self._kind = kind
         self._continuation = continuation
@@ -131,6 +115,7 @@ class Call:
         self._is_replayable = kind.sends_stream and isinstance(request, Sequence)
         self._sends_once = kind.sends_stream and not self._is_replayable
         self._may_repeat = not self._sends_once and self._method not in settings.unrepeatable
+        self._resilience_may_overlap = self._may_repeat  # a Hedge reads this
         self._has_begun = False
         self.__qualname__: str = self._method  # the default operation of the execution
         self._replies: deque[tuple[object, Any]] = deque(maxlen=_KEPT_REPLIES)
@@ -138,23 +123,19 @@ class Call:
     def __call__(self, ctx: Context) -> Any:
         """Make an attempt."""
         attempt = self.attempt(ctx)
-        return attempt if self._side.in_tasks else drive(attempt)
+        return attempt if self._in_tasks else drive(attempt)
 
     @property
     def repeatable(self) -> bool:
         """Whether the call may be made, or made again; a Retry reads this."""
         return self._may_repeat or not self._has_begun
 
-    @property
-    def _resilience_may_overlap(self) -> bool:
-        """Whether the call may be made beside one that runs; a Hedge reads this."""
-        return self._may_repeat
-
     async def run(self) -> Any:
         """Make the call under the policy, and return what grpc hands to the caller."""
         try:
-            reply = self._side.protect(self._policy, self, self._context(), takes_context=True)()
-            return self._call_of(await reply if self._side.in_tasks else reply)
+            if self._in_tasks:
+                return self._call_of(await aprotect(self._policy, self, self._context(), takes_context=True)())
+            return self._call_of(protect(self._policy, self, self._context(), takes_context=True)())
         except DeadlineExceeded as error:
             status: Any = error.status if isinstance(error, OutOfTime) else None
             status = status or DeadlineStatus(str(error), policy=error.policy, timeout=error.timeout)
@@ -172,14 +153,15 @@ class Call:
     async def attempt(self, ctx: Context) -> Any:
         """Make one attempt, and return what the policies see of it."""
         call = self._begin(ctx)
-        if self._side.in_tasks:
+        if self._in_tasks:
             call = await call
         try:
             reply = await self._covered(call)
         except grpc.RpcError as error:
             _mark_pushback(error)
             if _ran_out(error, ctx):
-                await maybe_await(self._side.sleep(ctx.remaining()))  # gRPC's timer may fire a little early
+                sleep = asyncio.sleep if self._in_tasks else clock.sleep
+                await maybe_await(sleep(ctx.remaining()))  # gRPC's timer may fire a little early
                 raise OutOfTime("the call ran into the deadline of the execution", status=error) from error
             raise
         self._replies.append((reply, reply if isinstance(reply, Replies) else call))
@@ -204,13 +186,13 @@ class Call:
 
     async def _covered(self, call: Any) -> Any:
         """Wait for the part of the call that the policy covers, and return the result that the policy sees."""
-        if self._sends_once and (self._kind.gets_stream or self._side.covers_once == "start"):
-            return call
+        if self._sends_once and (self._kind.gets_stream or self._in_tasks):
+            return call  # in grpc.aio also if there is one reply: each write waits for the interceptors
         if not self._kind.gets_stream:
-            return await call if self._side.in_tasks else call.result()
-        replies = self._side.iterate(call)
+            return await call if self._in_tasks else call.result()
+        replies = aiter(call) if self._in_tasks else iter(call)
         try:
-            first = [await maybe_await(self._side.following(replies))]
+            first = [await anext(replies) if self._in_tasks else next(replies)]
         except (StopIteration, StopAsyncIteration):
             first = []
         except grpc.RpcError:
@@ -225,7 +207,7 @@ class Call:
         for each, call in tuple(self._replies):  # a copy: an abandoned thread may append to it
             if each is reply:
                 return call
-        return self._side.answered(reply, self._kind.gets_stream)
+        return aio_answer(reply, self._kind.gets_stream) if self._in_tasks else Answer(reply)
 
     def _release_references(self) -> None:
         """Drop the request and the replies.

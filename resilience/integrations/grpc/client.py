@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection
-from typing import Any, Final, final
+from typing import Any, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from resilience.clock import clock
-from resilience.execution import aprotect, protect
-from resilience.integrations.grpc.answers import Answer, aio_answer
-from resilience.integrations.grpc.calls import KINDS, Call, Kind, Settings, Side
+from resilience.integrations.grpc.calls import KINDS, Call, Kind, Settings
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 
 __all__ = ["PolicyInterceptor", "aio_interceptors"]
-
-
-_BLOCKING: Final = Side(
-    in_tasks=False,
-    protect=protect,
-    iterate=iter,
-    following=next,
-    covers_once="reply",
-    sleep=lambda seconds: clock.sleep(seconds),
-    answered=lambda value, by_stream: Answer(value),
-)
-_AIO: Final = Side(
-    in_tasks=True,
-    protect=aprotect,
-    iterate=aiter,
-    following=anext,
-    covers_once="start",
-    sleep=asyncio.sleep,
-    answered=aio_answer,
-)
 
 
 def _intercept(kind: Kind) -> Callable[..., Any]:
@@ -81,7 +57,7 @@ class PolicyInterceptor(
     """
 
     def __init__(self, policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> None:
-        self._settings = Settings(_BLOCKING, policy, unrepeatable)
+        self._settings = Settings(policy, unrepeatable, in_tasks=False)
 
     intercept_unary_unary: Callable[..., Any] = _intercept(Kind(False, False))
     intercept_unary_stream: Callable[..., Any] = _intercept(Kind(False, True))
@@ -99,7 +75,7 @@ def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ())
 
     ``grpc.aio.insecure_channel("localhost:50051", interceptors=aio_interceptors(policy))``
     """
-    settings = Settings(_AIO, policy, unrepeatable)
+    settings = Settings(policy, unrepeatable, in_tasks=True)
     return [_aio_interceptor(settings, kind) for kind in KINDS]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextvars import ContextVar
 from math import inf
 from typing import Any, ClassVar, Self, final
@@ -50,6 +50,7 @@ class PolicyDriven:
     :raises ValueError: for a `Hedge`: two attempts would use one connection at once.
     """
 
+    _in_tasks: ClassVar[bool]  #: whether the functions of redis-py return awaitables
     _supported_errors: tuple[type[Any], ...]
 
     def __init__(self, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> None:
@@ -101,15 +102,19 @@ class PolicyDriven:
         In `redis.asyncio`, the results of `do`, `fail` and this method are awaitable.
         """
         call = Call(self, do, fail, is_retryable, with_failure_count)
-        if self.current_call() is not None:
-            return self._run(call.part(do))
-        return self._execute(call)
+        return self._run(call.part(do) if self.current_call() is not None else self._execute(call))
 
-    # The methods that differ. They are `Any`, because in one class they return a result, in the other an awaitable.
-    _in_tasks: ClassVar[bool]  # whether the functions of redis-py return awaitables
-    _run: Any  # runs one of our coroutines to its end, or returns it to be awaited
-    _limited: Any  # returns a function that runs `do`, limited by the deadline
-    _execute: Any  # runs a call under the policy
+    def _run(self, step: Coroutine[Any, Any, Any]) -> Any:
+        """Run one of our coroutines to its end; in `redis.asyncio`, return it to be awaited."""
+        return step if self._in_tasks else drive(step)
+
+    async def _execute(self, call: Call) -> Any:
+        try:
+            if self._in_tasks:
+                return await execution.aprotect(self.policy, call, takes_context=True)()
+            return execution.protect(self.policy, call, takes_context=True)()
+        finally:
+            call.release_references()
 
 
 @final
@@ -124,6 +129,8 @@ class PolicyRetry(PolicyDriven, _Retry):
     :raises ValueError: for a `Timeout` that is not cooperative, or a `Hedge`.
     """
 
+    _in_tasks = False
+
     def __init__(self, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> None:
         super().__init__(policy, repeat_writes=repeat_writes)
         for each in policy._resilience_chain():
@@ -133,36 +140,12 @@ class PolicyRetry(PolicyDriven, _Retry):
                     "with cooperative=True it shortens the timeouts of the socket"
                 )
 
-    _in_tasks = False
-    _run = staticmethod(drive)
-
-    def _execute(self, call: Call) -> Any:
-        try:
-            return execution.protect(self.policy, call, takes_context=True)()
-        finally:
-            call.release_references()
-
-    def _limited(self, do: Callable[[], Any], ctx: Context) -> Callable[[], Any]:
-        return do  # the deadline limits each operation on the socket
-
 
 @final
 class AsyncPolicyRetry(PolicyDriven, _AsyncRetry):
     """`PolicyRetry` for `redis.asyncio`. Its policy may contain any `Timeout`: the task is cancelled."""
 
     _in_tasks = True
-    _run = staticmethod(lambda coroutine: coroutine)
-
-    async def _execute(self, call: Call) -> Any:
-        try:
-            return await execution.aprotect(self.policy, call, takes_context=True)()
-        finally:
-            call.release_references()
-
-    def _limited(self, do: Callable[[], Awaitable[Any]], ctx: Context) -> Callable[[], Awaitable[Any]]:
-        if waits_until(ctx) == inf:
-            return do  # an enforced Timeout cuts it off at the deadline
-        return functools.partial(_with_limit, do, ctx)
 
 
 async def _with_limit(do: Callable[[], Awaitable[Any]], ctx: Context) -> Any:
@@ -219,7 +202,9 @@ class Call:
             if self._in_doubt is not None:
                 names = ", ".join(str(command[0]) for command in self._in_doubt) or "a command"
                 raise OutcomeUnknown(f"{names} may have been carried out before it was cut off; not sent again")
-            result = await self.part(self.retry._limited(self._do, ctx))
+            # An enforced Timeout cuts a task off; in blocking code, the deadline limits each operation on the socket.
+            ends_by_itself = not self.retry._in_tasks or waits_until(ctx) == inf
+            result = await self.part(self._do if ends_by_itself else functools.partial(_with_limit, self._do, ctx))
             self._unreported = self._in_doubt = None
             return result
         finally:

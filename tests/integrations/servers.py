@@ -19,6 +19,7 @@ A path has a queue of answers; the last one is repeated, and a path without a sc
     Answer(fault="close")                           read the whole request, then close without an answer
     Answer(fault="refuse")                          read the headers alone, without a 100 Continue, then reset
     Answer(200, body=[b"a", b"b"], fault="cut")     close after the first piece of the body
+    Answer(fault="drip")                            send a header without an end, byte by byte
 
 What was received is in `server.requests` (`server.requests_to(path)`): method, path with its query, headers
 (names in any case), body as it arrived with chunks joined, and the number of the connection that it came on.
@@ -60,7 +61,7 @@ class Answer:
     chunked: bool = False
     drip: threading.Event | None = None
     pause: float = 0.0
-    fault: Literal["reset", "close", "refuse", "cut"] | None = None
+    fault: Literal["reset", "close", "refuse", "cut", "drip"] | None = None
 
     @property
     def pieces(self) -> list[bytes]:
@@ -193,6 +194,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.scripted._pause(answer.delay, answer.hold)
         if answer.fault in {"reset", "close", "refuse"}:
             self._hang_up(reset=answer.fault != "close")
+        elif answer.fault == "drip":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+            while not self.scripted._ended.wait(0.02):
+                self.wfile.write(b".")
         else:
             self._respond(answer)
 

@@ -74,9 +74,11 @@ async def test_other_statuses_are_not_retried(server: FlakyServer, client: HTTPC
     assert len(server.requests) == len(statuses)
 
 
-async def test_rules_can_add_a_transient_status(server: FlakyServer, client: HTTPClient) -> None:
-    async with client.open(rules=Rules(statuses=TRANSIENT_STATUSES | {500})) as send:
-        assert (await send("GET", server.script("/", 500, 200))).status == 200
+async def test_rules_can_add_a_transient_status_and_a_repeatable_method(
+    server: FlakyServer, client: HTTPClient
+) -> None:
+    async with client.open(rules=Rules(statuses=TRANSIENT_STATUSES | {500}, methods={"POST"})) as send:
+        assert (await send("POST", server.script("/", 500, 200))).status == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -185,12 +187,6 @@ async def test_requests_that_are_not_idempotent_are_sent_once(server: FlakyServe
                 assert error.repeatable is False  # type: ignore[attr-defined]
                 assert f"{method} may have been carried out, and carries no Idempotency-Key" in notes_of(error)
             assert [it.body for it in server.requests] == [b"order"] * 3
-
-
-async def test_rules_can_add_a_repeatable_method(server: FlakyServer, client: HTTPClient) -> None:
-    """For users who know that the effect of two POSTs is that of one."""
-    async with client.open(rules=Rules(methods={"GET", "POST"})) as send:
-        assert (await send("POST", server.script("/", 503, 200))).status == 200
 
 
 async def test_any_request_is_tried_again_if_there_was_no_connection(server: FlakyServer, client: HTTPClient) -> None:
@@ -497,11 +493,18 @@ async def test_a_response_that_comes_after_the_end_of_the_exchange_is_closed(
 # --- time -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [QUICK, Timeout(PATIENCE), Timeout(PATIENCE, cooperative=True)], ids=repr)
+DRIPPING = Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02)
+
+
 @pytest.mark.parametrize(
-    "answer",
-    [Answer(hold=threading.Event()), Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02)],
-    ids=["hangs", "drips"],
+    ("policy", "answer"),
+    [
+        (QUICK, Answer(hold=threading.Event())),
+        (QUICK, DRIPPING),
+        (Timeout(PATIENCE), Answer(hold=threading.Event())),
+        (Timeout(PATIENCE, cooperative=True), DRIPPING),
+    ],
+    ids=["hangs", "drips", "enforced", "cooperative"],
 )
 async def test_a_request_ends_at_the_deadline(
     server: FlakyServer, client: HTTPClient, policy: Policy[Any], answer: Answer
@@ -514,6 +517,15 @@ async def test_a_request_ends_at_the_deadline(
             assert type(await outcome_of(send("GET", url))) is DeadlineExceeded
         assert 0.09 <= time.monotonic() - began < PATIENCE / 2
         assert (await send("GET", f"{server.url}/other")).status == 200
+
+
+async def test_a_server_that_drips_its_headers_cannot_outlast_a_timeout(
+    server: FlakyServer, client: HTTPClient
+) -> None:
+    """Also in blocking code, where each byte is in time for every timeout of the client."""
+    url = server.script("/", Answer(fault="drip"))
+    async with client.open(standard(total_timeout=0.1, attempt_timeout=0.1, attempts=1)) as send:
+        assert isinstance(await outcome_of(send("GET", url)), TimeoutExceeded)
 
 
 async def test_nothing_is_sent_after_the_deadline(server: FlakyServer, client: HTTPClient) -> None:
@@ -592,14 +604,13 @@ async def test_a_cancelled_request_is_not_retried(server: FlakyServer, client: H
 
 
 @pytest.mark.parametrize(
-    ("policy", "rules"),
+    ("policy", "rules", "connection"),
     [
-        (Retry(9, backoff=[0]).wrap(Timeout(0.2)), Rules(limit_body=False)),
-        (standard(total_timeout=PATIENCE, attempt_timeout=0.1), Rules()),  # the time of the whole call
+        (Retry(9, backoff=[0]).wrap(Timeout(0.2)), Rules(limit_body=False), "close"),
+        (standard(total_timeout=PATIENCE, attempt_timeout=0.1), Rules(), "keep-alive"),  # the time of the whole call
     ],
     ids=["limit_body=False", "standard"],
 )
-@pytest.mark.parametrize("connection", ["keep-alive", "close"])
 async def test_a_body_can_outlast_its_attempt(
     server: FlakyServer, client: HTTPClient, policy: Any, rules: Rules, connection: str
 ) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import re
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ from resilience.integrations.http import PerHost, Rules, standard
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
-from tests.integrations.http_clients import HTTPClient, Httpx
 from tests.integrations.servers import Answer, FlakyServer
 
 PATIENT = 10.0
@@ -301,69 +297,3 @@ def test_the_pipeline_of_a_host_protects_other_calls_to_it(clock: FakeClock) -> 
     pipeline = standard(cooperative=True).for_host("https://example.org")
     assert pipeline.execute(ping) == "pong"
     assert left == [10.0, 10.0]
-
-
-def test_a_blocking_attempt_runs_in_the_callers_thread_only_if_cooperative() -> None:
-    """By default it runs in a worker thread."""
-    threads: list[threading.Thread] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        threads.append(threading.current_thread())
-        return httpx.Response(200)
-
-    for cooperative in (True, False):
-        with client_of(standard(cooperative=cooperative), handler) as client:
-            client.get("http://example.org/")
-    assert threads[0] is threading.current_thread()
-    assert threads[1] is not threading.current_thread()
-
-
-@contextlib.contextmanager
-def dripping_server(head: bytes, drop: bytes) -> Iterator[str]:
-    """A server that answers with `head`, and then endlessly with one drop after another."""
-    ended = threading.Event()
-
-    def serve(connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            connection.recv(65536)
-            connection.sendall(head)
-            while not ended.wait(0.02):
-                connection.sendall(drop)
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                thread = threading.Thread(target=serve, args=(listener.accept()[0],))
-                thread.start()
-                threads.append(thread)
-
-    threads: list[threading.Thread] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        accepting = threading.Thread(target=accept)
-        accepting.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        finally:
-            ended.set()
-            listener.shutdown(socket.SHUT_RDWR)
-            for thread in [accepting, *threads]:
-                thread.join()
-
-
-DRIPS = {
-    "headers": (b"HTTP/1.1 200 OK\r\nX-Long: ", b"."),
-    "body": (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b"."),
-    "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n.\r\n"),
-}
-
-
-@pytest.mark.parametrize("client", [Httpx(), Httpx("asyncio"), Httpx("trio")], ids=repr)
-@pytest.mark.parametrize("where", DRIPS)
-async def test_a_dripping_server_cannot_outlast_the_total_timeout(client: HTTPClient, where: str) -> None:
-    """Also in blocking code, where each byte is in time for every timeout of the client."""
-    began = time.monotonic()
-    with dripping_server(*DRIPS[where]) as url:
-        async with client.open(standard(total_timeout=0.1, attempt_timeout=0.1, attempts=1)) as send:
-            with pytest.raises(TimeoutExceeded):
-                await send("GET", url)
-        assert time.monotonic() - began < PATIENT

@@ -17,11 +17,12 @@ import pydantic
 import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded
-from resilience.integrations.http import NotRepeatable, PerHost
-from tests.conftest import World, no_collector
+from resilience.integrations.http import PerHost
+from tests.conftest import no_collector
 from tests.integrations import llm_server as llm
 from tests.integrations.sdks import OPENAI, QUESTION, SOON, openai
 from tests.integrations.servers import Answer, FlakyServer, unused_url
+from tests.integrations.upload_bodies import pipe
 
 PATH = llm.OPENAI_PATH
 ask, text, protect, protected, aprotected = OPENAI.ask, OPENAI.text, OPENAI.protect, OPENAI.protected, OPENAI.aprotected
@@ -236,65 +237,12 @@ def test_an_open_file_is_sent_again_from_its_first_position(server: FlakyServer)
     assert [it.body for it in server.requests] == [b"the content", b"the content"]
 
 
-class Pipe(io.BytesIO):
-    def seekable(self) -> bool:
-        return False
-
-
-@pytest.mark.parametrize("policy", [SOON, SOON.wrap(Timeout(0.3))])
-def test_a_one_shot_body_is_sent_once(server: FlakyServer, policy: Any) -> None:
+def test_a_one_shot_body_is_sent_once(server: FlakyServer) -> None:
     """Also after a `Timeout` has cut the attempt off, when there is no error of the client."""
-    answer = llm.openai_error(503) if policy is SOON else Answer(delay=20)
-    server.script("/v1/files", answer)
-    with protected(server.url, policy) as client, pytest.raises((openai.APIError, TimeoutError)):
-        client.files.create(file=("name", Pipe(b"the content")), purpose="batch")
+    server.script("/v1/files", Answer(delay=20))
+    with protected(server.url, SOON.wrap(Timeout(0.3))) as client, pytest.raises((openai.APIError, TimeoutError)):
+        client.files.create(file=("name", pipe()), purpose="batch")
     assert len(server.requests) == 1
-
-
-class SlowFile(io.BytesIO):
-    """A file whose first reader waits in the middle of it."""
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(content)
-        self.resume = threading.Event()
-        self.reads = 0
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        self.reads += 1
-        if self.reads > 1:
-            self.resume.wait(20)
-        return super().read(4)
-
-
-class AlwaysAgain(Policy[Any]):
-    """Tries again after a timeout, also if the request must not be repeated."""
-
-    async def around(self, call: Any, ctx: Context) -> Any:
-        try:
-            return await call(ctx)
-        except TimeoutExceeded:
-            return await call(ctx)
-
-
-@pytest.mark.parametrize(("policy", "error"), [(SOON, TimeoutExceeded), (AlwaysAgain(), NotRepeatable)])
-def test_a_file_that_is_still_being_read_is_not_rewound(
-    server: FlakyServer, policy: Policy[Any], error: type[Exception]
-) -> None:
-    """A thread that a `Timeout` has abandoned reads it: each of the two attempts would send a part of it."""
-    server.script("/v1/files", llm.reply({"id": "f1"}))
-    file = SlowFile(b"the content")
-    with protected(server.url, policy.wrap(Timeout(1.0))) as client:
-        try:
-            with pytest.raises(error) as caught:
-                client.files.create(file=("name", file), purpose="batch")
-            assert file.reads == 2
-        finally:
-            file.resume.set()
-        server.wait_until(lambda: Timeout.abandoned() == 0)
-    if error is NotRepeatable:
-        assert "still being read by an earlier attempt" in str(caught.value)
-    (sent,) = server.requests
-    assert b"the content" in sent.body
 
 
 def test_a_file_that_was_sent_is_sent_again_after_a_timeout(server: FlakyServer) -> None:
@@ -345,14 +293,6 @@ async def test_the_body_of_a_finished_request_is_freed(server: FlakyServer) -> N
         gc.collect()
         assert sent() is None
     assert len(contexts) == len(server.requests) == 1
-
-
-async def test_an_async_call_is_cut_off_at_the_deadline(server: FlakyServer, tasks_world: World) -> None:
-    """By the client's own timeout or by the `Timeout`, whichever is earlier."""
-    server.script(PATH, Answer(delay=20))
-    async with aprotected(server.url, Timeout(0.1)) as client:
-        with pytest.raises((openai.APITimeoutError, TimeoutError)):
-            await ask(client)
 
 
 # --- telemetry ---

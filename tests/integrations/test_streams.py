@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,12 @@ class Case:
         self.sdk = SDKS.get(name.partition(" ")[0])
         self.path: str = self.sdk.path if self.sdk else "/lines"
         self.answers: Callable[..., Answer] = self.sdk.stream if self.sdk else lines
+
+    def broken_off(self, **how: Any) -> Answer:
+        """The answer with two texts, of which the second one is missing or late."""
+        pieces = self.answers("a", "b").pieces
+        begun = 3 if self.sdk is ANTHROPIC else 1  # the pieces up to the first text
+        return replace(self.answers(**how), body=[b"".join(pieces[:begun]), *pieces[begun:]])
 
     def opener(self, url: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """Return the function that opens a stream, and the one that closes the client."""
@@ -125,12 +132,8 @@ def test_a_stream_is_opened_again_until_its_first_item(case: Case, server: Flaky
     """After transient statuses and lost connections; the permit is that of the whole stream."""
     server.script(case.path, llm.openai_error(503), Answer(fault="reset"), case.answers("a", "b"))
     bulkhead, held = Bulkhead(1), []
-    got = consume(
-        case,
-        server.url,
-        Retry(3, on=Exception, backoff=[0]).wrap(bulkhead),
-        lambda text: held.append(bulkhead.stats().in_flight),
-    )
+    policy = Retry(3, on=Exception, backoff=[0]).wrap(bulkhead)
+    got = consume(case, server.url, policy, lambda text: held.append(bulkhead.stats().in_flight))
     assert (got, held) == (["a", "b"], [1, 1])
     assert bulkhead.stats().in_flight == 0
     assert len(server.requests) == 3
@@ -138,22 +141,13 @@ def test_a_stream_is_opened_again_until_its_first_item(case: Case, server: Flaky
 
 def test_a_stream_that_breaks_off_is_not_repeated(case: Case, server: FlakyServer) -> None:
     """The consumer has the first items; the breaker counts the failure."""
-    server.script(case.path, case.answers("a", "b", fault="cut"))
-    if case.name.startswith("anthropic"):
-        server.script(
-            case.path, Answer(200, {"Content-Type": "text/event-stream"}, _begun(), chunked=True, fault="cut")
-        )
+    server.script(case.path, case.broken_off(fault="cut"))
     breaker = CircuitBreaker(1, on=Exception)
     with pytest.raises(Exception, match=r"closed|incomplete|Connection|peer") as caught:
         consume(case, server.url, Retry(3, on=Exception, backoff=[0]).wrap(breaker))
     assert not isinstance(caught.value, TimeoutExceeded)
     assert breaker.stats().opened == 1
     assert len(server.requests) == 1
-
-
-def _begun() -> list[bytes]:
-    pieces = llm.message_stream("a", "b").pieces
-    return [b"".join(pieces[:3]), *pieces[3:]]
 
 
 def test_a_stream_without_further_items_ends_after_the_idle_time(case: Case, server: FlakyServer) -> None:
@@ -170,10 +164,8 @@ def test_a_stream_without_further_items_ends_after_the_idle_time(case: Case, ser
 def test_a_stream_that_its_consumer_leaves_is_closed(case: Case, server: FlakyServer) -> None:
     """Its connection is closed immediately, and the call is a success."""
     never = threading.Event()
-    server.script(case.path, case.answers("a", "b", drip=never))
+    server.script(case.path, case.broken_off(drip=never))
     bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
-    if case.name.startswith("anthropic"):
-        server.script(case.path, Answer(200, {"Content-Type": "text/event-stream"}, _begun(), chunked=True, drip=never))
 
     def closed() -> None:
         never.set()  # a client that kept the connection would read the rest, and reuse it for its next request

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ PATIENCE = 20.0
 class Dependency:
     """A server whose calls take one step each: a status to fail with, or the replies that come before the end.
 
-    `hang` waits until the caller is gone. The last step is repeated.
+    `hang` waits until the caller is gone, `early` fails just before its deadline. The last step is repeated.
     """
 
     steps: list[Any] = field(default_factory=lambda: [b"fine"])
@@ -44,6 +45,7 @@ class Dependency:
     pushback: str | None = None
 
     hang: ClassVar[object] = object()
+    early: ClassVar[object] = object()
     methods: ClassVar[tuple[str, ...]] = ("One", "Many", "Join", "Chat")
 
     def step(self, method: str, requests: bytes, context: Any) -> Any:
@@ -52,6 +54,9 @@ class Dependency:
         self.seen.append((method, requests, inf if remaining > 1e9 else remaining))
         if step is self.hang:
             self.wait_until_gone(context)
+        if step is self.early:
+            time.sleep(max(0.0, remaining - 0.03))
+            step = EXCEEDED
         if isinstance(step, grpc.StatusCode):
             if self.pushback is not None:
                 context.set_trailing_metadata((("grpc-retry-pushback-ms", self.pushback),))

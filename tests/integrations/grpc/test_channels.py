@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, DeadlineExceeded, Fallback, Retry, Timeout, TimeoutExceeded
-from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
+from resilience import CircuitBreaker, CircuitOpen, Fallback, Retry
+from resilience.integrations.grpc import PolicyInterceptor
 from tests.integrations.grpc.services import (
     INTERNAL,
     KINDS,
@@ -119,15 +118,6 @@ class TestBlocking:
         breaker.isolate()
         with protected(target, Fallback(b"cached", on=CircuitOpen), breaker) as channel:
             assert channel.unary_unary("/test.Test/One")(b"") == b"cached"
-
-    def test_an_iterator_of_requests_is_not_sent_again_after_a_timeout(
-        self, target: str, dependency: Dependency
-    ) -> None:
-        """The second call would have no requests, and the server would accept it."""
-        dependency.steps = [Dependency.hang, b"fine"]
-        with protected(target, NOW.wrap(Timeout(0.3))) as channel, pytest.raises(TimeoutExceeded):
-            channel.stream_unary("/test.Test/Join")(iter([b"a", b"b"]))
-        assert [requests for _, requests, _ in dependency.seen] == [b"ab"]
 
 
 class TestAsyncio:
@@ -247,47 +237,3 @@ def test_ctrl_c_in_the_wait_for_the_first_reply_cancels_the_call() -> None:
     with pytest.raises(KeyboardInterrupt):
         PolicyInterceptor(NOW).intercept_unary_stream(lambda details, request: call, details, b"")
     assert call.cancelled
-
-
-class EarlyStatus(grpc.RpcError):  # type: ignore[misc]
-    """The status of a call whose timer of gRPC has fired a little before ours."""
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-class Early:
-    """A blocking call that ends a little early."""
-
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout - 0.03
-
-    def result(self) -> Any:
-        time.sleep(self.timeout)
-        raise EarlyStatus
-
-
-class AioEarly(Early):
-    """A call of grpc.aio that ends a little early."""
-
-    def __await__(self) -> Any:
-        yield from asyncio.sleep(self.timeout).__await__()
-        raise EarlyStatus
-
-
-@pytest.mark.parametrize("world", ["blocking", "asyncio"])
-def test_a_call_that_grpc_ends_a_little_early_is_a_timeout_of_the_policy(world: str) -> None:
-    """The two clocks differ, and which timer fires first changes nothing."""
-    details = grpc.aio.ClientCallDetails("/test.Test/One", None, None, None, None)
-    policy = Timeout(0.1, cooperative=True)
-    with pytest.raises(TimeoutExceeded) as caught:
-        if world == "blocking":
-            interceptor = PolicyInterceptor(policy)
-            interceptor.intercept_unary_unary(lambda details, request: Early(details.timeout), details, b"")
-        else:
-
-            async def continuation(details: Any, request: Any) -> AioEarly:
-                return AioEarly(details.timeout)
-
-            asyncio.run(aio_interceptors(policy)[0].intercept_unary_unary(continuation, details, b""))
-    assert not isinstance(caught.value, DeadlineExceeded)

@@ -55,16 +55,6 @@ class TestRetry:
         assert client.call(NOW, method, REQUEST[method]) == FINE[method]
         assert [requests for _, requests, _ in dependency.seen] == [b"ab"] * 3
 
-    @pytest.mark.parametrize("method", Dependency.methods)
-    def test_raises_the_last_status(self, client: Client, dependency: Dependency, method: str) -> None:
-        """The error is gRPC's own, with one note on it."""
-        dependency.steps = [UNAVAILABLE]
-        with pytest.raises(grpc.RpcError) as caught:
-            client.call(NOW, method, REQUEST[method])
-        assert caught.value.code() is UNAVAILABLE
-        assert "3 attempts" in caught.value.__notes__[0]
-        assert len(dependency.seen) == 3
-
     def test_repeats_nothing_after_the_first_reply_of_a_stream(self, client: Client, dependency: Dependency) -> None:
         """The caller has that reply already; the error is raised where it happened."""
         dependency.steps = [[b"a", UNAVAILABLE]]
@@ -172,7 +162,10 @@ class TestRetry:
         """Its status is UNAVAILABLE, too."""
         retries: list[Any] = []
         retry = Retry(3, backoff=[0], on_retry=retries.append)
-        assert status(lambda: Client("127.0.0.1:1", world).call(retry, "One")) is UNAVAILABLE
+        with pytest.raises(grpc.RpcError) as caught:
+            Client("127.0.0.1:1", world).call(retry, "One")
+        assert caught.value.code() is UNAVAILABLE
+        assert "3 attempts" in caught.value.__notes__[0]
         assert len(retries) == 2
 
 
@@ -311,6 +304,15 @@ class TestDeadline:
         dependency.steps = [Dependency.hang]
         with pytest.raises(TimeoutExceeded, match=r"0\.1 s") as caught:
             client.call(Timeout(0.1, cooperative=cooperative), "One")
+        assert not isinstance(caught.value, DeadlineExceeded)
+
+    def test_that_grpc_enforces_a_little_early_is_one_of_the_timeout(
+        self, client: Client, dependency: Dependency
+    ) -> None:
+        """The two clocks differ, and which timer fires first changes nothing."""
+        dependency.steps = [Dependency.early]
+        with pytest.raises(TimeoutExceeded) as caught:
+            client.call(Timeout(0.2, cooperative=True), "One")
         assert not isinstance(caught.value, DeadlineExceeded)
 
     def test_of_the_server_itself_is_a_status_like_others(self, client: Client, dependency: Dependency) -> None:

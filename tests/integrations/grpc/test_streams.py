@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
-from tests.integrations.grpc.services import INTERNAL, PATIENCE, UNAVAILABLE, Client, Dependency
+from tests.integrations.grpc.services import PATIENCE, UNAVAILABLE, Client, Dependency
 
 METHOD = "/test.Test/Many"
 
@@ -48,15 +48,6 @@ def test_a_stream_is_opened_again_until_its_first_reply(client: Client, dependen
     dependency.steps = [UNAVAILABLE, UNAVAILABLE, [b"a", b"b"]]
     assert replies(client, Retry(3, on=grpc.RpcError, backoff=[0])) == [b"a", b"b"]
     assert len(dependency.seen) == 3
-
-
-def test_a_stream_is_not_repeated_after_a_reply(client: Client, dependency: Dependency) -> None:
-    """The error is counted as a failure."""
-    dependency.steps = [[b"a", INTERNAL]]
-    breaker, got = CircuitBreaker(1, on=grpc.RpcError), []
-    with pytest.raises(grpc.RpcError):
-        replies(client, Retry(3, on=grpc.RpcError, backoff=[0]).wrap(breaker), into=got)
-    assert (got, len(dependency.seen), breaker.stats().opened) == ([b"a"], 1, 1)
 
 
 def test_a_stream_without_further_replies_is_cancelled(client: Client, dependency: Dependency) -> None:

@@ -278,9 +278,11 @@ class LiveCircuit:
                 now = clock.now()  # read under the lock, so that it is not before the transitions of other threads
                 if probe is not None:
                     self._note_locked(self._record_locked(probe, failure, began, now), ctx)
-                admission, transitions = self.machine.admit(now)
+                # A failed probe refuses its call, even if it has opened the circuit for 0 s.
+                if failure is None or not isinstance(self.machine.period, Open):
+                    admission, transitions = self.machine.admit(now)
+                    self._note_locked(transitions, ctx)
                 period = self.machine.period
-                self._note_locked(transitions, ctx)
             self._report()
         except BaseException:  # interrupted, here or in a listener, so the call is not made
             if admission is not None:

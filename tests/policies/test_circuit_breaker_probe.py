@@ -73,6 +73,16 @@ async def test_a_probe_that_fails_opens_the_circuit_again_and_no_call_is_made(
     assert probe.calls == 2
 
 
+async def test_a_probe_that_fails_refuses_its_call_even_without_an_open_period(world: World, clock: FakeClock) -> None:
+    """Otherwise a call would probe for ever."""
+    breaker, probe = probing(world, Boom("still down"), Boom("still down"), None, open_for=[0.0])
+    await about_to_probe(world, breaker, clock)
+    for calls in (1, 2):
+        refused = await world.attempt(breaker, Script("fine").function())
+        assert (type(refused), refused.retry_after, probe.calls) == (CircuitOpen, 0, calls)
+    assert await world.attempt(breaker, Script("fine").function()) == "fine"
+
+
 def test_a_stop_iteration_of_the_probe_is_a_failure(clock: FakeClock) -> None:
     breaker = CircuitBreaker(1, open_for=10, probe=lambda: next(iter([])))
     breaker.capture(lambda ctx: 1 / 0)

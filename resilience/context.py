@@ -17,7 +17,6 @@ from resilience.checks import Duration
 from resilience.clock import MAX_CLIENT_TIMEOUT, clock
 from resilience.errors import DeadlineExceeded
 from resilience.info import BARE, NO_INFO, Called, ExecutionInfo
-from resilience.outcome import Failed
 from resilience.record import FailedAttempt, Record
 from resilience.runtimes.base import TIMER_TOLERANCE, Runtime, Timer
 from resilience.runtimes.tasks import DETECTED
@@ -204,11 +203,15 @@ class Context:
 
         :param deadline: an instant on the process clock; it can only make the deadline earlier.
         :param attempt: the number of the attempt that is about to start.
-        :param timer: the timer (`ctx.runtime.timer(...)`) that now cuts off everything inside.
+        :param timer: the timer (`ctx.runtime.timer(...)`) that cuts off everything inside, unless one around it is
+            due earlier.
         :param hedge: the number of the attempt that is about to start beside the first one.
         """
         ends_at = self.deadline if deadline is None else min(deadline, self.deadline)
-        child = derive(self, ends_at, self.attempt if attempt is None else attempt, timer or self._timer)
+        outer = self._timer
+        if timer is None or (outer is not None and outer.deadline <= timer.deadline):
+            timer = outer
+        child = derive(self, ends_at, self.attempt if attempt is None else attempt, timer)
         if hedge is not None:
             child._info = self._info.with_hedge(hedge)
         return child
@@ -223,10 +226,10 @@ class Context:
         child._info = info
         return child
 
-    def _note(self, failed: Failed, *, instead_of: Exception | None = None) -> None:
-        """Add a failed attempt to the record, if there is one."""
+    def _note_new(self, error: Exception, *, instead_of: Exception | None) -> None:
+        """Add an error that a policy has just made to the record, if there is one."""
         if self._info.record is not None:
-            self._info.record.note(failed, instead_of=instead_of)
+            self._info.record.note_new(error, instead_of=instead_of)
 
 
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})

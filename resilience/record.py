@@ -109,18 +109,23 @@ class Record:
         """Note the next failure as a new one, even if its error has the same `id` as the last one."""
         self._noted = None
 
-    def note(self, failed: Failed, *, instead_of: Exception | None = None) -> None:
-        """Note why an attempt failed. The same error is noted once, although it passes several policies.
-
-        :param instead_of: the error that a policy has replaced by this one; if it was noted last, it is removed.
-        """
+    def note(self, failed: Failed) -> None:
+        """Note why an attempt failed. The same error is noted once, although it passes several policies."""
         if not isinstance(failed, Exception):
             self.history.add(failed)
         elif self._noted != id(failed) and not isinstance(failed, Misuse):
-            if instead_of is not None and self._noted == id(instead_of):
-                self.history.forget_last()
             self.history.add(failed)
             self._noted = id(failed)
+
+    def note_new(self, error: Exception, *, instead_of: Exception | None) -> None:
+        """Note an error that a policy has just made.
+
+        :param instead_of: the error that it replaces; if that was noted last, it is removed.
+        """
+        if instead_of is not None and self._noted == id(instead_of):
+            self.history.forget_last()
+        self._noted = None  # the new error may have the `id` of an old one
+        self.note(error)
 
     def mark_noted(self, error: Exception) -> None:
         """Do not note this error again, even if the error of a concurrent attempt was noted after it."""

@@ -20,6 +20,7 @@ from resilience import (
     current_context,
     deadline,
 )
+from resilience.record import Record
 from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 from tests.custom import INF, PASSING
 
@@ -241,6 +242,14 @@ async def test_an_attempt_that_was_cut_off_is_reported_as_a_timeout(world: World
     assert calls == [1, 2]
     assert ctx.attempts == 2
     assert [failed.type for failed in ctx.failures] == ["TimeoutExceeded"]
+
+
+def test_a_timeout_is_reported_even_if_its_error_gets_the_id_of_an_earlier_one() -> None:
+    """As it may if that one has been dropped."""
+    record, error = Record(Timeout(1)), TimeoutExceeded("no result", timeout=1.0, policy="Timeout")
+    record.mark_noted(error)  # for another error with this `id`
+    record.note_new(error, instead_of=None)
+    assert record.history.count == 1
 
 
 async def test_a_failed_attempt_is_reported_once(world: World, clock: FakeClock) -> None:

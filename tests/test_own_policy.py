@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from resilience import Context, DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, Virtual, World
 
 
 class Twice(Policy):
@@ -109,6 +109,14 @@ async def test_a_custom_policy_can_cut_off(world: World) -> None:
         await world.hang()
 
     assert await world.execute(Hurried(), hang) == "cut off"
+
+
+async def test_a_timer_of_a_custom_policy_does_not_outlive_an_outer_timeout(anywhere: Virtual) -> None:
+    async def hang(ctx: Context) -> None:
+        await anywhere.sleep(1)
+
+    assert type(await anywhere.attempt(Timeout(0.01).wrap(Hurried()), hang)) is TimeoutExceeded
+    assert anywhere.now() == pytest.approx(0.01)
 
 
 class Gate(Policy):

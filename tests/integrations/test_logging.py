@@ -75,12 +75,16 @@ def extra(record: logging.LogRecord) -> dict[str, Any]:
 
 def test_a_task_that_is_given_up_is_always_written(log: Log) -> None:
     """The limit on repeats does not apply. The extra value is `task`, as `name` would be that of the logger."""
-    log.begin(repeats=1)
+    end = log.begin(repeats=1)
     for name in ("feed", "poll\nforged"):
         park_a_task(name)
+    end()
+    log.begin(messages=True)
+    park_a_task()
     assert log.lines == [
         "ERROR feeds: gave feed up after 0 restarts; the last failure was Boom",
         "ERROR feeds: gave poll\\nforged up after 0 restarts; the last failure was Boom",
+        "ERROR feeds: gave feed up after 0 restarts; the last failure was Boom: secret",
     ]
     assert extra(log.records[0]) == {
         "kind": "parked",
@@ -89,12 +93,6 @@ def test_a_task_that_is_given_up_is_always_written(log: Log) -> None:
         "restarts": 0,
         "error_type": "tests.conftest.Boom",
     }
-
-
-def test_the_line_of_a_task_that_is_given_up_can_hold_the_message(log: Log) -> None:
-    log.begin(messages=True)
-    park_a_task()
-    assert log.lines == ["ERROR feeds: gave feed up after 0 restarts; the last failure was Boom: secret"]
 
 
 async def test_each_kind_of_event_has_its_level_and_a_readable_line(world: World, clock: FakeClock, log: Log) -> None:
@@ -123,12 +121,6 @@ async def test_each_kind_of_event_has_its_level_and_a_readable_line(world: World
         "INFO circuit db: half_open -> closed: probes succeeded, 1 of 1",
         "WARNING circuit db: closed -> isolated: it was isolated manually",
     ]
-
-
-def test_a_call_without_an_operation_is_named_after_its_function(threads: World, clock: FakeClock, log: Log) -> None:
-    log.begin()
-    Retry(2, on=TypeError, backoff=[1]).capture(max)
-    assert log.lines[0] == "INFO Retry (max): attempt 1 failed with TypeError, the next one is in 1 s"
 
 
 async def test_the_line_of_a_timeout_says_what_timed_out(world: World, log: Log) -> None:

@@ -22,8 +22,10 @@ FOREVER = "with recursive n(i) as (select 1 union all select i + 1 from n) selec
 LONG = FOREVER.replace("from n)", "from n where i < 100000)", 1)
 
 
-def connecting(path: Path, timeout: float = 0.0) -> Callable[[], sqlite3.Connection]:
-    return lambda: sqlite3.connect(path, timeout=timeout, check_same_thread=False)
+def connecting(
+    path: Path, timeout: float = 0.0, kind: type[sqlite3.Connection] = sqlite3.Connection
+) -> Callable[[], sqlite3.Connection]:
+    return lambda: sqlite3.connect(path, timeout=timeout, factory=kind, check_same_thread=False)
 
 
 def notes(path: Path) -> list[str]:

@@ -17,17 +17,13 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from resilience import Retry, deadline
 from resilience.integrations.sqlalchemy import transient, unit_of_work
 from tests.integrations.databases.models import AGAIN, FOREVER, Base, Note, lost, notes
-from tests.integrations.databases.sqlite import PATIENCE
+from tests.integrations.databases.sqlite import PATIENCE, sqlite_error
+
+BUSY = sqlite_error(sqlite3.SQLITE_BUSY)
 
 
 def wrapped(original: BaseException, *, invalidated: bool = False) -> DBAPIError:
     return DBAPIError("select 1", None, original, connection_invalidated=invalidated)
-
-
-def busy() -> sqlite3.OperationalError:
-    error = sqlite3.OperationalError("database is locked")
-    error.sqlite_errorcode = sqlite3.SQLITE_BUSY
-    return error
 
 
 @pytest.mark.parametrize(
@@ -35,7 +31,7 @@ def busy() -> sqlite3.OperationalError:
     [
         (wrapped(psycopg.errors.DeadlockDetected()), True),
         (wrapped(psycopg.errors.SerializationFailure()), True),
-        (wrapped(busy()), True),
+        (wrapped(BUSY), True),
         (wrapped(Exception("whatever"), invalidated=True), True),
         (wrapped(psycopg.errors.UniqueViolation()), False),
         (wrapped(Exception("whatever")), False),
@@ -73,7 +69,7 @@ def test_a_unit_gets_a_connection_of_an_engine_or_a_session(engine: Engine, kind
 
 def test_a_plain_retry_repeats_lost_connections_only(engine: Engine) -> None:
     """Its default of `on` covers the network; deadlocks and locks need our `transient`."""
-    for error, expected in ((lost(), 3), (wrapped(busy()), 1)):
+    for error, expected in ((lost(), 3), (wrapped(BUSY), 1)):
         attempts = []
 
         @unit_of_work(Retry(3, backoff=[0]), engine)
@@ -121,7 +117,7 @@ def test_a_commit_of_unknown_outcome_is_not_repeated(engine: Engine) -> None:
         (wrapped(psycopg.errors.SerializationFailure()), 3),
         (wrapped(psycopg.errors.SerializationFailure(), invalidated=True), 1),
         (wrapped(psycopg.errors.AdminShutdown()), 1),
-        (wrapped(busy()), 3),
+        (wrapped(BUSY), 3),
         (psycopg.errors.SerializationFailure(), 3),
     ],
 )

@@ -16,6 +16,7 @@ from resilience import Cache, Fallback, Hedge, Policy, Retry, Timeout, current_c
 from resilience.errors import ArgumentMisuse
 from resilience.integrations.dbapi import OutcomeUnknown, unit_of_work
 from resilience.testing import recording
+from tests.callers import wait_until
 from tests.integrations.databases.sqlite import AGAIN, PATIENCE, connecting, note, notes
 
 
@@ -80,24 +81,18 @@ def test_a_commit_of_unknown_outcome_is_not_repeated(path: Path) -> None:
     assert notes(path) == ["a", "b", "b", "b"]
 
 
+def abandoned_attempts_end() -> None:
+    wait_until(lambda: Timeout.abandoned() == 0)
+
+
 def test_an_abandoned_attempt_commits_nothing(path: Path) -> None:
     """Its thread continues, and finds its deadline passed before the commit. The next attempt has done the work."""
-    second_is_done, first_is_done = threading.Event(), threading.Event()
-    attempts = []
+    second_is_done = threading.Event()
+    attempts: list[str] = []
 
-    class Closing(sqlite3.Connection):
-        def close(self) -> None:
-            super().close()
-            if attempts[0] == self:
-                first_is_done.set()
-
-    @unit_of_work(
-        Policy.wrap(AGAIN, Timeout(0.2)),
-        lambda: sqlite3.connect(path, factory=Closing, timeout=PATIENCE, check_same_thread=False),
-    )
+    @unit_of_work(Policy.wrap(AGAIN, Timeout(0.2)), connecting(path, PATIENCE))
     def add(connection: sqlite3.Connection) -> str:
-        attempts.append(connection)
-        text = f"attempt {len(attempts)}"
+        attempts.append(text := f"attempt {len(attempts) + 1}")
         if len(attempts) == 1:
             second_is_done.wait(PATIENCE)
         note(connection, text)
@@ -105,33 +100,26 @@ def test_an_abandoned_attempt_commits_nothing(path: Path) -> None:
 
     assert add() == "attempt 2"
     second_is_done.set()
-    assert first_is_done.wait(PATIENCE)
+    abandoned_attempts_end()
     assert notes(path) == ["attempt 2"]
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
 def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeated(path: Path, is_cut_off: bool) -> None:
     """It ends while that commit is in progress, whose outcome is then unknown."""
-    second_commits, first_is_done, may_end = threading.Event(), threading.Event(), threading.Event()
+    second_commits, may_end = threading.Event(), threading.Event()
     attempts: list[str] = []
 
     class LostByCommitting(sqlite3.Connection):
         def commit(self) -> None:
             second_commits.set()
-            first_is_done.wait(PATIENCE)
+            abandoned_attempts_end()
             super().commit()
             if is_cut_off:
                 may_end.wait(PATIENCE)
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-        def close(self) -> None:
-            super().close()
-            first_is_done.set()
-
-    @unit_of_work(
-        Policy.wrap(AGAIN, Timeout(0.5)),
-        lambda: sqlite3.connect(path, factory=LostByCommitting, check_same_thread=False),
-    )
+    @unit_of_work(Policy.wrap(AGAIN, Timeout(0.3)), connecting(path, kind=LostByCommitting))
     def add(connection: sqlite3.Connection) -> None:
         attempts.append(f"attempt {len(attempts) + 1}")
         if len(attempts) == 1:
@@ -142,6 +130,7 @@ def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeate
     with pytest.raises((psycopg.OperationalError, OutcomeUnknown)):
         add()
     may_end.set()
+    abandoned_attempts_end()
     assert notes(path) == ["attempt 2"]
 
 
@@ -162,24 +151,17 @@ def test_only_a_unit_that_may_be_committed_twice_is_hedged(path: Path, may_be_co
 
 def test_an_attempt_that_is_too_late_to_commit_stops_no_other(path: Path) -> None:
     """It has committed nothing, so the outcome of the unit is not unknown."""
-    second_has_begun, first_is_done = threading.Event(), threading.Event()
+    second_has_begun = threading.Event()
     attempts: list[str] = []
 
-    class Closing(sqlite3.Connection):
-        def close(self) -> None:
-            super().close()
-            first_is_done.set()
-
-    @unit_of_work(
-        Policy.wrap(AGAIN, Timeout(0.5)), lambda: sqlite3.connect(path, factory=Closing, check_same_thread=False)
-    )
+    @unit_of_work(Policy.wrap(AGAIN, Timeout(0.3)), connecting(path))
     def add(connection: sqlite3.Connection) -> None:
         attempts.append(f"attempt {len(attempts) + 1}")
         if len(attempts) == 1:
             second_has_begun.wait(PATIENCE)
         elif len(attempts) == 2:
             second_has_begun.set()
-            first_is_done.wait(PATIENCE)
+            abandoned_attempts_end()
             raise psycopg.OperationalError("server closed the connection unexpectedly")
         else:
             note(connection, attempts[-1])
@@ -190,21 +172,18 @@ def test_an_attempt_that_is_too_late_to_commit_stops_no_other(path: Path) -> Non
 
 def test_a_commit_that_was_cut_off_is_not_repeated(path: Path) -> None:
     """It may still happen, so that the next attempt raises instead of working."""
-    may_commit, committed = threading.Event(), threading.Event()
+    may_commit = threading.Event()
 
     class Slow(sqlite3.Connection):
         def commit(self) -> None:
             may_commit.wait(PATIENCE)
             super().commit()
-            committed.set()
 
-    unit = unit_of_work(
-        Policy.wrap(AGAIN, Timeout(0.2)), lambda: sqlite3.connect(path, factory=Slow, check_same_thread=False)
-    )
+    unit = unit_of_work(Policy.wrap(AGAIN, Timeout(0.2)), connecting(path, kind=Slow))
     with pytest.raises(OutcomeUnknown, match="may have been committed"):
         unit(note)("a")
     may_commit.set()
-    assert committed.wait(PATIENCE)
+    abandoned_attempts_end()
     assert notes(path) == ["a"]
 
 
@@ -256,7 +235,7 @@ def test_an_error_of_closing_is_logged(path: Path, caplog: pytest.LogCaptureFixt
             super().close()
             raise OSError("already gone")
 
-    unit_of_work(AGAIN, lambda: sqlite3.connect(path, factory=Unclosable))(note)("a")
+    unit_of_work(AGAIN, connecting(path, kind=Unclosable))(note)("a")
     assert notes(path) == ["a"]
     assert "closing a Unclosable raised" in caplog.text
 

@@ -95,7 +95,7 @@ def test_a_task_that_is_given_up_is_always_written(log: Log) -> None:
     }
 
 
-async def test_each_kind_of_event_has_its_level_and_a_readable_line(world: World, clock: FakeClock, log: Log) -> None:
+async def test_each_kind_of_event_has_its_level_and_a_readable_line(threads: World, clock: FakeClock, log: Log) -> None:
     """An opened circuit is an error; what policies do as configured is information."""
     pipeline = Policy.wrap(
         Fallback("x", name="spare"),
@@ -105,9 +105,9 @@ async def test_each_kind_of_event_has_its_level_and_a_readable_line(world: World
     )
     log.begin()
     for _ in range(2):
-        await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
+        await threads.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
     clock.advance(30)
-    await world.execute(pipeline, Script("fine").function(), Context(operation="get"))
+    await threads.execute(pipeline, Script("fine").function(), Context(operation="get"))
     pipeline.policies[2].isolate()  # type: ignore[attr-defined]
     assert log.lines == [
         "INFO weather (get): attempt 1 failed with Boom, the next one is in 1.5 s",
@@ -123,24 +123,24 @@ async def test_each_kind_of_event_has_its_level_and_a_readable_line(world: World
     ]
 
 
-async def test_the_line_of_a_timeout_says_what_timed_out(world: World, log: Log) -> None:
+async def test_the_line_of_a_timeout_says_what_timed_out(threads: World, log: Log) -> None:
     """An attempt, the execution, the caller's deadline, or the wait in a queue."""
 
     async def hang(ctx: Context) -> None:
-        await world.hang()
+        await threads.hang()
 
     bulkhead = Bulkhead(1, queue=1, max_wait=0.01, name="pool")
 
     async def inside(ctx: Context) -> None:
-        await world.attempt(bulkhead, Script("never").function())
+        await threads.attempt(bulkhead, Script("never").function())
 
     log.begin()
 
-    await world.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), hang, Context(operation="get"))
-    await world.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1), name="p"), hang, Context(operation="get"))
-    await world.attempt(Timeout(5.0), hang, Context(timeout=0.01, operation="get"))
-    await world.attempt(Timeout(0.01), hang, Context(operation="get"))
-    await world.execute(bulkhead, inside, Context(operation="get"))
+    await threads.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), hang, Context(operation="get"))
+    await threads.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1), name="p"), hang, Context(operation="get"))
+    await threads.attempt(Timeout(5.0), hang, Context(timeout=0.01, operation="get"))
+    await threads.attempt(Timeout(0.01), hang, Context(operation="get"))
+    await threads.execute(bulkhead, inside, Context(operation="get"))
     lines = [line for line in log.lines if "gave up" not in line]
     assert lines[0] == "WARNING p (get): an attempt took longer than the 0.01 s of Timeout"
     assert lines[1] == "WARNING p (get): the execution took longer than the 0.01 s of whole"
@@ -175,10 +175,10 @@ class FailureWithAdvice(Boom):
     ],
 )
 async def test_the_line_of_a_retry_that_gave_up_says_why(
-    world: World, clock: FakeClock, log: Log, retry: Retry, failure: Boom, why: str
+    threads: World, clock: FakeClock, log: Log, retry: Retry, failure: Boom, why: str
 ) -> None:
     log.begin()
-    await world.attempt(retry, Script(failure).function(), Context(timeout=10, operation="get"))
+    await threads.attempt(retry, Script(failure).function(), Context(timeout=10, operation="get"))
     what = type(failure).__name__
     assert log.lines == [f"WARNING Retry (get): gave up after 1 attempt in 0 s, as {why}; the last failure was {what}"]
 
@@ -188,19 +188,19 @@ def test_each_reason_to_give_up_has_its_wording() -> None:
     assert set(_RAN_OUT) == set(get_args(get_type_hints(events.RetryGaveUp)["reason"]))
 
 
-async def test_the_line_of_an_http_error_holds_its_status(world: World, clock: FakeClock, log: Log) -> None:
+async def test_the_line_of_an_http_error_holds_its_status(threads: World, clock: FakeClock, log: Log) -> None:
     log.begin()
-    await world.attempt(
+    await threads.attempt(
         Retry(2, backoff=[1]), Script(TransientStatus("secret", status=429)).function(), Context(operation="get")
     )
     assert log.lines[0] == "INFO Retry (get): attempt 1 failed with TransientStatus 429, the next one is in 1 s"
 
 
-async def test_a_rejected_result_is_not_written(world: World, clock: FakeClock, log: Log) -> None:
+async def test_a_rejected_result_is_not_written(threads: World, clock: FakeClock, log: Log) -> None:
     """Results may be confidential, also if `messages` is set."""
     log.begin(messages=True)
     retry = Retry(2, on_result=lambda result: result == "secret", backoff=[1])
-    await world.attempt(retry, Script("secret").function())
+    await threads.attempt(retry, Script("secret").function())
     assert "attempt 1 failed with a result that was not good enough" in log.lines[0]
     assert "secret" not in str([vars(record) for record in log.records])
 
@@ -221,11 +221,11 @@ async def test_the_ends_of_executions_are_debug_lines(tasks_world: World, log: L
     assert log.lines[1].endswith(" s with Boom")
 
 
-async def test_records_hold_the_values_of_their_line(world: World, clock: FakeClock, log: Log) -> None:
+async def test_records_hold_the_values_of_their_line(threads: World, clock: FakeClock, log: Log) -> None:
     """For formatters that write JSON; an unknown value is left out."""
     log.begin()
     policy = Policy.wrap(Retry(2, on=Boom, backoff=[1.5], name="again"), name="weather")
-    await world.attempt(policy, Script(Boom("secret")).function(), Context(operation="get"))
+    await threads.attempt(policy, Script(Boom("secret")).function(), Context(operation="get"))
     where = {"pipeline": "weather", "policy": "again", "operation": "get", "error_type": "tests.conftest.Boom"}
     assert [extra(record) for record in log.records] == [
         {"kind": "retry_scheduled", **where, "attempt": 1, "delay": 1.5},
@@ -242,11 +242,11 @@ def test_the_page_lists_the_fields_of_each_kind(heard: list[Any]) -> None:
         assert facts(event).keys() <= listed
 
 
-async def test_messages_of_errors_are_written_on_request(world: World, clock: FakeClock, log: Log) -> None:
+async def test_messages_of_errors_are_written_on_request(threads: World, clock: FakeClock, log: Log) -> None:
     """Escaped and cut to one line; the arguments of the call stay out."""
     log.begin(messages=True)
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, open_for=0.5, name="db"))
-    await world.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function(), Context(operation="get"))
+    await threads.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function(), Context(operation="get"))
     assert log.lines[0].startswith(
         "ERROR circuit db: closed -> open for 0.5 s: failures 1 of 1; the last failure was Boom, after Boom: no"
     )
@@ -278,11 +278,11 @@ class WithoutText(Exception):
         raise ZeroDivisionError
 
 
-async def test_an_error_whose_str_raises_has_its_line(world: World, clock: FakeClock, log: Log) -> None:
+async def test_an_error_whose_str_raises_has_its_line(threads: World, clock: FakeClock, log: Log) -> None:
     log.begin(messages=True)
     retry = Retry(2, on=WithoutText, backoff=[1])
     script = Script(WithoutText(), "fine")
-    assert await world.attempt(retry, script.function(), Context(operation="get")) == "fine"
+    assert await threads.attempt(retry, script.function(), Context(operation="get")) == "fine"
     assert log.lines == [
         "INFO Retry (get): attempt 1 failed with WithoutText, the next one is in 1 s: <no message: its __str__ raised>"
     ]
@@ -439,10 +439,10 @@ def test_the_number_of_counted_operations_is_bounded(threads: World, clock: Fake
 # --- options ---------------------------------------------------------------------------------
 
 
-async def test_levels_can_be_set_for_each_kind_of_event(world: World, clock: FakeClock, log: Log) -> None:
+async def test_levels_can_be_set_for_each_kind_of_event(threads: World, clock: FakeClock, log: Log) -> None:
     """None leaves a kind out."""
     log.begin(levels={events.RetryScheduled: logging.CRITICAL, events.RetryGaveUp: None})
-    await world.attempt(Retry(2, on=Boom, backoff=[1]), Script(Boom()).function())
+    await threads.attempt(Retry(2, on=Boom, backoff=[1]), Script(Boom()).function())
     assert [record.levelname for record in log.records] == ["CRITICAL"]
 
 

@@ -23,12 +23,12 @@ def metrics(request: pytest.FixtureRequest) -> Iterator[Metrics]:
     metrics.end()
 
 
-async def test_events_become_counters_and_histograms(world: World, clock: FakeClock, metrics: Metrics) -> None:
+async def test_events_become_counters_and_histograms(threads: World, clock: FakeClock, metrics: Metrics) -> None:
     """With labels for the pipeline, the policy, the operation and the error."""
     pipeline = Policy.wrap(Fallback("x"), Retry(3, on=Boom, backoff=[1.5]), CircuitBreaker(2, name="db"), name="p")
     metrics.instrument(pipeline)
     for _ in range(2):
-        await world.execute(pipeline, Script(Boom()).function(), Context(operation="get", timeout=60))
+        await threads.execute(pipeline, Script(Boom()).function(), Context(operation="get", timeout=60))
     where = {"pipeline": "p", "operation": "get"}
     boom, refused = "tests.conftest.Boom", "resilience.errors.CircuitOpen"
     assert metrics.value("retries", **where, policy="Retry", error_type=boom) == 1

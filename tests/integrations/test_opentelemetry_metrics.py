@@ -15,13 +15,13 @@ from tests.conftest import FakeClock, World
 from tests.integrations.exporters import Metrics, OpenTelemetry, policies_with_state, report_everything
 
 
-async def test_names_units_and_descriptions_are_those_of_the_instruments(world: World, clock: FakeClock) -> None:
+async def test_names_units_and_descriptions_are_those_of_the_instruments(threads: World, clock: FakeClock) -> None:
     """Each instrument is exported with its kind."""
     exporter = OpenTelemetry()
     exported = Metrics(exporter)
     policies = policies_with_state()
     exported.instrument(*policies)
-    await report_everything(world, *policies)
+    await report_everything(threads, *policies)
     found = {it.name: it for it in exporter.metrics()}
     exported.end()
     assert {it.name for it in INSTRUMENTS} == set(found)

@@ -86,12 +86,12 @@ async def test_the_span_is_the_parent_of_the_functions_spans(world: World, trace
     assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.UNSET]
 
 
-async def test_events_of_policies_become_events_of_the_span(world: World, clock: FakeClock, traced: Traced) -> None:
+async def test_events_of_policies_become_events_of_the_span(threads: World, clock: FakeClock, traced: Traced) -> None:
     """Failed attempts, waits, refusals, changes of the circuit, and fallbacks."""
     inner = Policy.wrap(Retry(3, on=Boom, backoff=[1.5]), CircuitBreaker(2, name="db"))
     pipeline = Policy.wrap(traced.policy(), Fallback("x", name="spare"), inner)
     for _ in range(2):
-        await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get", timeout=9))
+        await threads.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get", timeout=9))
     span, refused = traced.spans
     assert span.status.status_code is StatusCode.UNSET
     assert span.attributes == {
@@ -121,9 +121,9 @@ async def test_events_of_policies_become_events_of_the_span(world: World, clock:
     assert "secret" not in str([event.attributes for event in (*span.events, *refused.events)])
 
 
-async def test_a_failure_is_recorded_in_the_span(world: World, traced: Traced) -> None:
+async def test_a_failure_is_recorded_in_the_span(threads: World, traced: Traced) -> None:
     """Status, class, message and traceback of the exception."""
-    await world.attempt(traced.policy(), Script(Boom("no")).function(), Context(operation="get"))
+    await threads.attempt(traced.policy(), Script(Boom("no")).function(), Context(operation="get"))
     span = traced.only
     assert span.name == "get"
     assert span.attributes["error.type"] == "tests.conftest.Boom"
@@ -133,9 +133,9 @@ async def test_a_failure_is_recorded_in_the_span(world: World, traced: Traced) -
     assert "Traceback" in event.attributes["exception.stacktrace"]
 
 
-async def test_messages_can_be_left_out(world: World, traced: Traced) -> None:
+async def test_messages_can_be_left_out(threads: World, traced: Traced) -> None:
     """They could hold a secret; the class of the error stays."""
-    await world.attempt(traced.policy(record_exceptions=False), Script(Boom("secret")).function())
+    await threads.attempt(traced.policy(record_exceptions=False), Script(Boom("secret")).function())
     assert "secret" not in traced.only.to_json()
     assert traced.only.status.description == "tests.conftest.Boom"
 
@@ -149,22 +149,22 @@ class WithoutText(Exception):
 
 @pytest.mark.parametrize("record_exceptions", [True, False])
 async def test_an_exception_whose_str_raises_is_raised_unchanged(
-    world: World, traced: Traced, record_exceptions: bool
+    threads: World, traced: Traced, record_exceptions: bool
 ) -> None:
     """The SDK calls `__str__`; the span has no message then."""
 
     policy = traced.policy(record_exceptions=record_exceptions)
-    assert type(await world.attempt(policy, Script(WithoutText()).function())) is WithoutText
+    assert type(await threads.attempt(policy, Script(WithoutText()).function())) is WithoutText
     assert traced.only.status.status_code is StatusCode.ERROR
     assert str(traced.only.attributes["error.type"]).endswith("WithoutText")
 
 
-async def test_a_refused_call_is_a_failure_of_its_span(world: World, traced: Traced) -> None:
+async def test_a_refused_call_is_a_failure_of_its_span(threads: World, traced: Traced) -> None:
     """The class of the error is that of the policy's refusal."""
     breaker = CircuitBreaker()
     breaker.isolate()
 
-    assert isinstance(await world.attempt(traced.policy().wrap(breaker), Script("never").function()), CircuitOpen)
+    assert isinstance(await threads.attempt(traced.policy().wrap(breaker), Script("never").function()), CircuitOpen)
     assert traced.only.attributes["error.type"] == "resilience.errors.CircuitIsolated"
     assert names(traced.only) == ["resilience.call_rejected", "exception"]
 
@@ -257,7 +257,7 @@ def test_a_stop_iteration_is_recorded_as_itself(threads: World, traced: Traced) 
     assert traced.only.attributes["error.type"] == "StopIteration"
 
 
-async def test_a_span_that_is_not_sampled_records_no_events(world: World) -> None:
+async def test_a_span_that_is_not_sampled_records_no_events(threads: World) -> None:
     """It adds no listener, so that it costs little."""
     provider = TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)
     seen: list[Context] = []
@@ -267,7 +267,7 @@ async def test_a_span_that_is_not_sampled_records_no_events(world: World) -> Non
             seen.append(ctx)
             return await call(ctx)
 
-    await world.execute(
+    await threads.execute(
         Policy.wrap(Recording(), Tracing(tracer_provider=provider), Recording()), Script("fine").function()
     )
     assert seen[0] is seen[1]

@@ -23,12 +23,12 @@ def logged() -> Iterator[list[Any]]:
 
 
 async def test_events_are_named_after_their_kind_and_carry_its_values(
-    world: World, clock: FakeClock, logged: list[Any]
+    threads: World, clock: FakeClock, logged: list[Any]
 ) -> None:
     """With the usual level; without sentence, result, argument or message."""
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1.5]), CircuitBreaker(2, open_for=30, name="db"), name="p")
     end = log_events()
-    await world.attempt(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
+    await threads.attempt(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
     end()
     where = {"pipeline": "p", "operation": "get"}
     boom = "tests.conftest.Boom"

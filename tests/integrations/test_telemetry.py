@@ -62,11 +62,11 @@ def test_names_and_units_of_instruments_follow_opentelemetry() -> None:
 
 
 async def test_every_measurement_has_the_labels_of_its_instrument(
-    world: World, clock: FakeClock, measurements: list[Measurement]
+    threads: World, clock: FakeClock, measurements: list[Measurement]
 ) -> None:
     """All of them and no others, as text; an unknown one is empty."""
     policies = policies_with_state()
-    await report_everything(world, *policies)
+    await report_everything(threads, *policies)
     measurements += Observed(*policies).gauges()
     assert {it.instrument for it in measurements} == set(INSTRUMENTS)
     for it in measurements:
@@ -74,22 +74,22 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
         assert all(isinstance(text, str) for text in it.labels.values())
 
 
-async def test_timeouts_are_counted_by_what_timed_out(world: World, measurements: list[Measurement]) -> None:
+async def test_timeouts_are_counted_by_what_timed_out(threads: World, measurements: list[Measurement]) -> None:
     """An attempt, the whole execution, the wait in a queue, or the deadline of the caller."""
 
     async def hang(ctx: Context) -> None:
-        await world.hang()
+        await threads.hang()
 
     bulkhead = Bulkhead(1, queue=1, max_wait=0.01, name="pool")
 
     async def inside(ctx: Context) -> None:
-        await world.attempt(bulkhead, Script("never").function())
-        await world.attempt(bulkhead, Script("never").function(), Context(timeout=0.005))
+        await threads.attempt(bulkhead, Script("never").function())
+        await threads.attempt(bulkhead, Script("never").function(), Context(timeout=0.005))
 
-    await world.attempt(Policy.wrap(Retry(1), Timeout(0.01, name="each")), hang)
-    await world.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1)), hang)
-    await world.attempt(Timeout(5.0, name="budget"), hang, Context(timeout=0.01))
-    await world.execute(bulkhead, inside)
+    await threads.attempt(Policy.wrap(Retry(1), Timeout(0.01, name="each")), hang)
+    await threads.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1)), hang)
+    await threads.attempt(Timeout(5.0, name="budget"), hang, Context(timeout=0.01))
+    await threads.execute(bulkhead, inside)
     assert [(labels["policy"], labels["scope"]) for _, labels in of(measurements, "timeouts")] == [
         ("each", "attempt"),
         ("whole", "total"),
@@ -100,15 +100,15 @@ async def test_timeouts_are_counted_by_what_timed_out(world: World, measurements
 
 
 async def test_a_call_that_is_refused_immediately_has_not_timed_out(
-    world: World, measurements: list[Measurement]
+    threads: World, measurements: list[Measurement]
 ) -> None:
     """It is only a rejection, under the name of its error."""
     bulkhead = Bulkhead(1, name="pool")
 
     async def inside(ctx: Context) -> None:
-        await world.attempt(bulkhead, Script("never").function())
+        await threads.attempt(bulkhead, Script("never").function())
 
-    await world.execute(bulkhead, inside)
+    await threads.execute(bulkhead, inside)
     assert [labels["reason"] for _, labels in of(measurements, "rejections")] == ["BulkheadFull"]
     assert of(measurements, "timeouts") == []
 
@@ -268,7 +268,7 @@ def test_the_policies_of_keys_are_observed_and_counted(measurements: list[Measur
 
 
 async def test_the_first_item_and_the_number_of_items_of_a_stream_are_measured(
-    world: World, clock: FakeClock, measurements: list[Measurement]
+    threads: World, clock: FakeClock, measurements: list[Measurement]
 ) -> None:
     """The time includes all attempts; a stream without items has no first item."""
 

@@ -101,11 +101,8 @@ def raising(error: Exception, *, late: bool = False) -> Callable[[], None]:
     [
         ({}, {}, 60.0),
         ({}, {"default": inf}, inf),
-        ({EXPECTED: "1500"}, {}, 1.5),
-        ({EXPECTED: "1500,1500"}, {"default": 5.0}, 5.0),
         ({EXPECTED: "9000"}, {"cap": 2.0}, 2.0),
         ({"connect-timeout-ms": "300", "grpc-timeout": "1S"}, {}, 0.3),
-        ({"connect-timeout-ms": "300"}, {"headers": ["x-ms"]}, 60.0),
         ({"X-Ms": "300"}, {"headers": ["x-ms"]}, 0.3),
     ],
 )

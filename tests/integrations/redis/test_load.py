@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
+import pytest
 import redis
 import redis.asyncio
 import redis.cluster
 
-from resilience import CircuitBreaker, CircuitOpen, CircuitState, Policy, Retry, Timeout, deadline, transient
+from resilience import CircuitBreaker, CircuitOpen, Policy, Retry, Timeout, deadline, transient
 from resilience.integrations.redis import protect
+from resilience.runtimes.driving import drive
+from tests.callers import run_all, wait_until
 from tests.integrations.redis.clients import PATIENCE, Count, Side, done, in_use, warm
 from tests.integrations.redis.server import RedisServer
 
@@ -61,61 +63,41 @@ async def test_a_subscriber_keeps_to_the_deadline(side: Side) -> None:
     await done(pubsub.close() if side.blocking else pubsub.aclose())
 
 
-def test_threads_under_load_survive_a_crash_a_freeze_and_a_restart(server: RedisServer) -> None:
+@pytest.mark.parametrize("blocking", [True, False], ids=["threads", "tasks"])
+def test_callers_under_load_survive_a_crash_a_freeze_and_a_restart(server: RedisServer, blocking: bool) -> None:
     """Nothing hangs, the circuit opens and closes, all connections return, and every reply belongs to its command."""
-    opened = threading.Event()
+    opened, stop, wrong = threading.Event(), threading.Event(), list[int]()
     breaker = CircuitBreaker(5, open_for=0.05, on=transient, on_transition=lambda event: opened.set())
-    client = protect(redis.Redis(port=server.port, socket_timeout=0.2), Retry(2, backoff=[0.01]).wrap(breaker))
-    stop, wrong = threading.Event(), []
-
-    def work(number: int) -> None:
-        while not stop.is_set():
-            try:
-                if client.echo(f"{number}") != str(number).encode():
-                    wrong.append(number)
-            except (redis.RedisError, CircuitOpen):
-                time.sleep(0.005)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    _disturb(server, opened)
-    healthy = _eventually(lambda: breaker.state is CircuitState.CLOSED and client.ping())
-    stop.set()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert healthy
-    assert not any(thread.is_alive() for thread in threads)
-    assert wrong == []
-    assert in_use(client) == 0
-    client.close()
-
-
-async def test_tasks_under_load_survive_a_crash_a_freeze_and_a_restart(server: RedisServer) -> None:
-    opened = threading.Event()
-    breaker = CircuitBreaker(5, open_for=0.05, on=transient, on_transition=lambda event: opened.set())
-    policy = Policy.wrap(Retry(2, backoff=[0.01]), breaker, Timeout(0.2))
-    wrong: list[int] = []
-    client = protect(redis.asyncio.Redis(port=server.port), policy)
+    policy: Policy[Any] = Policy.wrap(Retry(2, backoff=[0.01]), breaker, Timeout(0.2, cooperative=blocking))
+    client: Any = protect((redis if blocking else redis.asyncio).Redis(port=server.port), policy)
 
     async def work(number: int) -> None:
         while not stop.is_set():
             try:
-                if await client.echo(f"{number}") != str(number).encode():
+                if await done(client.echo(f"{number}")) != str(number).encode():
                     wrong.append(number)
             except (redis.RedisError, CircuitOpen, TimeoutError):
-                await asyncio.sleep(0.005)
+                if blocking:
+                    time.sleep(0.005)
+                else:
+                    await asyncio.sleep(0.005)
 
-    stop = asyncio.Event()
-    tasks = [asyncio.create_task(work(number)) for number in range(8)]
-    await asyncio.to_thread(_disturb, server, opened)
-    await asyncio.to_thread(_eventually, lambda: breaker.state is CircuitState.CLOSED)
-    stop.set()
-    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
-    await warm(client)
-    assert in_use(client) == 0
-    await client.aclose()
-    assert wrong == []
+    async def all_tasks() -> None:
+        await asyncio.wait_for(asyncio.gather(*map(work, range(8))), 2 * PATIENCE)
+        await warm(client)
+        await client.aclose()
+
+    threads = [threading.Thread(target=lambda it=number: drive(work(it))) for number in range(8)]
+    if not blocking:
+        threads = [threading.Thread(target=lambda: asyncio.run(all_tasks()))]
+    run_all(
+        threads, lambda: _disturb(server, opened), lambda: wait_until(lambda: breaker.state.name == "CLOSED"), stop.set
+    )
+    assert not any(thread.is_alive() for thread in threads)
+    assert (wrong, in_use(client)) == ([], 0)
+    if blocking:
+        assert client.ping()
+        client.close()
 
 
 def _disturb(server: RedisServer, opened: threading.Event) -> None:
@@ -128,15 +110,3 @@ def _disturb(server: RedisServer, opened: threading.Event) -> None:
     server.freeze()
     assert opened.wait(PATIENCE)
     server.thaw()
-
-
-def _eventually(condition: Callable[[], Any]) -> bool:
-    patience = time.monotonic() + PATIENCE
-    while time.monotonic() < patience:
-        try:
-            if condition():
-                return True
-        except (redis.RedisError, CircuitOpen):
-            pass
-        time.sleep(0.02)
-    return False

@@ -118,7 +118,7 @@ class _Sending(Exchange):
         if self._was_sent and hdrs.EXPECT in request.headers:
             request.update_expect_continue()  # each attempt needs a new future that waits for `100 Continue`
         self._was_sent = True
-        if attempt.is_cut_off or attempt.left is None:
+        if not attempt.must_end:
             return await self._response_to(request)
         async with asyncio.timeout(attempt.left):
             return await self._response_to(request)

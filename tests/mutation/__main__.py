@@ -85,6 +85,7 @@ TESTS = {
         "test_bad_input.py",
     ],
     "integrations/http/exchange.py": ["integrations/test_http_clients.py"],
+    "integrations/http/repeatable.py": ["integrations/test_http_clients.py"],
     "work/claims.py": ["work/test_once.py", "integrations/redis/test_once.py"],
     "work/each.py": ["work/test_each.py"],
     "work/gate.py": ["work/test_gate.py", "composition/test_cancellation.py"],

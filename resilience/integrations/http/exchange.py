@@ -36,7 +36,7 @@ import anyio
 
 from resilience.ambient import get_ambient, innermost_open
 from resilience.clock import clock
-from resilience.context import Context, is_out_of_time
+from resilience.context import Context, is_out_of_time, waits_until
 from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
 from resilience.execution import aprotect, protect
 from resilience.integrations.http.bodies import IN_MEMORY, Body
@@ -63,9 +63,9 @@ class Attempt(NamedTuple):
     headers: Mapping[str, str]  #: to add to the headers of the request
 
     @property
-    def is_cut_off(self) -> bool:
-        """Whether a timer cuts the attempt off at its deadline."""
-        return cut_off_at(self.ctx) <= self.ctx.deadline < inf
+    def must_end(self) -> bool:
+        """Whether there is a deadline at which the client has to end the attempt, as no timer cuts it off by then."""
+        return waits_until(self.ctx) < inf
 
 
 class Exchange(Repeatable):
@@ -200,7 +200,8 @@ class Exchange(Repeatable):
 
     def _was_abandoned(self, ctx: Context) -> bool:
         """Whether the caller has abandoned this attempt. An abandoned task is cancelled, so it returns nothing."""
-        return not self.in_tasks and clock.now() >= cut_off_at(ctx)
+        timer = ctx._timer
+        return not self.in_tasks and timer is not None and clock.now() >= timer.deadline
 
     # --- around the attempts ---
 
@@ -283,12 +284,6 @@ def exchange_of(ctx: Context) -> Exchange | None:
     """Return the exchange that is executed with this context; None if the executed function is no exchange."""
     function = ctx._function
     return function if isinstance(function, Exchange) else None
-
-
-def cut_off_at(ctx: Context) -> float:
-    """Return the instant at which a timer cuts off the call with this context; infinity if there is no timer."""
-    timer = ctx._timer
-    return inf if timer is None else timer.deadline
 
 
 async def _close_in_time(response: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from math import inf
@@ -136,7 +135,9 @@ class _Sending(Exchange):
         request, ends_at = self._request, attempt.ctx.deadline
         self._timeouts = self._progress = None
         changes: dict[str, Any] = {}
-        if attempt.left is not None and self._needs_timeouts(attempt):
+        # A thread needs them even if a timer abandons it, so that it ends. A task must not have them beside a timer: a
+        # timeout while httpcore cleans up after the cancellation would lose the connection.
+        if attempt.left is not None and (attempt.must_end or not self.in_tasks):
             given = request.extensions.get("timeout") or {}
             self._timeouts = changes["timeout"] = _Timeouts(given, attempt.left, ends_at)
         if attempt.left is not None and self.why_not_once_sent is not None:
@@ -150,10 +151,6 @@ class _Sending(Exchange):
             prepared.headers = type(request.headers)(request.headers)
             prepared.headers.update(attempt.headers)
         return prepared
-
-    @abstractmethod
-    def _needs_timeouts(self, attempt: Attempt) -> bool:
-        """Whether the client's timeouts have to end an attempt at its deadline."""
 
     @override
     def was_never_sent(self) -> bool:
@@ -196,9 +193,10 @@ class _Sending(Exchange):
         if self._timeouts is not None:
             self._timeouts.deadline, self._timeouts.late = deadline, late
 
-    @abstractmethod
     def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
         """Return the body of a response, with a deadline."""
+        self._limit_waits(inf if self.in_tasks else deadline, late)  # in tasks, a timer cuts the body off instead
+        return (AsyncLimitedStream if self.in_tasks else LimitedStream)(stream, deadline, late)
 
 
 @final
@@ -214,15 +212,6 @@ class BlockingSending(_Sending):
             return with_body(response, b"".join(self._limited(response.stream, attempt.ctx.deadline, attempt_is_late)))
         finally:
             response.close()
-
-    @override
-    def _needs_timeouts(self, attempt: Attempt) -> bool:
-        return True  # even if a timer abandons the attempt, so that its thread ends
-
-    @override
-    def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
-        self._limit_waits(deadline, late)
-        return LimitedStream(stream, deadline, late)
 
 
 @final
@@ -244,7 +233,7 @@ class AsyncSending(_Sending):
 
     async def _read(self, response: Any, attempt: Attempt) -> Any:
         stream = response.stream
-        if attempt.left is not None and not attempt.is_cut_off:
+        if attempt.must_end:
             stream = self._limited(stream, attempt.ctx.deadline, attempt_is_late)
         try:
             return with_body(response, b"".join([piece async for piece in stream]))
@@ -256,13 +245,3 @@ class AsyncSending(_Sending):
         super()._release_request()
         self._progress = None  # it refers to the caller's trace
         del self._request
-
-    @override
-    def _needs_timeouts(self, attempt: Attempt) -> bool:
-        # Not beside a timer: a timeout while httpcore cleans up after the cancellation would lose the connection.
-        return not attempt.is_cut_off
-
-    @override
-    def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
-        self._limit_waits(inf)  # a timer cuts the body off instead
-        return AsyncLimitedStream(stream, deadline, late)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from resilience import events
@@ -27,29 +26,69 @@ _CANCELLED = {
     "deadline": "by a deadline",
     "interrupt": "by an interrupt",
 }
+_ANSWERS = {"fresh": "a value that it keeps", "stale": "an old value", "shared": "what another call has brought"}
 
 
-def _scheduled(event: events.RetryScheduled) -> str:
-    later = format_seconds(event.delay)
-    return f"attempt {event.attempt} failed with {_what(event.outcome)}, the next one is in {later}"
+def sentence(event: Event, *, messages: bool) -> str:
+    """Describe an event in one line of printable characters, even if a message or a name contains others.
+
+    :param messages: whether the messages of errors are written.
+    """
+    text = f"{_topic(event)}: {_said(event)}"
+    if messages:
+        known = facts(event, messages=True)
+        if "error" in known:
+            text = f"{text}: {known['error']}"
+        elif "last_failure" in known:
+            text = f"{text}, after {known['last_failure']}"
+    return printable(text)
 
 
-def _gave_up(event: events.RetryGaveUp) -> str:
-    reason = _RAN_OUT[event.reason]
-    return f"{_subject(event)}gave up {_spent(event)}, as {reason}; the last failure was {_what(event.outcome)}"
+# --- parts of sentences ---
 
 
-def _hedge_started(event: events.HedgeStarted) -> str:
-    return f"{_subject(event)}began attempt {event.number} beside the first, after {format_seconds(event.elapsed)}"
-
-
-def _hedge_finished(event: events.HedgeFinished) -> str:
-    which = "none was good" if event.won is None else f"attempt {event.won} was the first good one"
-    return f"{_subject(event)}made {event.attempts} attempts at once in {format_seconds(event.elapsed)}: {which}"
-
-
-def _spent_budget(event: events.BudgetSpent) -> str:
-    return f"{_subject(event)}made no {event.repeat}, as the budget is spent"
+def _said(event: Event) -> str:
+    """Return what the event says besides its topic."""
+    match event:  # one case for each kind, the last one below
+        case events.RetryScheduled():
+            later = format_seconds(event.delay)
+            return f"attempt {event.attempt} failed with {_what(event.outcome)}, the next one is in {later}"
+        case events.RetryGaveUp():
+            reason = f"as {_RAN_OUT[event.reason]}; the last failure was {_what(event.outcome)}"
+            return f"{_subject(event)}gave up {_spent(event)}, {reason}"
+        case events.HedgeStarted():
+            later = format_seconds(event.elapsed)
+            return f"{_subject(event)}began attempt {event.number} beside the first, after {later}"
+        case events.HedgeFinished():
+            which = "none was good" if event.won is None else f"attempt {event.won} was the first good one"
+            at_once = f"made {event.attempts} attempts at once in {format_seconds(event.elapsed)}"
+            return f"{_subject(event)}{at_once}: {which}"
+        case events.BudgetSpent():
+            return f"{_subject(event)}made no {event.repeat}, as the budget is spent"
+        case events.TimedOut():
+            return _timed_out(event)
+        case events.CallRejected():
+            return _rejected(event)
+        case events.CircuitChanged():
+            lasts = "" if event.retry_after is None else f" for {format_seconds(event.retry_after)}"
+            why = f": {event.reason}" if event.reason else ""
+            return f"{event.old.value} -> {event.new.value}{lasts}{why}"
+        case events.FallbackUsed():
+            return f"{_subject(event)}answered instead of {_what(event.outcome)}"
+        case events.LimitChanged():
+            now = f"{format_count(event.new, 'call')} run at once, not {event.old}"
+            return f"{_subject(event)}lets {now}: {event.reason}"
+        case events.ChaosInjected():
+            return f"{_subject(event)}injected {'an' if event.effect in ('error', 'action') else 'a'} {event.effect}"
+        case events.CacheUsed():
+            return f"{_subject(event)}answered with {_ANSWERS[event.how]}"
+        case events.StreamOpened():
+            return f"the first item came in attempt {event.attempt}, after {format_seconds(event.elapsed)}"
+        case events.Parked():
+            times = "1 restart" if event.restarts == 1 else f"{event.restarts} restarts"
+            return f"gave {event.name} up after {times}; the last failure was {_what(event.last)}"
+    assert isinstance(event, events.ExecutionFinished)
+    return _finished(event)
 
 
 def _timed_out(event: events.TimedOut) -> str:
@@ -69,81 +108,12 @@ def _rejected(event: events.CallRejected) -> str:
     return f"{_subject(event)}refused a call with {event.reason}{waited}{later}"
 
 
-def _changed(event: events.CircuitChanged) -> str:
-    lasts = "" if event.retry_after is None else f" for {format_seconds(event.retry_after)}"
-    why = f": {event.reason}" if event.reason else ""
-    return f"{event.old.value} -> {event.new.value}{lasts}{why}"
-
-
-def _fell_back(event: events.FallbackUsed) -> str:
-    return f"{_subject(event)}answered instead of {_what(event.outcome)}"
-
-
-def _adapted(event: events.LimitChanged) -> str:
-    return f"{_subject(event)}lets {format_count(event.new, 'call')} run at once, not {event.old}: {event.reason}"
-
-
-def _injected(event: events.ChaosInjected) -> str:
-    return f"{_subject(event)}injected {'an' if event.effect in ('error', 'action') else 'a'} {event.effect}"
-
-
-def _answered(event: events.CacheUsed) -> str:
-    answer = {"fresh": "a value that it keeps", "stale": "an old value", "shared": "what another call has brought"}
-    return f"{_subject(event)}answered with {answer[event.how]}"
-
-
-def _opened(event: events.StreamOpened) -> str:
-    return f"the first item came in attempt {event.attempt}, after {format_seconds(event.elapsed)}"
-
-
-def _parked(event: events.Parked) -> str:
-    times = "1 restart" if event.restarts == 1 else f"{event.restarts} restarts"
-    return f"gave {event.name} up after {times}; the last failure was {_what(event.last)}"
-
-
 def _finished(event: events.ExecutionFinished) -> str:
     if event.outcome is None:
         return f"cancelled {_CANCELLED[event.cancelled_by or 'caller']}, {_spent(event)}"
     if isinstance(event.outcome, Failure):
         return f"failed {_spent(event)} with {_what(event.outcome)}"
     return f"done {_spent(event)}"
-
-
-_SENTENCES: dict[type[Event], Callable[[Any], str]] = {
-    events.RetryScheduled: _scheduled,
-    events.RetryGaveUp: _gave_up,
-    events.HedgeStarted: _hedge_started,
-    events.HedgeFinished: _hedge_finished,
-    events.BudgetSpent: _spent_budget,
-    events.TimedOut: _timed_out,
-    events.CallRejected: _rejected,
-    events.CircuitChanged: _changed,
-    events.FallbackUsed: _fell_back,
-    events.LimitChanged: _adapted,
-    events.ChaosInjected: _injected,
-    events.CacheUsed: _answered,
-    events.StreamOpened: _opened,
-    events.Parked: _parked,
-    events.ExecutionFinished: _finished,
-}
-
-
-def sentence(event: Event, *, messages: bool) -> str:
-    """Describe an event in one line of printable characters, even if a message or a name contains others.
-
-    :param messages: whether the messages of errors are written.
-    """
-    text = f"{_topic(event)}: {_SENTENCES[type(event)](event)}"
-    if messages:
-        known = facts(event, messages=True)
-        if "error" in known:
-            text = f"{text}: {known['error']}"
-        elif "last_failure" in known:
-            text = f"{text}, after {known['last_failure']}"
-    return printable(text)
-
-
-# --- parts of sentences ---
 
 
 def _topic(event: Event) -> str:

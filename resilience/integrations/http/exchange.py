@@ -2,10 +2,10 @@
 
 An exchange is the function that the policy calls. Each call is one attempt, and each attempt takes the same steps:
 
-    _begin          Check that there is time left and that the request may be sent (again). Rewind the body.
-    send            Let the client send the request, within the time left.
-    _note_failure   Find out from an error whether the server may have the request, and whether the time was over.
-    _judge          Decide by the status whether the response is a result or a failure (`TransientStatus`).
+    _begin         Check that there is time left and that the request may be sent (again). Rewind the body.
+    send           Let the client send the request, within the time left.
+    note_failure   Find out from an error whether the server may have the request.
+    _judge         Decide by the status whether the response is a result or a failure (`TransientStatus`).
 
 An attempt is one coroutine. For a blocking client it is driven: everything that it awaits has already finished.
 
@@ -16,8 +16,8 @@ A subclass describes a client: how it sends, what its errors mean, and how it li
 request may be sent again is answered by the base class, `Repeatable`.
 
 Attempts can overlap: a thread that a `Timeout` has abandoned continues, and a policy may hedge. So each attempt has its
-own data (`Attempt`), a lock guards the list of open responses, and an abandoned attempt no longer decides whether the
-request may be sent again. If its response arrives later, the exchange closes it.
+own data (`Attempt`), and a lock guards the list of open responses. If the response of an abandoned attempt arrives, the
+exchange closes it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import anyio
 from resilience.ambient import get_ambient, innermost_open
 from resilience.clock import clock
 from resilience.context import Context, is_out_of_time, waits_until
-from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
+from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.execution import aprotect, protect
 from resilience.integrations.http.bodies import IN_MEMORY, Body
 from resilience.integrations.http.limits import inform_limiters
@@ -75,11 +75,8 @@ class Exchange(Repeatable):
     in_tasks: bool = False
     #: The class of the client's responses.
     response_type: Any
-    #: Errors of the client that prove that nothing has reached the server, and its errors for a wait that was too long.
-    never_sent: ClassVar[tuple[type[Exception], ...]] = ()
+    #: Errors of the client for a wait that was too long.
     timed_out: ClassVar[tuple[type[Exception], ...]] = (TimeoutError,)
-    #: Whether the client reads files in threads of its own, which may continue after an attempt has ended.
-    reads_in_threads: ClassVar[bool] = False
 
     #: The instant until which the body of the returned response may be read; infinity for no limit.
     body_deadline: float = inf
@@ -117,17 +114,9 @@ class Exchange(Repeatable):
         """Return the response, with a body that raises an error if it is read after `body_deadline`."""
         return response
 
-    def may_have_been_sent(self, error: Exception) -> bool:
-        """Whether the server may have received the request, although the client has raised this error."""
-        return not isinstance(error, self.never_sent)
-
     def has_timed_out(self, error: Exception) -> bool:
         """Whether this error of the client means that it has waited too long."""
         return isinstance(error, self.timed_out)
-
-    def proxy_refusal(self, error: Exception) -> int | None:
-        """Return the status with which a proxy has refused to connect; None if this is another error."""
-        return None
 
     # --- the attempt ---
 
@@ -141,7 +130,9 @@ class Exchange(Repeatable):
         try:
             response = await self.send(attempt)
         except Exception as error:
-            self._note_failure(error, ctx)
+            self.note_failure(error, is_over=self._was_abandoned(ctx))
+            if is_out_of_time(ctx) and self.has_timed_out(error):
+                raise attempt_is_late() from error
             raise
         finally:
             if not self.reads_in_threads:
@@ -156,18 +147,6 @@ class Exchange(Repeatable):
         propagation = self.settings.propagation
         headers = propagation.headers_for(str(self._url), ctx) if propagation.hosts else {}
         return Attempt(ctx, left, self.count_as_sent(ctx, headers))
-
-    def _note_failure(self, error: Exception, ctx: Context) -> None:
-        """Note what an error of the client means; raise `DeadlineExceeded` if it timed out at our deadline."""
-        refusal = self.proxy_refusal(error)
-        if refusal is not None or isinstance(error, Rejected) or not self.may_have_been_sent(error):
-            if self.reads_in_threads:
-                self._body.end()
-            if not self._was_abandoned(ctx):
-                self.count_as_unsent("the proxy asks for a login" if refusal == 407 else None)
-        self.mark(error)
-        if is_out_of_time(ctx) and self.has_timed_out(error):
-            raise attempt_is_late() from error
 
     def _keep(self, response: Any, ctx: Context) -> bool:
         """Keep a response until the exchange is over; return False if it came too late and has to be closed."""

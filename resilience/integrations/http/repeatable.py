@@ -11,8 +11,10 @@ A Retry reads the answer in two places: on the called function, which is the exc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from resilience.context import Context
+from resilience.errors import Rejected
 from resilience.hints import forbid_repeat
 from resilience.integrations.http.bodies import Body
 from resilience.integrations.http.rules import NotRepeatable
@@ -21,10 +23,15 @@ from resilience.work.idempotency import key_for
 
 
 class Repeatable:
-    """A request that knows whether it may be sent again. The methods of the first section describe a client.
+    """A request that knows whether it may be sent again.
 
     :param body: what the client reads while it sends.
     """
+
+    #: Errors of the client that prove that nothing has reached the server.
+    never_sent: ClassVar[tuple[type[Exception], ...]] = ()
+    #: Whether the client reads files in threads of its own, which may continue after an attempt has ended.
+    reads_in_threads: ClassVar[bool] = False
 
     _is_over = False  # whether its caller has left
     _forbidden: str | None = None  # why, if the attempts so far do not allow another one
@@ -40,6 +47,16 @@ class Repeatable:
         )
         #: Whether an attempt may begin beside one that has not begun yet, which a Hedge reads besides `repeatable`.
         self._resilience_may_overlap: bool = self.why_not_once_sent is None
+
+    # --- the description of a client ---
+
+    def may_have_been_sent(self, error: Exception) -> bool:
+        """Whether the server may have received the request, although the client has raised this error."""
+        return not isinstance(error, self.never_sent)
+
+    def proxy_refusal(self, error: Exception) -> int | None:
+        """Return the status with which a proxy has refused to connect; None if this is another error."""
+        return None
 
     def why_not_now(self) -> str | None:
         """Return why no further attempt may begin, regardless of what has been sent; None if one may."""
@@ -91,6 +108,15 @@ class Repeatable:
         self._body.begin()
         return headers
 
-    def count_as_unsent(self, but: str | None) -> None:
-        """Allow another attempt, as this one has certainly not sent anything; `but`: another reason against it."""
-        self._forbidden = but
+    def note_failure(self, error: Exception, *, is_over: bool) -> None:
+        """Note whether an error proves that an attempt has sent nothing, and mark it.
+
+        :param is_over: whether the caller has abandoned the attempt, so that it no longer decides about the next one.
+        """
+        refusal = self.proxy_refusal(error)
+        if refusal is not None or isinstance(error, Rejected) or not self.may_have_been_sent(error):
+            if self.reads_in_threads:
+                self._body.end()
+            if not is_over:
+                self._forbidden = "the proxy asks for a login" if refusal == 407 else None
+        self.mark(error)

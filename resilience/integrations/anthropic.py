@@ -15,8 +15,7 @@ with needed_by("anthropic"):
 
 
 from resilience.integrations.http.perhost import PerHost
-from resilience.integrations.http.sdk import SDK, is_failure_status, protected_copy
-from resilience.network_errors import transient
+from resilience.integrations.http.sdk import SDK, protected_copy
 from resilience.policy import Policy
 
 __all__ = ["protect"]
@@ -59,8 +58,4 @@ def protect(client: C, policy: Policy[Any] | PerHost) -> C:
     return protected
 
 
-def _is_failure(error: Exception) -> bool:
-    return is_failure_status(error) if isinstance(error, APIStatusError) else transient(error)
-
-
-_SDK = SDK(AnthropicError, _is_failure, Timeout)
+_SDK = SDK(AnthropicError, APIStatusError, Timeout)

@@ -11,8 +11,7 @@ with needed_by("openai"):
 
 
 from resilience.integrations.http.perhost import PerHost
-from resilience.integrations.http.sdk import SDK, is_failure_status, protected_copy
-from resilience.network_errors import transient
+from resilience.integrations.http.sdk import SDK, protected_copy
 from resilience.policy import Policy
 
 __all__ = ["protect"]
@@ -55,10 +54,4 @@ def protect(client: C, policy: Policy[Any] | PerHost) -> C:
     return protected
 
 
-def _is_failure(error: Exception) -> bool:
-    if not isinstance(error, APIStatusError):
-        return transient(error)
-    return is_failure_status(error, lasting="insufficient_quota" in {error.code, error.type})
-
-
-_SDK = SDK(OpenAIError, _is_failure, Timeout)
+_SDK = SDK(OpenAIError, APIStatusError, Timeout)

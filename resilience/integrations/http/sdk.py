@@ -30,9 +30,10 @@ from resilience.integrations.http.limits import inform_limiters
 from resilience.integrations.http.perhost import Policies
 from resilience.integrations.http.rules import IDEMPOTENT_METHODS, Rules, retry_after
 from resilience.integrations.http.settings import Settings
+from resilience.network_errors import transient
 from resilience.outcome import ErrorAnswer
 
-__all__ = ["SDK", "is_failure_status", "protected_copy"]
+__all__ = ["SDK", "protected_copy"]
 
 #: Statuses below 500 that the SDKs themselves retry. They retry all statuses from 500 on.
 _TRANSIENT = frozenset({408, 409, 429})
@@ -53,29 +54,31 @@ class SDK:
     """What differs between SDKs.
 
     :param errors: the base class of all exceptions of the SDK.
-    :param is_failure: whether an exception means that the service failed.
+    :param status_error: the class of those for a status.
     :param timeout: the SDK's class `Timeout`, which takes one number, or `connect`, `read`, `write` and `pool`.
     """
 
     errors: type[Exception]
-    is_failure: Callable[[Any], bool]
+    status_error: type[Any]
     timeout: Callable[..., Any]
 
+    def is_failure(self, error: Any) -> bool:
+        """Whether an error means that the service failed: a network error, or a status that the SDK would retry.
 
-def is_failure_status(error: Any, *, lasting: bool = False) -> bool:
-    """Whether the SDK would retry an error, by its status. The rule is the same in all SDKs.
-
-    The header `x-should-retry` takes precedence. If the error is a failure, this sets its `repeatable` and
-    `retry_after`, which a Retry reads.
-
-    :param lasting: whether the failure is permanent, although its status means "not now".
-    """
-    headers = error.response.headers
-    should_retry = headers.get("x-should-retry")
-    if should_retry != "true" and error.status_code not in _TRANSIENT and error.status_code < 500:
-        return False
-    vars(error).update(repeatable=should_retry != "false" and not lasting, retry_after=retry_after(headers))
-    return True
+        The header `x-should-retry` takes precedence over the status. If the error is a failure with a status, this sets
+        its `repeatable` and `retry_after`, which a Retry reads.
+        """
+        if not isinstance(error, self.status_error):
+            return transient(error)
+        headers = error.response.headers
+        should_retry = headers.get("x-should-retry")
+        if should_retry != "true" and error.status_code not in _TRANSIENT and error.status_code < 500:
+            return False
+        # OpenAI answers 429 to a used-up quota, too, which is permanent.
+        is_permanent = "insufficient_quota" in {getattr(error, "code", None), getattr(error, "type", None)}
+        repeatable = should_retry != "false" and not is_permanent
+        vars(error).update(repeatable=repeatable, retry_after=retry_after(headers))
+        return True
 
 
 def protected_copy(client: Any, policy: Policies, sdk: SDK) -> Any:

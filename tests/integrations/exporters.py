@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +134,25 @@ def policies_with_state() -> tuple[Policy[Any], Policy[Any], Policy[Any]]:
         Policy.wrap(AdaptiveThrottle(), RateLimiter(1, max_wait=0, observe_only=True)),
         Cache(60).wrap(Keyed(lambda key: Retry(), key=str)),
     )
+
+
+def report_timeouts() -> None:
+    """Let an attempt, two executions, a caller's deadline and two waits in a queue time out."""
+
+    def endless(ctx: Context) -> None:
+        while True:
+            ctx.check()
+            time.sleep(0.001)
+
+    get = Context(operation="get")
+    Policy.wrap(Retry(1), Timeout(0.01, name="each"), name="p").capture(endless, get)
+    Policy.wrap(Timeout(0.01, name="whole"), Retry(1), name="p").capture(endless, get)
+    Timeout(0.01, name="alone").capture(endless, get)
+    Timeout(5.0, name="budget").capture(endless, Context(timeout=0.01, operation="get"))
+    bulkhead = Bulkhead(1, queue=1, max_wait=0.01, name="pool")
+    with bulkhead.slot():
+        bulkhead.capture(endless, get)
+        bulkhead.capture(endless, Context(timeout=0.005, operation="get"))
 
 
 async def report_everything(world: World, pipeline: Policy[Any], limits: Policy[Any], kept: Policy[Any]) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from resilience import (
     AdaptiveLimit,
-    Bulkhead,
     Cache,
     CircuitBreaker,
     Context,
@@ -22,7 +21,6 @@ from resilience import (
     Hedge,
     Policy,
     Retry,
-    Timeout,
     events,
 )
 from resilience.integrations.http import TransientStatus
@@ -31,7 +29,8 @@ from resilience.integrations.telemetry import DEFAULT_LEVELS, facts, kind_of
 from resilience.integrations.telemetry.sentences import _RAN_OUT
 from resilience.testing import script, virtual_time
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.listening import everything, park_a_task
+from tests.integrations.exporters import report_timeouts
+from tests.listening import everything, fails, park_a_task
 
 LOGRECORD = set(vars(logging.makeLogRecord({})))
 
@@ -95,20 +94,19 @@ def test_a_task_that_is_given_up_is_always_written(log: Log) -> None:
     }
 
 
-async def test_each_kind_of_event_has_its_level_and_a_readable_line(threads: World, clock: FakeClock, log: Log) -> None:
+GET = Context(operation="get")
+
+
+def test_each_kind_of_event_has_its_level_and_a_readable_line(clock: FakeClock, log: Log) -> None:
     """An opened circuit is an error; what policies do as configured is information."""
-    pipeline = Policy.wrap(
-        Fallback("x", name="spare"),
-        Retry(3, on=Boom, backoff=[1.5]),
-        CircuitBreaker(2, open_for=30, name="db"),
-        name="weather",
-    )
+    breaker = CircuitBreaker(2, open_for=30, name="db")
+    pipeline = Policy.wrap(Fallback("x", name="spare"), Retry(3, on=Boom, backoff=[1.5]), breaker, name="weather")
     log.begin()
     for _ in range(2):
-        await threads.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
+        pipeline.execute(script(Boom("secret"), ...), GET)
     clock.advance(30)
-    await threads.execute(pipeline, Script("fine").function(), Context(operation="get"))
-    pipeline.policies[2].isolate()  # type: ignore[attr-defined]
+    pipeline.execute(script("fine"), GET)
+    breaker.isolate()
     assert log.lines == [
         "INFO weather (get): attempt 1 failed with Boom, the next one is in 1.5 s",
         "ERROR circuit db: closed -> open for 30 s: failures 2 of 2; the last failure was Boom",
@@ -123,33 +121,18 @@ async def test_each_kind_of_event_has_its_level_and_a_readable_line(threads: Wor
     ]
 
 
-async def test_the_line_of_a_timeout_says_what_timed_out(threads: World, log: Log) -> None:
-    """An attempt, the execution, the caller's deadline, or the wait in a queue."""
-
-    async def hang(ctx: Context) -> None:
-        await threads.hang()
-
-    bulkhead = Bulkhead(1, queue=1, max_wait=0.01, name="pool")
-
-    async def inside(ctx: Context) -> None:
-        await threads.attempt(bulkhead, Script("never").function())
-
+def test_the_line_of_a_timeout_says_what_timed_out(log: Log) -> None:
     log.begin()
-
-    await threads.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), hang, Context(operation="get"))
-    await threads.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1), name="p"), hang, Context(operation="get"))
-    await threads.attempt(Timeout(5.0), hang, Context(timeout=0.01, operation="get"))
-    await threads.attempt(Timeout(0.01), hang, Context(operation="get"))
-    await threads.execute(bulkhead, inside, Context(operation="get"))
-    lines = [line for line in log.lines if "gave up" not in line]
-    assert lines[0] == "WARNING p (get): an attempt took longer than the 0.01 s of Timeout"
-    assert lines[1] == "WARNING p (get): the execution took longer than the 0.01 s of whole"
-    assert lines[2].startswith("WARNING Timeout (get): the deadline of the caller passed, ")
-    assert lines[2].endswith(" s after it began")
-    assert lines[3] == "WARNING Timeout (get): the execution took longer than 0.01 s"
-    assert lines[4].startswith("WARNING pool (get): refused a call with BulkheadFull after ")
-    assert lines[4].endswith(" s in the queue")
-    assert len(lines) == 5
+    report_timeouts()
+    lines = [re.sub(r"[\d.]+ s (after|in)", r"1 s \1", it) for it in log.lines if "gave up" not in it]
+    assert lines == [
+        "WARNING p (get): an attempt took longer than the 0.01 s of each",
+        "WARNING p (get): the execution took longer than the 0.01 s of whole",
+        "WARNING alone (get): the execution took longer than 0.01 s",
+        "WARNING budget (get): the deadline of the caller passed, 1 s after it began",
+        "WARNING pool (get): refused a call with BulkheadFull after 1 s in the queue",
+        "WARNING pool (get): refused a call with DeadlineExceeded after 1 s in the queue",
+    ]
 
 
 class FailureWithAdvice(Boom):
@@ -174,11 +157,11 @@ class FailureWithAdvice(Boom):
         ),
     ],
 )
-async def test_the_line_of_a_retry_that_gave_up_says_why(
-    threads: World, clock: FakeClock, log: Log, retry: Retry, failure: Boom, why: str
+def test_the_line_of_a_retry_that_gave_up_says_why(
+    clock: FakeClock, log: Log, retry: Retry, failure: Boom, why: str
 ) -> None:
     log.begin()
-    await threads.attempt(retry, Script(failure).function(), Context(timeout=10, operation="get"))
+    retry.capture(script(failure), Context(timeout=10, operation="get"))
     what = type(failure).__name__
     assert log.lines == [f"WARNING Retry (get): gave up after 1 attempt in 0 s, as {why}; the last failure was {what}"]
 
@@ -188,19 +171,16 @@ def test_each_reason_to_give_up_has_its_wording() -> None:
     assert set(_RAN_OUT) == set(get_args(get_type_hints(events.RetryGaveUp)["reason"]))
 
 
-async def test_the_line_of_an_http_error_holds_its_status(threads: World, clock: FakeClock, log: Log) -> None:
+def test_the_line_of_an_http_error_holds_its_status(clock: FakeClock, log: Log) -> None:
     log.begin()
-    await threads.attempt(
-        Retry(2, backoff=[1]), Script(TransientStatus("secret", status=429)).function(), Context(operation="get")
-    )
-    assert log.lines[0] == "INFO Retry (get): attempt 1 failed with TransientStatus 429, the next one is in 1 s"
+    Retry(2, backoff=[1]).execute(script(TransientStatus("secret", status=429), "fine"), GET)
+    assert log.lines == ["INFO Retry (get): attempt 1 failed with TransientStatus 429, the next one is in 1 s"]
 
 
-async def test_a_rejected_result_is_not_written(threads: World, clock: FakeClock, log: Log) -> None:
+def test_a_rejected_result_is_not_written(clock: FakeClock, log: Log) -> None:
     """Results may be confidential, also if `messages` is set."""
     log.begin(messages=True)
-    retry = Retry(2, on_result=lambda result: result == "secret", backoff=[1])
-    await threads.attempt(retry, Script("secret").function())
+    Retry(2, on_result=lambda result: result == "secret", backoff=[1]).capture(script("secret", ...))
     assert "attempt 1 failed with a result that was not good enough" in log.lines[0]
     assert "secret" not in str([vars(record) for record in log.records])
 
@@ -221,11 +201,12 @@ async def test_the_ends_of_executions_are_debug_lines(tasks_world: World, log: L
     assert log.lines[1].endswith(" s with Boom")
 
 
-async def test_records_hold_the_values_of_their_line(threads: World, clock: FakeClock, log: Log) -> None:
+def test_records_hold_the_values_of_their_line(clock: FakeClock, log: Log) -> None:
     """For formatters that write JSON; an unknown value is left out."""
     log.begin()
-    policy = Policy.wrap(Retry(2, on=Boom, backoff=[1.5], name="again"), name="weather")
-    await threads.attempt(policy, Script(Boom("secret")).function(), Context(operation="get"))
+    Policy.wrap(Retry(2, on=Boom, backoff=[1.5], name="again"), name="weather").capture(
+        script(Boom("secret"), ...), GET
+    )
     where = {"pipeline": "weather", "policy": "again", "operation": "get", "error_type": "tests.conftest.Boom"}
     assert [extra(record) for record in log.records] == [
         {"kind": "retry_scheduled", **where, "attempt": 1, "delay": 1.5},
@@ -242,15 +223,16 @@ def test_the_page_lists_the_fields_of_each_kind(heard: list[Any]) -> None:
         assert facts(event).keys() <= listed
 
 
-async def test_messages_of_errors_are_written_on_request(threads: World, clock: FakeClock, log: Log) -> None:
+def test_messages_of_errors_are_written_on_request(clock: FakeClock, log: Log) -> None:
     """Escaped and cut to one line; the arguments of the call stay out."""
     log.begin(messages=True)
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, open_for=0.5, name="db"))
-    await threads.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function(), Context(operation="get"))
-    assert log.lines[0].startswith(
+    pipeline.capture(script(Boom(f"no\nINFO forged {'x' * 500}"), ...), GET)
+    opened, retried, *_ = log.lines
+    assert opened.startswith(
         "ERROR circuit db: closed -> open for 0.5 s: failures 1 of 1; the last failure was Boom, after Boom: no"
     )
-    assert log.lines[1].startswith(
+    assert retried.startswith(
         "INFO Pipeline (get): attempt 1 failed with Boom, the next one is in 1 s: no\\nINFO forged"
     )
     assert all("\n" not in line and len(line) < 400 for line in log.lines)
@@ -259,11 +241,11 @@ async def test_messages_of_errors_are_written_on_request(threads: World, clock: 
 @pytest.mark.parametrize(
     "hostile", ["a\nWARNING forged", "\x1b[2Jgone", "\x00", "\x85", "a\u2028b", "\u202egnp.exe", "\x9b2J"]
 )
-def test_control_characters_are_escaped(threads: World, log: Log, hostile: str) -> None:
+def test_control_characters_are_escaped(log: Log, hostile: str) -> None:
     """In names and in messages: a line stays one line, and a terminal shows it without obeying it."""
     log.begin(messages=True)
     retry = Retry(2, on=Boom, backoff=[0], name=f"policy {hostile}")
-    retry.capture(lambda ctx: (_ for _ in ()).throw(Boom(hostile)), Context(operation=hostile))
+    retry.capture(script(Boom(hostile), ...), Context(operation=hostile))
     assert len(log.lines) == 2
     for record in log.records:
         assert record.getMessage().isprintable()
@@ -278,11 +260,9 @@ class WithoutText(Exception):
         raise ZeroDivisionError
 
 
-async def test_an_error_whose_str_raises_has_its_line(threads: World, clock: FakeClock, log: Log) -> None:
+def test_an_error_whose_str_raises_has_its_line(clock: FakeClock, log: Log) -> None:
     log.begin(messages=True)
-    retry = Retry(2, on=WithoutText, backoff=[1])
-    script = Script(WithoutText(), "fine")
-    assert await threads.attempt(retry, script.function(), Context(operation="get")) == "fine"
+    assert Retry(2, on=WithoutText, backoff=[1]).execute(script(WithoutText(), "fine"), GET) == "fine"
     assert log.lines == [
         "INFO Retry (get): attempt 1 failed with WithoutText, the next one is in 1 s: <no message: its __str__ raised>"
     ]
@@ -306,7 +286,7 @@ def refusals(log: Log) -> list[str]:
     return [line.removeprefix("WARNING ") for line in log.lines if "refused" in line]
 
 
-def test_repeated_lines_are_counted_after_the_first_few(threads: World, clock: FakeClock, log: Log) -> None:
+def test_repeated_lines_are_counted_after_the_first_few(clock: FakeClock, log: Log) -> None:
     """The count is written once, with the first event after the interval, of any policy."""
     breaker = isolated()
     log.begin(repeats=3, interval=10)
@@ -338,7 +318,7 @@ class Interrupting(str):
 @pytest.mark.skipif(
     sys.version_info >= (3, 14), reason="a tuple keeps its hash, so nothing is interrupted at this point"
 )
-def test_a_count_is_written_once_if_an_event_interrupts_the_writing(threads: World, clock: FakeClock, log: Log) -> None:
+def test_a_count_is_written_once_if_an_event_interrupts_the_writing(clock: FakeClock, log: Log) -> None:
     """The interrupting event writes the count, the interrupted one does not write it again."""
     breaker, other = CircuitBreaker(name="db"), CircuitBreaker(name="other")
     log.begin(repeats=1, interval=10)
@@ -359,7 +339,7 @@ def test_a_count_is_written_once_if_an_event_interrupts_the_writing(threads: Wor
 
 
 def test_no_event_is_created_for_an_end_that_is_not_logged(
-    threads: World, clock: FakeClock, log: Log, monkeypatch: pytest.MonkeyPatch
+    clock: FakeClock, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ends of executions are listened to only if they are logged, or if a count is still to be written."""
     created: list[str] = []
@@ -386,7 +366,7 @@ def test_no_event_is_created_for_an_end_that_is_not_logged(
     assert created[2:] == ["ExecutionFinished"]
 
 
-def test_ending_the_export_writes_the_counts(threads: World, clock: FakeClock, log: Log) -> None:
+def test_ending_the_export_writes_the_counts(clock: FakeClock, log: Log) -> None:
     """Nothing is lost at a shutdown; a second end writes nothing."""
     end = log.begin(repeats=1)
     refuse(isolated(), times=4)
@@ -405,7 +385,7 @@ def test_an_interval_of_another_virtual_time_is_over(log: Log) -> None:
     assert log.lines == ["INFO Fallback (Script): answered instead of Boom"] * 3
 
 
-def test_repeats_are_counted_for_each_operation(threads: World, clock: FakeClock, log: Log) -> None:
+def test_repeats_are_counted_for_each_operation(clock: FakeClock, log: Log) -> None:
     """The repeats of one operation hide no other."""
     breaker = isolated()
     log.begin(repeats=1)
@@ -414,7 +394,7 @@ def test_repeats_are_counted_for_each_operation(threads: World, clock: FakeClock
     assert [line.partition(":")[0] for line in refusals(log)] == ["db (get)", "db (put)"]
 
 
-def test_changes_of_circuits_are_always_written(threads: World, clock: FakeClock, log: Log) -> None:
+def test_changes_of_circuits_are_always_written(clock: FakeClock, log: Log) -> None:
     """They are rare and important, so that the limit on repeats does not apply."""
     breaker = CircuitBreaker(name="db")
     log.begin(repeats=1)
@@ -424,7 +404,7 @@ def test_changes_of_circuits_are_always_written(threads: World, clock: FakeClock
     assert len(log.lines) == 10
 
 
-def test_the_number_of_counted_operations_is_bounded(threads: World, clock: FakeClock, log: Log) -> None:
+def test_the_number_of_counted_operations_is_bounded(clock: FakeClock, log: Log) -> None:
     """The oldest of many different lines are forgotten, and their counts written."""
     breaker = isolated()
     end = log.begin(repeats=1)
@@ -439,10 +419,10 @@ def test_the_number_of_counted_operations_is_bounded(threads: World, clock: Fake
 # --- options ---------------------------------------------------------------------------------
 
 
-async def test_levels_can_be_set_for_each_kind_of_event(threads: World, clock: FakeClock, log: Log) -> None:
+def test_levels_can_be_set_for_each_kind_of_event(clock: FakeClock, log: Log) -> None:
     """None leaves a kind out."""
     log.begin(levels={events.RetryScheduled: logging.CRITICAL, events.RetryGaveUp: None})
-    await threads.attempt(Retry(2, on=Boom, backoff=[1]), Script(Boom()).function())
+    Retry(2, on=Boom, backoff=[1]).capture(fails)
     assert [record.levelname for record in log.records] == ["CRITICAL"]
 
 
@@ -457,7 +437,7 @@ def test_lines_go_to_the_default_logger_or_to_an_adapter(caplog: pytest.LogCaptu
     assert [record.name for record in caplog.records] == [usual.name] * 2
 
 
-def test_lines_below_the_level_are_not_counted(threads: World, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_below_the_level_are_not_counted(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.logger.setLevel(logging.ERROR)
     end = log.begin(repeats=1)
     refuse(isolated(), times=3)
@@ -482,7 +462,7 @@ def test_adapters_add_to_the_values_of_a_line() -> None:
     assert extra(record).items() >= {"kind": "retry_scheduled", "service": "shop", "host": "a"}.items()
 
 
-def test_events_of_healthy_calls_are_debug_lines(threads: World, log: Log) -> None:
+def test_events_of_healthy_calls_are_debug_lines(log: Log) -> None:
     log.logger.setLevel(logging.DEBUG)
     log.begin()
     everything()
@@ -503,7 +483,7 @@ def test_events_of_healthy_calls_are_debug_lines(threads: World, log: Log) -> No
         assert line in lines
 
 
-def test_events_of_caches_and_streams_are_debug_lines(threads: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_of_caches_and_streams_are_debug_lines(caplog: pytest.LogCaptureFixture) -> None:
     """At a higher level no event is created for them, which is decided once."""
     log = logging.getLogger("resilience.events")
     cache = Cache(60, name="prices")

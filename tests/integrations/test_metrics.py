@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,9 +94,10 @@ def test_a_rejected_response_is_counted_by_its_status(clock: FakeClock, metrics:
 
 
 def test_instrumenting_a_value_that_is_no_policy_is_refused(metrics: Metrics) -> None:
-    """And nothing is counted after the error."""
-    with pytest.raises(TypeError, match="only policies can be observed, not 'weather'"):
-        metrics.instrument("weather")
+    """Such as a class instead of an object. Nothing is counted after the error."""
+    for value in (Retry, PerHost, "weather", None):
+        with pytest.raises(TypeError, match=f"only policies can be observed, not {re.escape(repr(value))}"):
+            metrics.instrument(value)
     Retry().execute(lambda ctx: None)
     assert metrics.labels("pipeline") == set()
 

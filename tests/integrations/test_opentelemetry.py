@@ -23,7 +23,8 @@ from opentelemetry.trace import StatusCode
 from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, Retry, Timeout
 from resilience.integrations.opentelemetry import Tracing, instrument
 from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS
-from tests.conftest import Boom, FakeClock, Script, World, no_collector
+from resilience.testing import script
+from tests.conftest import Boom, FakeClock, World, no_collector
 from tests.integrations.exporters import Metrics, OpenTelemetry, policies_with_state, report_everything
 
 # --- metrics ---------------------------------------------------------------------------------
@@ -154,44 +155,39 @@ async def test_the_span_is_the_parent_of_the_functions_spans(world: World, trace
     assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.UNSET]
 
 
-async def test_events_of_policies_become_events_of_the_span(threads: World, clock: FakeClock, traced: Traced) -> None:
+def test_events_of_policies_become_events_of_the_span(clock: FakeClock, traced: Traced) -> None:
     """Failed attempts, waits, refusals, changes of the circuit, and fallbacks."""
     inner = Policy.wrap(Retry(3, on=Boom, backoff=[1.5]), CircuitBreaker(2, name="db"))
     pipeline = Policy.wrap(traced.policy(), Fallback("x", name="spare"), inner)
     for _ in range(2):
-        await threads.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get", timeout=9))
+        pipeline.execute(script(Boom("secret"), ...), Context(operation="get", timeout=9))
     span, refused = traced.spans
+    where = {"resilience.operation": "get", "resilience.pipeline": "Pipeline"}
     assert span.status.status_code is StatusCode.UNSET
-    assert span.attributes == {
-        "resilience.operation": "get",
-        "resilience.pipeline": "Pipeline",
-        "resilience.remaining": 9.0,
-    }
+    assert span.attributes == {**where, "resilience.remaining": 9.0}
     assert names(span) == [
         f"resilience.{kind}"
         for kind in "attempt_failed retry_scheduled circuit_changed attempt_failed retry_gave_up fallback_used".split()
     ]
     assert names(refused) == ["resilience.call_rejected", "resilience.fallback_used"]
-    where = {"resilience.operation": "get", "resilience.pipeline": "Pipeline"}
+    boom = {"error.type": "tests.conftest.Boom"}
     assert span.events[1].attributes == {
         **where,
+        **boom,
         "resilience.policy": "Retry",
         "resilience.attempt": 1,
         "resilience.delay": 1.5,
-        "error.type": "tests.conftest.Boom",
     }
     assert span.events[-2].attributes["resilience.reason"] == "circuit_open"
-    for last, error in (
-        (span.events[-1], "tests.conftest.Boom"),
-        (refused.events[-1], "resilience.errors.CircuitOpen"),
-    ):
-        assert last.attributes == {**where, "resilience.policy": "spare", "error.type": error}
+    spare = {**where, "resilience.policy": "spare"}
+    assert span.events[-1].attributes == spare | boom
+    assert refused.events[-1].attributes == spare | {"error.type": "resilience.errors.CircuitOpen"}
     assert "secret" not in str([event.attributes for event in (*span.events, *refused.events)])
 
 
-async def test_a_failure_is_recorded_in_the_span(threads: World, traced: Traced) -> None:
+def test_a_failure_is_recorded_in_the_span(traced: Traced) -> None:
     """Status, class, message and traceback of the exception."""
-    await threads.attempt(traced.policy(), Script(Boom("no")).function(), Context(operation="get"))
+    traced.policy().capture(script(Boom("no")), Context(operation="get"))
     span = traced.only
     assert span.name == "get"
     assert span.attributes["error.type"] == "tests.conftest.Boom"
@@ -201,9 +197,9 @@ async def test_a_failure_is_recorded_in_the_span(threads: World, traced: Traced)
     assert "Traceback" in event.attributes["exception.stacktrace"]
 
 
-async def test_messages_can_be_left_out(threads: World, traced: Traced) -> None:
+def test_messages_can_be_left_out(traced: Traced) -> None:
     """They could hold a secret; the class of the error stays."""
-    await threads.attempt(traced.policy(record_exceptions=False), Script(Boom("secret")).function())
+    traced.policy(record_exceptions=False).capture(script(Boom("secret")))
     assert "secret" not in traced.only.to_json()
     assert traced.only.status.description == "tests.conftest.Boom"
 
@@ -216,23 +212,20 @@ class WithoutText(Exception):
 
 
 @pytest.mark.parametrize("record_exceptions", [True, False])
-async def test_an_exception_whose_str_raises_is_raised_unchanged(
-    threads: World, traced: Traced, record_exceptions: bool
-) -> None:
+def test_an_exception_whose_str_raises_is_raised_unchanged(traced: Traced, record_exceptions: bool) -> None:
     """The SDK calls `__str__`; the span has no message then."""
-
-    policy = traced.policy(record_exceptions=record_exceptions)
-    assert type(await threads.attempt(policy, Script(WithoutText()).function())) is WithoutText
+    with pytest.raises(WithoutText):
+        traced.policy(record_exceptions=record_exceptions).execute(script(WithoutText()))
     assert traced.only.status.status_code is StatusCode.ERROR
     assert str(traced.only.attributes["error.type"]).endswith("WithoutText")
 
 
-async def test_a_refused_call_is_a_failure_of_its_span(threads: World, traced: Traced) -> None:
+def test_a_refused_call_is_a_failure_of_its_span(traced: Traced) -> None:
     """The class of the error is that of the policy's refusal."""
     breaker = CircuitBreaker()
     breaker.isolate()
-
-    assert isinstance(await threads.attempt(traced.policy().wrap(breaker), Script("never").function()), CircuitOpen)
+    with pytest.raises(CircuitOpen):
+        traced.policy().wrap(breaker).call(int)
     assert traced.only.attributes["error.type"] == "resilience.errors.CircuitIsolated"
     assert names(traced.only) == ["resilience.call_rejected", "exception"]
 
@@ -274,7 +267,7 @@ async def test_a_cancellation_by_the_caller_is_no_error(tasks_world: World, trac
     assert names(traced.only) == []
 
 
-def test_an_interrupt_is_no_error(threads: World, traced: Traced) -> None:
+def test_an_interrupt_is_no_error(traced: Traced) -> None:
     """It is raised."""
 
     def fn(ctx: Context) -> None:
@@ -311,21 +304,21 @@ async def test_a_closed_coroutine_detaches_nothing_elsewhere_without_an_sdk(capl
     assert caplog.records == []
 
 
-def test_a_span_that_the_function_leaves_current_ends_with_ours(threads: World, traced: Traced) -> None:
+def test_a_span_that_the_function_leaves_current_ends_with_ours(traced: Traced) -> None:
     left = traced.tracer.start_span("left")
     before = context.get_current()
     traced.policy().call(lambda: context.attach(trace.set_span_in_context(left)))
     assert context.get_current() == before
 
 
-def test_a_stop_iteration_is_recorded_as_itself(threads: World, traced: Traced) -> None:
+def test_a_stop_iteration_is_recorded_as_itself(traced: Traced) -> None:
     """And not as the exception that carries it through a coroutine."""
     with pytest.raises(StopIteration):
         traced.policy().execute(lambda ctx: next(iter([])))
     assert traced.only.attributes["error.type"] == "StopIteration"
 
 
-async def test_a_span_that_is_not_sampled_records_no_events(threads: World) -> None:
+def test_a_span_that_is_not_sampled_records_no_events() -> None:
     """It adds no listener, so that it costs little."""
     provider = TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)
     seen: list[Context] = []
@@ -335,9 +328,7 @@ async def test_a_span_that_is_not_sampled_records_no_events(threads: World) -> N
             seen.append(ctx)
             return await call(ctx)
 
-    await threads.execute(
-        Policy.wrap(Recording(), Tracing(tracer_provider=provider), Recording()), Script("fine").function()
-    )
+    Policy.wrap(Recording(), Tracing(tracer_provider=provider), Recording()).call(int)
     assert seen[0] is seen[1]
 
 
@@ -362,7 +353,7 @@ def test_a_change_that_is_reported_after_the_span_is_left_out(traced: Traced, ca
     assert (breaker.state.name, names(traced.only), caplog.records) == ("CLOSED", [], [])
 
 
-def test_a_failed_call_is_freed_without_the_cyclic_collector(threads: World, traced: Traced) -> None:
+def test_a_failed_call_is_freed_without_the_cyclic_collector(traced: Traced) -> None:
     """Spans hold text, not exceptions."""
     policy = traced.policy(record_exceptions=False).wrap(Retry(2, on=Boom, backoff=[0]))
     policy.capture(lambda ctx: "warm")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Never
 
+import anyio
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 import httpx
@@ -26,8 +27,8 @@ from resilience import (
 from resilience.integrations.http import PerHost, TransientStatus
 from resilience.integrations.telemetry import INSTRUMENTS, Feed, Instrument, Labels, Measurement, Observed, error_type
 from resilience.outcome import Failure, Success
-from tests.conftest import Boom, FakeClock, Script, World
-from tests.integrations.exporters import policies_with_state, report_everything
+from tests.conftest import Boom, FakeClock, World
+from tests.integrations.exporters import policies_with_state, report_everything, report_timeouts
 
 
 @pytest.fixture
@@ -74,48 +75,28 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
         assert all(isinstance(text, str) for text in it.labels.values())
 
 
-async def test_timeouts_are_counted_by_what_timed_out(threads: World, measurements: list[Measurement]) -> None:
-    """An attempt, the whole execution, the wait in a queue, or the deadline of the caller."""
-
-    async def hang(ctx: Context) -> None:
-        await threads.hang()
-
-    bulkhead = Bulkhead(1, queue=1, max_wait=0.01, name="pool")
-
-    async def inside(ctx: Context) -> None:
-        await threads.attempt(bulkhead, Script("never").function())
-        await threads.attempt(bulkhead, Script("never").function(), Context(timeout=0.005))
-
-    await threads.attempt(Policy.wrap(Retry(1), Timeout(0.01, name="each")), hang)
-    await threads.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1)), hang)
-    await threads.attempt(Timeout(5.0, name="budget"), hang, Context(timeout=0.01))
-    await threads.execute(bulkhead, inside)
+def test_timeouts_are_counted_by_what_timed_out(measurements: list[Measurement]) -> None:
+    report_timeouts()
     assert [(labels["policy"], labels["scope"]) for _, labels in of(measurements, "timeouts")] == [
         ("each", "attempt"),
         ("whole", "total"),
+        ("alone", "total"),
         ("budget", "deadline"),
         ("pool", "queue"),
         ("pool", "deadline"),
     ]
 
 
-async def test_a_call_that_is_refused_immediately_has_not_timed_out(
-    threads: World, measurements: list[Measurement]
-) -> None:
+def test_a_call_that_is_refused_immediately_has_not_timed_out(measurements: list[Measurement]) -> None:
     """It is only a rejection, under the name of its error."""
     bulkhead = Bulkhead(1, name="pool")
-
-    async def inside(ctx: Context) -> None:
-        await threads.attempt(bulkhead, Script("never").function())
-
-    await threads.execute(bulkhead, inside)
+    with bulkhead.slot():
+        bulkhead.capture(int)
     assert [labels["reason"] for _, labels in of(measurements, "rejections")] == ["BulkheadFull"]
     assert of(measurements, "timeouts") == []
 
 
 async def test_a_cancelled_execution_is_no_failure(tasks_world: World, measurements: list[Measurement]) -> None:
-    import anyio
-
     with anyio.move_on_after(0.01):
         await Retry().aexecute(lambda ctx: anyio.sleep(10))
     [(_, labels)] = of(measurements, "execution.duration")
@@ -267,8 +248,8 @@ def test_the_policies_of_keys_are_observed_and_counted(measurements: list[Measur
     assert (value, labels["policy"], labels["how"]) == (1, "prices", "fresh")
 
 
-async def test_the_first_item_and_the_number_of_items_of_a_stream_are_measured(
-    threads: World, clock: FakeClock, measurements: list[Measurement]
+def test_the_first_item_and_the_number_of_items_of_a_stream_are_measured(
+    clock: FakeClock, measurements: list[Measurement]
 ) -> None:
     """The time includes all attempts; a stream without items has no first item."""
 
@@ -281,10 +262,3 @@ async def test_the_first_item_and_the_number_of_items_of_a_stream_are_measured(
     labels = {"pipeline": "letters", "operation": items.__qualname__}
     assert of(measurements, "stream.first_item") == [(2.0, labels)]
     assert of(measurements, "stream.items") == [(3, labels)]
-
-
-@pytest.mark.parametrize("value", [Retry, PerHost, "weather", None])
-def test_observing_a_value_that_is_no_policy_is_refused(value: Any) -> None:
-    """To pass a class instead of an object is the usual mistake."""
-    with pytest.raises(TypeError, match="only policies can be observed, not "):
-        Observed(value)

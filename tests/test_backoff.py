@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from resilience import Retry
 from resilience.backoff import Backoff, Constant, Decorrelated, Exponential, Jitter, Linear, Randomness, as_backoff
-from tests.conftest import Boom, Script, World
 
 
 class Fixed:
@@ -33,20 +32,6 @@ class Fixed:
 
 def first(backoff: Backoff, count: int, rng: Randomness | None = None) -> list[float]:
     return list(itertools.islice(backoff.delays(rng), count))
-
-
-class BothEnds:
-    """A source of randomness that draws the start and the end of the interval in turn."""
-
-    def __init__(self) -> None:
-        self._at = itertools.cycle([0.0, 1.0])
-
-    def uniform(self, a: float, b: float, /) -> float:
-        return a + (b - a) * next(self._at)
-
-
-def nth(backoff: Backoff, number: int, rng: Randomness | None = None) -> float:
-    return next(itertools.islice(backoff.delays(rng), number - 1, None))
 
 
 # --- the curves ---
@@ -112,11 +97,6 @@ def test_without_jitter_nothing_is_drawn() -> None:
     assert rng.getstate() == state
 
 
-def test_every_jitter_works_with_every_curve() -> None:
-    assert first(Constant(8, jitter="equal"), 2, Fixed(0.0)) == [4, 4]
-    assert first(Linear(8, jitter="full"), 2, Fixed(0.5)) == [4, 8]
-
-
 def test_decorrelated_draws_between_the_base_and_three_times_the_last_delay() -> None:
     """`min(cap, rng.uniform(base, 3 * prev))`, beginning with the base."""
     ours, same = random.Random(3), random.Random(3)
@@ -153,33 +133,12 @@ BACKOFFS: st.SearchStrategy[Backoff] = st.one_of(
 
 
 @given(backoff=BACKOFFS, at=POINTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_delay_is_negative_nan_or_infinite(backoff: Backoff, at: float) -> None:
+    """Nor longer than a platform can wait, although two to the power of 1,100 is no float."""
     for delay in first(backoff, 1100, Fixed(at)):
         assert isinstance(delay, (int, float))
-        assert 0 <= delay < math.inf
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("jitter", ["full", "equal", "none", 0.25, 1.0])
-@pytest.mark.parametrize("cap", [None, 2.0, 1e308])
-@pytest.mark.parametrize("base", [0, 5e-324, 0.1, 86_400, 1e308])
-def test_the_ten_thousandth_delay_is_bounded(jitter: Jitter, cap: float | None, base: float) -> None:
-    """Although two to the power of 10,000 is no float."""
-    highest = 2.0 if cap == 2.0 else 1e10
-    for backoff in (
-        Exponential(base, cap=cap, jitter=jitter),
-        Exponential(base, factor=1e9, cap=cap, jitter=jitter),
-        Linear(base, cap=cap, jitter=jitter),
-    ):
-        for delay in itertools.islice(backoff.delays(BothEnds()), 9_999, 10_001):
-            assert 0 <= delay <= highest * 2
-
-
-def test_the_ten_thousandth_decorrelated_delay_is_finite() -> None:
-    """It grows threefold each time without a cap."""
-    assert 0 < nth(Decorrelated(0.1), 10_000, Fixed(1.0)) < math.inf
-    assert nth(Decorrelated(0.1, cap=2), 10_000, Fixed(1.0)) == 2
+        assert 0 <= delay <= 2e10
 
 
 @given(base=st.floats(1e-6, 1e3), cap=st.floats(1e-6, 1e4), factor=st.floats(1, 10), seed=st.integers())
@@ -223,11 +182,6 @@ def herd(jitter: Jitter) -> list[int]:
             buckets[round(at / 0.05)] += 1
             at += delay
     return [buckets[key] for key in sorted(buckets)]
-
-
-def test_without_jitter_all_clients_retry_together() -> None:
-    """Seed 42: six buckets of 200."""
-    assert herd("none") == [200] * 6
 
 
 def test_full_jitter_spreads_the_attempts_of_many_clients() -> None:
@@ -404,13 +358,6 @@ def test_a_draw_that_is_no_valid_delay_is_refused(
     """With every jitter: `min` and `max` would let NaN pass."""
     with pytest.raises(kind, match=r"what rng\.uniform\(\) returned .*" + re.escape(message)):
         first(backoff, 1, Broken(bad))
-
-
-async def test_a_broken_source_of_randomness_ends_the_execution_with_an_error(world: World) -> None:
-    """It has the failed attempt as its context."""
-    error = await world.attempt(Retry(3, on=Boom, rng=Broken(math.nan)), Script(Boom()).function())
-    assert str(error) == "what rng.uniform() returned must be a number, not nan"
-    assert type(error.__context__) is Boom
 
 
 @pytest.mark.parametrize(

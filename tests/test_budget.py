@@ -98,14 +98,6 @@ async def test_a_block_inside_an_execution_keeps_its_operation_and_properties(
     assert seen == [(3.0, "op", 1), (5.0, "op", 1)]
 
 
-@each_block
-async def test_an_error_of_the_block_comes_out_and_the_deadline_ends(world: World, how: str) -> None:
-    with pytest.raises(Boom):
-        async with block(world, how, 8.0):
-            raise Boom
-    assert current_context().deadline == INF
-
-
 async def test_a_plain_block_does_not_cut_off(world: World) -> None:
     """It runs to its end; `check` raises inside."""
     with deadline(0.005) as ctx:
@@ -370,11 +362,3 @@ async def test_an_async_generator_closed_in_another_task_leaves_no_deadline_behi
     await anyio.sleep(0.03)
     assert current_context().deadline == INF
     assert await Retry().acall(anyio.sleep, 0) is None
-
-
-async def test_blocks_with_the_same_timeout_share_a_timer_of_the_loop(in_asyncio: World) -> None:
-    loop: Any = asyncio.get_running_loop()
-    for _ in range(50):
-        async with deadline(61.25):
-            pass
-    assert len(loop._scheduled) == 1

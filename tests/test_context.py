@@ -24,11 +24,6 @@ from resilience.record import Record
 from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 from tests.custom import INF, PASSING
 
-
-class Other(Exception):
-    """A failure that does not happen here."""
-
-
 # --- time --------------------------------------------------------------------------------------
 
 
@@ -141,11 +136,6 @@ def test_the_repr_of_a_context_shows_its_operation_remaining_time_and_attempt() 
 
 
 # --- the report --------------------------------------------------------------------------------
-
-
-def test_before_an_execution_the_report_is_empty() -> None:
-    ctx = Context()
-    assert (ctx.attempts, ctx.elapsed, ctx.failures) == (0, 0.0, ())
 
 
 async def test_the_report_contains_attempts_elapsed_time_and_failures(world: World, clock: FakeClock) -> None:

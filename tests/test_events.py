@@ -183,15 +183,6 @@ async def test_the_end_of_an_execution_is_reported_with_its_outcome(
     ]
 
 
-async def test_an_execution_of_a_single_policy_is_reported(world: World, heard: list[Any]) -> None:
-    await world.execute(Retry(), Script(1).function())
-    await world.execute(Retry(name="r"), Script(2).function())
-    assert [(event.policy, event.attempts, event.outcome) for event in heard] == [
-        ("Retry", 1, Success(1)),
-        ("r", 1, Success(2)),
-    ]
-
-
 async def test_the_end_of_a_nested_execution_is_reported_before_that_of_the_outer_one(
     world: World, heard: list[Any]
 ) -> None:

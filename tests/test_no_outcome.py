@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -255,35 +256,19 @@ def test_each_error_of_this_library_is_a_new_object(threads: World) -> None:
 
 
 @each_greedy
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-async def test_no_policy_handles_an_interrupt(world: World, name: str, kind: type[BaseException]) -> None:
-    """It is not retried, counted, answered or suppressed, and nothing stays held."""
+async def test_no_policy_handles_an_interrupt(world: World, name: str) -> None:
+    """It is not retried, counted, answered, captured or suppressed, and nothing stays held."""
     seen: list[Any] = []
     policy = GREEDY[name](seen)
-    interrupt = kind("now")
-    script = Script(interrupt)
-
-    with pytest.raises(kind) as caught:
-        await world.execute(policy, script.function())
-    assert caught.value is interrupt
-    assert script.calls == 1
+    ways: Any = (policy.execute, policy.capture) if world.blocking else (policy.aexecute, policy.acapture)
+    for interrupt, way in itertools.product((KeyboardInterrupt("now"), SystemExit(3), GeneratorExit()), ways):
+        script = Script(interrupt)
+        with pytest.raises(type(interrupt)) as caught:
+            await world.result(way(world.native(script.function())))
+        assert caught.value is interrupt
+        assert script.calls == 1
     assert seen == []
     assert released(policy)
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-async def test_interrupts_are_not_handled_even_if_on_names_them(
-    world: World, clock: FakeClock, kind: type[BaseException]
-) -> None:
-    """Only an `Exception` is an outcome."""
-    breaker = CircuitBreaker(1, on=(BaseException, kind))
-    pipeline = Fallback("x", on=BaseException).wrap(Retry(3, on=kind, backoff=[0]), breaker)
-    script = Script(kind())
-
-    with pytest.raises(kind):
-        await world.execute(pipeline, script.function())
-    assert script.calls == 1
-    assert breaker.state is CircuitState.CLOSED
 
 
 # --- StopIteration -----------------------------------------------------------------------------

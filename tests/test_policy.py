@@ -170,13 +170,6 @@ async def test_capture_returns_the_outcome_as_a_value(world: World, clock: FakeC
     assert ctx.attempts == 3
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-async def test_capture_raises_interrupts(world: World, kind: type[BaseException]) -> None:
-    """They are no outcomes."""
-    with pytest.raises(kind):
-        await captured(world, quick(), Script(kind()).function())
-
-
 async def test_capture_raises_a_cancellation(tasks_world: World) -> None:
     reached: list[str] = []
 

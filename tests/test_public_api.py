@@ -289,23 +289,6 @@ print(json.dumps(sorted(set(sys.modules) - before)))
     assert [name for name in modules if name.startswith("resilience.integrations")] == []
 
 
-def test_importing_the_front_door_imports_no_event_loop() -> None:
-    """It would double the time of the import. A task is still found later."""
-    program = """
-import sys
-import resilience
-from resilience.runtimes.tasks import find_runtime
-print(resilience.Timeout(5.0).call(len, "four"), type(find_runtime()).__name__, "asyncio" in sys.modules)
-import asyncio
-async def main():
-    await resilience.Timeout(5.0).acall(asyncio.sleep, 0)
-    return type(find_runtime()).__name__
-print(asyncio.run(main()))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == ["4 BlockingRuntime False", "TaskRuntime"]
-
-
 if __name__ == "__main__":
     RECORD.write_text(surface(), encoding="utf-8")
     print(f"recorded {len(surface().splitlines())} lines in {RECORD}")

@@ -15,7 +15,6 @@ import pytest
 
 from resilience import (
     Bulkhead,
-    BulkheadFull,
     CircuitBreaker,
     Context,
     Fallback,
@@ -23,7 +22,6 @@ from resilience import (
     Policy,
     Retry,
     Timeout,
-    TimeoutExceeded,
     events,
 )
 from resilience.runtimes import lowering
@@ -163,24 +161,6 @@ async def test_a_policy_behaves_the_same_called_by_another_policy(
     assert await course(world, pipeline(HandingOn(HandingOn(OURS[name]()))), clock) == expected
 
 
-async def test_a_timeout_called_by_another_policy_cuts_off(world: World) -> None:
-    """In threads the function runs on a worker, which is abandoned."""
-
-    timeout = Timeout(0.01)
-    for policy in (HandingOn(timeout), HandingOn(Pipeline(Retry(1), timeout)), Retry(1).wrap(HandingOn(timeout))):
-        assert isinstance(await world.attempt(policy, world.hang), TimeoutExceeded)
-
-
-async def test_a_bulkhead_called_by_another_policy_holds_its_permit_for_the_call(world: World) -> None:
-    gate = Bulkhead(1)
-
-    async def outer(ctx: Context) -> Any:
-        return await world.attempt(HandingOn(gate), Script("never").function())
-
-    assert isinstance(await world.execute(HandingOn(gate), outer), BulkheadFull)
-    assert gate.stats().in_flight == 0
-
-
 async def test_listeners_of_a_pipeline_called_by_another_policy_get_its_events(world: World, clock: FakeClock) -> None:
     """The execution is that of the outer pipeline."""
     inner: list[str] = []
@@ -191,14 +171,6 @@ async def test_listeners_of_a_pipeline_called_by_another_policy_get_its_events(w
     assert await world.execute(pipeline, Script(Boom(), "fine").function()) == "fine"
     assert inner == ["AttemptFailed", "RetryScheduled"]
     assert outer == ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
-
-
-async def test_an_interrupt_passes_through_policies_called_by_another_one(world: World) -> None:
-    """No policy answers, counts or retries it, and permits are released."""
-    gate, script = Bulkhead(1), Script(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        await world.execute(HandingOn(Pipeline(Fallback("x"), Retry(on=Exception), gate)), script.function())
-    assert (script.calls, gate.stats().in_flight) == (1, 0)
 
 
 def test_a_policy_can_pass_on_its_own_coroutine_function_as_the_call(threads: World) -> None:

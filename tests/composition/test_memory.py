@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -387,22 +387,6 @@ async def keeps_an_error(world: World, watched: Watched) -> None:
     cache.clear()
 
 
-async def streams(world: World, watched: Watched) -> None:
-    def blocking() -> Iterator[int]:
-        yield 1
-        watched.fail()
-
-    async def task() -> AsyncIterator[int]:
-        yield 1
-        watched.fail()
-
-    streaming = Retry(2, on=Boom, backoff=[0]).wrap(CircuitBreaker(), Bulkhead(1)).streaming(idle=20)
-    if world.blocking:
-        list(streaming.call(blocking))
-    else:
-        [item async for item in streaming.call(task)]
-
-
 SCENARIOS: dict[str, Scenario] = {
     "no policy": without_policy,
     "Retry, not handled": executes(lambda: Retry(on=ValueError)),
@@ -438,7 +422,6 @@ SCENARIOS: dict[str, Scenario] = {
     "Hedge": executes(lambda: Hedge(5, on=Boom)),
     "Hedge, attempt after attempt": executes(lambda: Hedge(5, on=Boom, eager=True)),
     "Hedge, attempts beside one another": executes(lambda: Hedge(0, on=Boom, budget=None)),
-    "a stream": streams,
     "rejected": is_rejected,
     "CircuitBreaker, isolated": refused_by(isolated),
     "Bulkhead, full": refused_by(lambda: twice(Bulkhead(1))),

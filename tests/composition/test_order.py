@@ -14,7 +14,6 @@ from resilience import (
     CircuitOpen,
     CircuitState,
     Context,
-    DeadlineExceeded,
     Fallback,
     Policy,
     Retry,
@@ -82,18 +81,6 @@ async def test_a_timeout_of_an_attempt_is_retried_but_not_one_of_the_whole(anywh
     with pytest.raises(TimeoutExceeded):
         await anywhere.execute(Policy.wrap(Timeout(0.02), Retry(3, backoff=[0])), fn)
     assert entered == [1]
-
-
-async def test_a_deadline_that_ends_an_attempt_is_not_retried(world: World) -> None:
-    """`DeadlineExceeded` is a `TimeoutError`, but no time is left."""
-    entered: list[int] = []
-
-    async def fn(ctx: Context) -> None:
-        entered.append(ctx.attempt)
-        await world.hang()
-
-    error = await world.attempt(Policy.wrap(Retry(3, backoff=[0]), Timeout(60)), fn, Context(timeout=0.1))
-    assert (type(error), entered) == (DeadlineExceeded, [1])
 
 
 # --- fallback ---

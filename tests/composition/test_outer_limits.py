@@ -25,7 +25,6 @@ from resilience import (
 )
 from resilience.testing import hang, script, virtual_time
 from tests.conftest import Boom, FakeClock, Virtual, World
-from tests.policies.breakers import CLOSED
 from tests.policies.timeouts import LONG, SHORT
 
 
@@ -329,13 +328,6 @@ async def test_each_attempt_with_a_task_group_is_retried_after_its_timeout(virtu
     with pytest.raises(TimeoutExceeded):
         await Pipeline(Retry(3, backoff=[0]), Timeout(SHORT)).aexecute(fn)
     assert entered == [1, 2, 3]
-
-
-async def test_an_inner_breaker_or_fallback_ignores_the_cut_off_of_an_outer_limit(tasks_world: World) -> None:
-    breaker = CircuitBreaker(1)
-    with pytest.raises(TimeoutExceeded):
-        await Pipeline(Timeout(SHORT), Fallback("instead"), breaker).aexecute(children())
-    assert breaker.state is CLOSED
 
 
 async def test_a_failure_of_a_child_is_raised_in_its_group(tasks_world: World) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -149,48 +148,16 @@ def test_an_abandoned_function_affects_no_policy_afterwards(gate: threading.Even
 # --- interrupts ---
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals are sent to a thread on POSIX only")
-def test_ctrl_c_during_a_wait_is_raised_at_once(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call is counted as abandoned, and permits are released."""
-    main = threading.main_thread().ident
-    assert main == threading.get_ident()
-    bulkhead = Bulkhead(1)
-    interrupts: list[int] = []
-    waits, sending = threading.Event(), threading.Lock()
-    wait_for = process_clock.wait
+def test_an_interrupted_call_counts_as_abandoned_until_its_function_ends(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(waitable: Any, seconds: float | None) -> bool:
+        raise KeyboardInterrupt
 
-    def interrupt(number: int, frame: object) -> None:
-        if not interrupts:
-            interrupts.append(number)
-            raise KeyboardInterrupt
-
-    def wait(waitable: Any, seconds: float | None) -> bool:
-        waits.set()
-        return wait_for(waitable, seconds)
-
-    def fn() -> None:
-        waits.wait(10)  # until then, the caller is still starting this thread
-        while True:  # a signal just before the lock begins to wait is noticed only after it, in any Python
-            with sending:
-                if interrupts:
-                    break
-                signal.pthread_kill(main, signal.SIGINT)
-            gate.wait(0.02)
-        gate.wait(10)
-
-    monkeypatch.setattr(process_clock, "wait", wait)
-    before = signal.signal(signal.SIGINT, interrupt)
-    began = time.monotonic()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            Policy.wrap(Fallback("instead", on=BaseException), bulkhead, Timeout(LONG)).call(fn)
-    finally:
-        with sending:
-            interrupts.append(0)  # no signal is sent from here on: it would end the run of the tests
-        signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - began < 5
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(process_clock, "wait", interrupted)
+        Timeout(LONG).call(gate.wait, 10)
     assert Timeout.abandoned() == 1
-    assert bulkhead.stats().in_flight == 0
     gate.set()
     wait_until(lambda: Timeout.abandoned() == 0)
 

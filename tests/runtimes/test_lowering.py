@@ -249,15 +249,6 @@ def test_the_first_call_may_come_from_many_threads_at_once() -> None:
             assert list(threads.map(call, range(16))) == list(range(16))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_two_hundred_nested_policies_stay_within_the_recursion_limit(way: str, observer: Observer) -> None:
-    def deep(policy: Policy[Any]) -> Policy[Any]:
-        return Policy.wrap(*[policy] * 200)
-
-    seen = observer.look(load("return await call(ctx)"), way, [Oops], deep, True)
-    assert len(seen.frames) == 200
-
-
 # --- the source must be the code that runs ---
 
 SOURCE = """\

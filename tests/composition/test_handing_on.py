@@ -30,10 +30,11 @@ from tests.custom import HandingOn
 from tests.functions import quick
 
 
-@pytest.fixture(params=["lowered", "driven"], autouse=True)
-def accelerator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test with lowering and without it."""
+@pytest.fixture(params=["lowered", "driven", "asyncio", "trio"])
+def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Threads with lowering and without it, and the worlds of tasks, which are never lowered."""
     monkeypatch.setattr(lowering, "enabled", request.param == "lowered")
+    return World(request.param if request.param in ("asyncio", "trio") else "threads")
 
 
 class Conditional(Policy):
@@ -110,6 +111,7 @@ async def course(world: World, policy: Policy[Any], clock: FakeClock) -> list[An
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append)
     observed: list[Any] = []
+    clock.sleeps.clear()
     for taken in steps():
         if not world.blocking and isinstance(taken[0], StopIteration):
             continue
@@ -120,7 +122,7 @@ async def course(world: World, policy: Policy[Any], clock: FakeClock) -> list[An
         observed.append([(type(event), event.operation) for event in seen])
         seen.clear()
     unsubscribe()
-    return [*observed, clock.sleeps]
+    return [*observed, *clock.sleeps]
 
 
 def stopping(world: World, script: Script) -> Callable[..., Any]:
@@ -140,7 +142,7 @@ def stopping(world: World, script: Script) -> Callable[..., Any]:
     return fn
 
 
-@pytest.mark.parametrize("place", ["alone", "outermost", "innermost"])
+@pytest.mark.parametrize("place", ["alone", "between"])
 @pytest.mark.parametrize("name", OURS)
 async def test_a_policy_behaves_the_same_called_by_another_policy(
     world: World, clock: FakeClock, name: str, place: str
@@ -148,17 +150,13 @@ async def test_a_policy_behaves_the_same_called_by_another_policy(
     """Results, attempts, delays, failures and events are equal and in the same order."""
 
     def pipeline(policy: Policy[Any]) -> Policy[Any]:
-        others = [Fallback("answered", on=KeyError), CircuitBreaker(99)]
         if place == "alone":
             return Pipeline(policy)
-        others.insert(0 if place == "outermost" else 2, policy)
-        return Pipeline(*others)
+        return Pipeline(Fallback("answered", on=KeyError), policy, CircuitBreaker(99))
 
     expected = await course(world, pipeline(OURS[name]()), clock)
-    clock.sleeps.clear()
-    assert await course(world, pipeline(HandingOn(OURS[name]())), clock) == expected
-    clock.sleeps.clear()
-    assert await course(world, pipeline(HandingOn(HandingOn(OURS[name]()))), clock) == expected
+    for other in (HandingOn(OURS[name]()), HandingOn(HandingOn(OURS[name]()))):
+        assert await course(world, pipeline(other), clock) == expected
 
 
 async def test_listeners_of_a_pipeline_called_by_another_policy_get_its_events(world: World, clock: FakeClock) -> None:
@@ -173,7 +171,7 @@ async def test_listeners_of_a_pipeline_called_by_another_policy_get_its_events(w
     assert outer == ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
 
 
-def test_a_policy_can_pass_on_its_own_coroutine_function_as_the_call(threads: World) -> None:
+async def test_a_policy_can_pass_on_its_own_coroutine_function_as_the_call(world: World) -> None:
     class Recording(Policy):
         def __init__(self) -> None:
             self.outcomes: list[Any] = []
@@ -192,7 +190,7 @@ def test_a_policy_can_pass_on_its_own_coroutine_function_as_the_call(threads: Wo
 
     boom = Boom()
     recording = Recording()
-    assert Pipeline(recording, Timeout(60.0)).execute(threads.native(Script(boom, "fine").function())) == "fine"
+    assert await world.execute(Pipeline(recording, Timeout(60.0)), Script(boom, "fine").function()) == "fine"
     assert recording.outcomes == [boom, "fine"]
 
 

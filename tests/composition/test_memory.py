@@ -13,7 +13,7 @@ import gc
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -209,8 +209,8 @@ def twice(policy: Policy[Any]) -> Policy[Any]:
 
 
 def throttling() -> Policy[Any]:
-    throttle = AdaptiveThrottle(min_calls=1, most=1.0, on=Boom, rng=Random(1))
-    for _ in range(10_000):  # until it refuses nearly all calls
+    throttle = AdaptiveThrottle(min_calls=1, most=1.0, on=Boom, rng=SimpleNamespace(uniform=min))
+    while not throttle.stats().rejected:
         throttle.capture(lambda ctx: Watched().fail())
     return throttle
 

@@ -128,11 +128,10 @@ def test_permits_and_queue_places_of_other_threads_are_free_in_the_child() -> No
 
 
 @forks
-@pytest.mark.parametrize("how", ["call", "slot"])
-def test_a_fork_inside_a_bulkhead_leaves_the_permit_to_the_parent(how: str) -> None:
+def test_a_fork_inside_a_bulkhead_leaves_the_permit_to_the_parent() -> None:
     """In the child the permit does not count, so releasing it there does not create one."""
     forked(
-        f"""
+        """
         bulkhead = Bulkhead(1)
 
         def forking():
@@ -141,45 +140,49 @@ def test_a_fork_inside_a_bulkhead_leaves_the_permit_to_the_parent(how: str) -> N
             in_child(child)
             return os.fork()
 
-        if "{how}" == "call":
-            child = bulkhead.call(forking)
-        else:
+        def call():
+            return bulkhead.call(forking)
+
+        def block():
             with bulkhead.slot():
-                child = forking()
-        if child == 0:
-            code = 1
-            with bulkhead.slot():
-                refused = bulkhead.capture(lambda ctx: None)
-                code = 0 if isinstance(refused.error, BulkheadFull) else 2
-            os._exit(code if bulkhead.stats().in_flight == 0 else 3)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert bulkhead.stats().in_flight == 0
+                return forking()
+
+        for fork in (call, block):
+            child = fork()
+            if child == 0:
+                code = 1
+                with bulkhead.slot():
+                    refused = bulkhead.capture(lambda ctx: None)
+                    code = 0 if isinstance(refused.error, BulkheadFull) else 2
+                os._exit(code if bulkhead.stats().in_flight == 0 else 3)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert bulkhead.stats().in_flight == 0
         """
     )
 
 
 @forks
-@pytest.mark.parametrize("policy", ["SingleFlight(key=lambda *args: 1)", "Cache(60, key=lambda *args: 1)"])
-def test_the_child_does_not_wait_for_a_call_of_another_thread(policy: str) -> None:
+def test_the_child_does_not_wait_for_a_call_of_another_thread() -> None:
     """That call would never end there. The parent goes on sharing it."""
     forked(
-        f"""
-        policy = {policy}
-        thread = beside(lambda: policy.call(stay))
+        """
+        for policy in (SingleFlight(key=lambda *args: 1), Cache(60, key=lambda *args: 1)):
+            inside.clear(), let_go.clear()
+            thread = beside(lambda: policy.call(stay))
 
-        def child():
-            assert policy.call(lambda: "its own") == "its own"
+            def child():
+                assert policy.call(lambda: "its own") == "its own"
 
-        in_child(child)
-        got = []
-        waiting = threading.Thread(target=lambda: got.append(policy.call(int)), daemon=True)
-        waiting.start()
-        while not policy._flights.leaders[1]._followers:
-            time.sleep(0.001)
-        let_go.set()
-        thread.join()
-        waiting.join()
-        assert got == [None], got
+            in_child(child)
+            got = []
+            waiting = threading.Thread(target=lambda: got.append(policy.call(int)), daemon=True)
+            waiting.start()
+            while not policy._flights.leaders[1]._followers:
+                time.sleep(0.001)
+            let_go.set()
+            thread.join()
+            waiting.join()
+            assert got == [None], got
         """
     )
 
@@ -403,37 +406,17 @@ def test_the_child_has_its_own_workers() -> None:
 @pytest.mark.parametrize(
     "run", ["asyncio.run(pipeline.acall(asyncio.sleep, 60))", "trio.run(wait)", "pipeline.call(hang)"]
 )
-@pytest.mark.parametrize(
-    ("where", "reached"),
-    [
-        ("in the function", "bulkhead.stats().in_flight"),
-        ("in the queue", "bulkhead.stats().queued"),
-        ("between two attempts", "retries"),
-    ],
-)
-def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str, where: str, reached: str) -> None:
+def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str) -> None:
     """In threads, asyncio and trio, at each kind of wait: no fallback, no retry, no failure counted, no permit held."""
     printed = printed_by(
         f"""
         import anyio, trio
 
         trio.run(anyio.sleep, 0)  # imports what it needs, so that the interrupt does not hit an import
-        bulkhead, retries, slot = Bulkhead(1, queue=1), [], None
-        breaker = CircuitBreaker(1, open_for=[0.0], on=BaseException)
-        breaker.capture(lambda ctx: 1 / 0)
-        everything = (Exception, KeyboardInterrupt)
-        retry = Retry(2, on=everything, backoff=[60], on_retry=retries.append)
-        pipeline = Policy.wrap(Fallback("instead", on=everything), retry, breaker, bulkhead, Timeout(60))
 
         class Down(Policy):
             async def around(self, call, ctx):
                 raise ConnectionError("down")
-
-        if "{where}" == "in the queue":
-            slot = bulkhead.slot()
-            slot.__enter__()
-        if "{where}" == "between two attempts":
-            pipeline = Policy.wrap(bulkhead, Fallback("instead", on=everything), retry, Down())
 
         async def wait():
             await pipeline.acall(trio.sleep, 60)
@@ -441,24 +424,41 @@ def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str, where: str
         def hang():
             threading.Event().wait(60)
 
-        def interrupt():
-            while not {reached}:
+        def interrupt(is_reached):
+            while not is_reached():
                 time.sleep(0.001)
             time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGINT)
 
-        threading.Thread(target=interrupt, daemon=True).start()
-        began = time.monotonic()
-        try:
-            {run}
-        except KeyboardInterrupt:
-            print("interrupted", time.monotonic() - began < 30, end=" ")
-        if slot is not None:
-            slot.__exit__(None, None, None)
-        print(bulkhead.stats().in_flight, bulkhead.stats().queued, breaker.stats().probes, breaker.stats().opened)
+        places = {{
+            "in the function": lambda: bulkhead.stats().in_flight,
+            "in the queue": lambda: bulkhead.stats().queued,
+            "between two attempts": lambda: retries,
+        }}
+        for place, is_reached in places.items():
+            bulkhead, retries, slot = Bulkhead(1, queue=1), [], None
+            breaker = CircuitBreaker(1, open_for=[0.0], on=BaseException)
+            breaker.capture(lambda ctx: 1 / 0)
+            everything = (Exception, KeyboardInterrupt)
+            retry = Retry(2, on=everything, backoff=[60], on_retry=retries.append)
+            pipeline = Policy.wrap(Fallback("instead", on=everything), retry, breaker, bulkhead, Timeout(60))
+            if place == "in the queue":
+                slot = bulkhead.slot()
+                slot.__enter__()
+            if place == "between two attempts":
+                pipeline = Policy.wrap(bulkhead, Fallback("instead", on=everything), retry, Down())
+            threading.Thread(target=interrupt, args=[is_reached], daemon=True).start()
+            began = time.monotonic()
+            try:
+                {run}
+            except KeyboardInterrupt:
+                print("interrupted", time.monotonic() - began < 15, end=" ")
+            if slot is not None:
+                slot.__exit__(None, None, None)
+            print(bulkhead.stats().in_flight, bulkhead.stats().queued, breaker.stats().probes, breaker.stats().opened)
         """
     )
-    assert printed == "interrupted True 0 0 0 1\n"
+    assert printed == "interrupted True 0 0 0 1\n" * 3
 
 
 # --- threads of the process ---
@@ -562,19 +562,11 @@ def test_after_the_end_of_threads_the_function_runs_without_its_timeout_and_warn
     assert (done.returncode, done.stdout, done.stderr) == (0, "4\nSuccess(value='fine')\n", f"{UNLIMITED}\n")
 
 
-@pytest.mark.parametrize(
-    "busy",
-    [
-        "threading.Thread(target=lambda: Timeout(60).call(time.sleep, 60), daemon=True).start()",
-        "threading.Thread(target=lambda: full.call(int), daemon=True).start()",
-        "[threading.Thread(target=hammer, daemon=True).start() for _ in range(4)]",
-    ],
-    ids=["waiting for a worker", "in a queue", "calling all the time"],
-)
-def test_the_process_ends_at_once_whatever_daemon_threads_do(busy: str) -> None:
+def test_the_process_ends_at_once_whatever_daemon_threads_do() -> None:
+    """They wait for a worker, or in a queue, or call all the time."""
     began = time.monotonic()
     printed = printed_by(
-        f"""
+        """
         full = Bulkhead(1, queue=9)
         slot = full.slot()
         slot.__enter__()
@@ -584,7 +576,8 @@ def test_the_process_ends_at_once_whatever_daemon_threads_do(busy: str) -> None:
             while True:
                 pipeline.call(int)
 
-        {busy}
+        for work in (lambda: Timeout(60).call(time.sleep, 60), lambda: full.call(int), *[hammer] * 4):
+            threading.Thread(target=work, daemon=True).start()
         time.sleep(0.1)
         print("end")
         """

@@ -49,25 +49,25 @@ def test_each_test_has_its_own_clock(resilience_time, resilience_recorder):
 """
 
 
-def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a separate project without other plugins."""
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "resilience.testing.plugin", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_the_names_of_the_fixtures_begin_with_that_of_the_library(tmp_path: Path) -> None:
-    """pytest loads them into every project, which may have another `recorder`."""
-    shown = run_pytest(tmp_path, "--fixtures").stdout
-    ours = re.findall(r"^(\w+) -- .*resilience/testing/plugin\.py", shown, re.MULTILINE)
-    assert sorted(ours) == ["resilience_recorder", "resilience_time"]
+#: Runs pytest in a separate project without other plugins, once for the list of its fixtures.
+RUN = """
+import pytest, sys
+options = ["-q", "-W", "error", "-p", "resilience.testing.plugin"]
+pytest.main([*options, "--fixtures"])
+sys.exit(pytest.main(options))
+"""
 
 
 def test_the_fixtures_work_in_a_separate_project(tmp_path: Path) -> None:
+    """Their names begin with that of the library, because pytest loads them into every project."""
     (tmp_path / "test_them.py").write_text(TESTS, encoding="utf-8")
-    done = run_pytest(tmp_path)
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", RUN]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
+    ours = re.findall(r"^(\w+) -- .*resilience/testing/plugin\.py", done.stdout, re.MULTILINE)
+    assert sorted(ours) == ["resilience_recorder", "resilience_time"]
 
 
 def test_the_fixtures_work_together(resilience_time: VirtualClock, resilience_recorder: Recorder) -> None:

@@ -78,12 +78,10 @@ def sleeps_in_trio_within_nurseries() -> None:
 
 WAITS: dict[str, Callable[[], object]] = {
     "thread": lambda: process_clock.sleep(60),
-    "retry": lambda: Retry(on=OSError, backoff=[60]).call(script(OSError(), "fine")),
     "timeout": lambda: Timeout(0.5).call(script(hang(1))),
     "asyncio": lambda: asyncio.run(sleeps_in("asyncio")),
     "trio": lambda: trio.run(sleeps_in, "trio"),
     "trio's nurseries": sleeps_in_trio_within_nurseries,
-    "asyncio, a timeout": lambda: anyio.run(lambda: Timeout(5).acall(anyio.sleep, 60), backend="asyncio"),
 }
 
 

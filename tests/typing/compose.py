@@ -37,10 +37,6 @@ def one_to_eight_on_the_class() -> None:
     assert_type(Policy.wrap(r, t, r, t, r, t, A), Pipeline[None])
     assert_type(Policy.wrap(r, t, r, t, r, t, r, A), Pipeline[None])
     assert_type(Policy.wrap(A, r, t, r, t, r, t, r), Pipeline[None])
-    assert_type(Policy.wrap(r), Pipeline[Never])
-    assert_type(Policy.wrap(r, t), Pipeline[Never])
-    assert_type(Policy.wrap(r, t, r), Pipeline[Never])
-    assert_type(Policy.wrap(r, t, r, t, r), Pipeline[Never])
     assert_type(Policy.wrap(r, t, r, t, r, t, r, t), Pipeline[Never])
 
 
@@ -55,10 +51,6 @@ def one_to_eight_on_a_policy() -> None:
     assert_type(r.wrap(t, r, t, r, t, A), Pipeline[None])
     assert_type(r.wrap(t, r, t, r, t, r, A), Pipeline[None])
     assert_type(A.wrap(r, t, r, t, r, t, r), Pipeline[None])
-    assert_type(r.wrap(), Pipeline[Never])
-    assert_type(r.wrap(t), Pipeline[Never])
-    assert_type(r.wrap(t, r), Pipeline[Never])
-    assert_type(r.wrap(t, r, t, r), Pipeline[Never])
     assert_type(r.wrap(t, r, t, r, t, r, t), Pipeline[Never])
 
 
@@ -74,14 +66,6 @@ def the_constructor() -> None:
     assert_type(Pipeline(r, t, name="users", listeners=[print]).policies, tuple[Policy[Any], ...])
     several: Pipeline[int | bytes] = Pipeline(B, r, C)  # without a type, mypy would say `object`
     assert_type(several.execute(fetch), "str | int | bytes")
-
-
-def made_in_place() -> None:
-    r = Retry()
-    assert_type(Policy.wrap(Fallback(None), r), Pipeline[None])
-    assert_type(Policy.wrap(r, Fallback(None)), Pipeline[None])
-    assert_type(Fallback(None).wrap(r), Pipeline[None])
-    assert_type(r.wrap(Fallback(None)), Pipeline[None])
 
 
 def several_answers() -> None:

@@ -10,7 +10,6 @@ from resilience import (
     Bulkhead,
     CircuitBreaker,
     Context,
-    FailedAttempt,
     Failure,
     Fallback,
     Outcome,
@@ -18,7 +17,6 @@ from resilience import (
     Retry,
     Success,
     Timeout,
-    current_context,
 )
 
 
@@ -121,23 +119,3 @@ def matched(outcome: Outcome[int]) -> str:
 
 def through_a_parameter(policy: Policy[int], fn: Callable[[Context], str]) -> None:
     assert_type(policy.execute(fn), "str | int")
-
-
-def contexts(ctx: Context) -> None:
-    assert_type(ctx.deadline, float)
-    assert_type(ctx.attempt, int)
-    assert_type(ctx.operation, "str | None")
-    assert_type(ctx.properties["tenant"], Any)
-    assert_type(ctx.remaining(), float)
-    assert_type(ctx.expired, bool)
-    assert_type(ctx.timeout(), "float | None")
-    assert_type(ctx.timeout(3.0), "float | None")
-    assert_type(ctx.attempts, int)
-    assert_type(ctx.elapsed, float)
-    assert_type(ctx.failures, tuple[FailedAttempt, ...])
-    for failed in ctx.failures:
-        assert_type(failed.type, str)
-        assert_type(failed.message, str)
-    assert_type(ctx.child(attempt=2), Context)
-    assert_type(current_context(), Context)
-    ctx.check()

@@ -8,16 +8,12 @@ from __future__ import annotations
 from typing import Never, TypeVar
 
 from resilience import (
-    AdaptiveLimit,
-    AdaptiveThrottle,
-    Bulkhead,
     Cache,
     Call,
     Chaos,
     CircuitBreaker,
     ConsecutiveFailures,
     Context,
-    FailureRatio,
     Fallback,
     Hedge,
     Keyed,
@@ -26,8 +22,6 @@ from resilience import (
     Rate,
     RateLimiter,
     Retry,
-    SingleFlight,
-    SlowRatio,
     Success,
     Timeout,
     deadline,
@@ -101,43 +95,21 @@ def pipelines() -> None:
 def settings() -> None:
     Retry(attempts="3")  # type: ignore[arg-type]
     Retry(3, OSError)  # type: ignore[call-arg]
-    Retry(on=5)  # type: ignore[arg-type]
     Retry(on=OSError("an instance"))  # type: ignore[arg-type]
     Retry(backoff=5)  # type: ignore[arg-type]
     Retry(tries=3)  # type: ignore[call-arg]
-    Retry(max_elapsed="1")  # type: ignore[arg-type]
-    Timeout()  # type: ignore[call-arg]
-    Timeout("1")  # type: ignore[arg-type]
     Timeout(None)  # type: ignore[arg-type]
-    Timeout(1.0, True)  # type: ignore[call-arg]
-    CircuitBreaker("5")  # type: ignore[arg-type]
-    CircuitBreaker(open_for="30")  # type: ignore[arg-type]
     CircuitBreaker(ConsecutiveFailures(3) | 5)  # type: ignore[operator]
-    FailureRatio("0.5")  # type: ignore[arg-type]
-    SlowRatio(0.5)  # type: ignore[call-arg]
-    Bulkhead(1.5)  # type: ignore[arg-type]
-    Bulkhead(1, 2)  # type: ignore[call-arg]
-    RateLimiter("10")  # type: ignore[arg-type]
     RateLimiter(Rate(1), 5)  # type: ignore[arg-type]
-    RateLimiter(1, max_waits=1)  # type: ignore[call-arg]
-    Rate(1, 2, 3)  # type: ignore[call-arg]
-    Rate(1, cost="1")  # type: ignore[arg-type]
     Rate(1).limit = 2  # type: ignore[misc]
     Fallback(1, handler=number)  # type: ignore[call-overload]
     Fallback(handler=5)  # type: ignore[call-overload]
-    AdaptiveLimit("2")  # type: ignore[arg-type]
-    AdaptiveLimit(0.3, 20)  # type: ignore[call-arg]
-    AdaptiveThrottle("2")  # type: ignore[arg-type]
-    AdaptiveThrottle(2.0, 30.0)  # type: ignore[call-arg]
-    Retry(budget="0.1")  # type: ignore[arg-type]
-    Hedge("1")  # type: ignore[arg-type]
     Hedge(budget=object())  # type: ignore[arg-type]
     Chaos()  # type: ignore[call-overload]
     Chaos(error=OSError, delay=1)  # type: ignore[call-overload]
     Chaos(error=KeyboardInterrupt)  # type: ignore[arg-type]
     Exponential(1, jitter="half")  # type: ignore[arg-type]
     Context(5.0)  # type: ignore[call-arg]
-    Context(timeout="5")  # type: ignore[arg-type]
     deadline("5")  # type: ignore[arg-type]
     events.subscribe(5)  # type: ignore[arg-type]
     events.subscribe(print, ValueError)  # type: ignore[arg-type]
@@ -173,18 +145,12 @@ async def streams() -> None:
     for _ in streamed.async_iterator(1):  # type: ignore[attr-defined]
         pass
     one: str = next(streamed.iterator(1))  # type: ignore[assignment]
-    Retry().streaming(first="1")  # type: ignore[arg-type]
     Retry().streaming(resume=["after"])  # type: ignore[arg-type]
     print(one)
 
 
 def kept() -> None:
-    Cache()  # type: ignore[call-arg]
-    Cache("60")  # type: ignore[arg-type]
     Cache(60, key=5)  # type: ignore[arg-type]
-    Cache(60, store=[])  # type: ignore[arg-type]
-    SingleFlight(by=5)  # type: ignore[call-arg]
-    Keyed(Retry)  # type: ignore[call-arg]
     Keyed(lambda key: str, key=len)  # type: ignore[arg-type,return-value]
     streamed.either.call(len, "u") + 1  # type: ignore[operator]
     streamed.states(streamed.either, streamed.keyed)  # type: ignore[arg-type]

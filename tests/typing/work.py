@@ -8,7 +8,7 @@ from typing import assert_type
 
 from resilience import Failure, Retry, Success, events
 from resilience.shared import MemoryStore
-from resilience.work import Gate, GateStats, IdempotencyKey, KeyInUse, Once, Supervisor, each
+from resilience.work import Gate, IdempotencyKey, KeyInUse, Once, Supervisor, each
 from tests.typing.execute import fetch
 
 
@@ -28,7 +28,6 @@ def gate() -> None:
     gate = Gate(name="work")
     assert_type(gate.wrap(Retry()).execute(fetch), str)
     assert_type(gate.drain(timedelta(seconds=5)), bool)
-    assert_type(gate.stats(), GateStats)
     gate.drain("5")  # type: ignore[arg-type]
 
 

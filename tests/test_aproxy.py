@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Fallback, Retry, Timeout
-from resilience.errors import BulkheadFull, CircuitOpen
+from resilience.errors import BulkheadFull
 from tests.clients import Client
 from tests.conftest import Boom, World, nothing_is_left_unawaited
 from tests.functions import quick
@@ -121,20 +121,11 @@ class Response:
         self.release()
 
 
-class RequestContextManager(Coroutine[Any, Any, Response]):
-    """As in aiohttp: awaited, it returns a response; entered, it returns one and releases it afterwards."""
+class AcquireContext:
+    """As asyncpg's `pool.acquire()`: no coroutine; awaited, it returns a response; entered, it also releases it."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Response]) -> None:
         self._coroutine = coroutine
-
-    def send(self, value: Any, /) -> Any:
-        return self._coroutine.send(value)
-
-    def throw(self, *args: Any) -> Any:
-        return self._coroutine.throw(*args)
-
-    def close(self) -> None:
-        self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, Response]:
         return self._coroutine.__await__()
@@ -147,8 +138,21 @@ class RequestContextManager(Coroutine[Any, Any, Response]):
         await self._response.__aexit__(*exc)
 
 
+class RequestContextManager(AcquireContext, Coroutine[Any, Any, Response]):
+    """As in aiohttp: such an object that is a coroutine, too."""
+
+    def send(self, value: Any, /) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *args: Any) -> Any:
+        return self._coroutine.throw(*args)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+
 class Session:
-    """A session as of aiohttp: answers its requests with the given statuses, one after another."""
+    """A session that answers its requests with the given statuses, one after another; the last one repeats."""
 
     def __init__(self, *statuses: int | Exception) -> None:
         self.statuses = list(statuses)
@@ -159,98 +163,34 @@ class Session:
     def get(self, url: str) -> RequestContextManager:
         return RequestContextManager(self._request(url))
 
+    def acquire(self, url: str) -> AcquireContext:
+        return AcquireContext(self._request(url))
+
     async def _request(self, url: str) -> Response:
         self.requests += 1
         await anyio.sleep(0)
-        status = self.statuses.pop(0)
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         if isinstance(status, Exception):
             raise status
         return Response(self, status)
 
 
-class Connection:
-    async def execute(self, sql: str) -> str:
-        await anyio.sleep(0)
-        return f"did {sql}"
-
-
-class AcquireContext:
-    """As asyncpg's `pool.acquire()`: no coroutine; can be awaited or entered, once."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._is_used = False
-
-    async def __aenter__(self) -> Connection:
-        self._connection = await self
-        return self._connection
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._pool.release(self._connection)
-
-    def __await__(self) -> Generator[Any, Any, Connection]:
-        assert not self._is_used
-        self._is_used = True
-        return self._pool._acquire().__await__()
-
-
-class Pool:
-    def __init__(self, failures: int = 0) -> None:
-        self.failures = failures
-        self.attempts = 0
-        self.out: list[Connection] = []
-
-    def acquire(self) -> AcquireContext:
-        return AcquireContext(self)
-
-    async def _acquire(self) -> Connection:
-        self.attempts += 1
-        await anyio.sleep(0)
-        if self.failures:
-            self.failures -= 1
-            raise Boom("no connection")
-        connection = Connection()
-        self.out.append(connection)
-        return connection
-
-    async def release(self, connection: Connection) -> None:
-        await anyio.sleep(0)
-        self.out.remove(connection)
-
-
-async def test_a_request_as_of_aiohttp_can_be_awaited_and_entered(tasks_world: World) -> None:
+@pytest.mark.parametrize("name", ["get", "acquire"])
+async def test_a_request_as_of_aiohttp_or_asyncpg_can_be_awaited_and_entered(tasks_world: World, name: str) -> None:
     """`await session.get(url)` and `async with session.get(url) as response` both work, with retries."""
     session = Session(Boom(), Boom(), 200, Boom(), 201)
-    proxy = quick().aproxy(session, "get")
+    method = getattr(quick().aproxy(session, name), name)
 
     with nothing_is_left_unawaited():
-        response = await proxy.get("a")
+        response = await method("a")
         assert response.status == 200
         response.release()
-        async with proxy.get("b") as response:
+        async with method("b") as response:
             assert await response.text() == "status 201"
             assert session.open == [response]
         assert session.open == []
     assert session.requests == 5
     assert session.left == [None]
-
-
-async def test_a_connection_as_of_asyncpg_can_be_awaited_and_entered(tasks_world: World) -> None:
-    """It is released when the block ends, also with an error."""
-    pool = Pool(failures=2)
-    proxy = quick().aproxy(pool, "acquire")
-
-    with nothing_is_left_unawaited():
-        connection = await proxy.acquire()
-        assert pool.out == [connection]
-        await proxy.release(connection)
-        pool.failures = 2
-        with pytest.raises(ValueError, match="in the block"):
-            async with proxy.acquire() as connection:
-                assert await connection.execute("select 1") == "did select 1"
-                raise ValueError("in the block")
-    assert pool.attempts == 6
-    assert pool.out == []
 
 
 async def test_an_error_of_the_block_does_not_concern_the_policy(tasks_world: World) -> None:
@@ -281,15 +221,17 @@ async def test_a_context_manager_may_suppress_the_error_of_its_block(tasks_world
 
 
 async def test_an_entry_that_fails_in_every_attempt_raises_its_own_error(tasks_world: World) -> None:
-    """Nothing is left open."""
-    pool = Pool(failures=99)
-    last = quick(2).aproxy(pool)
+    """Nothing is left open. The block gets the answer of a fallback, and nothing is exited."""
+    session = Session(Boom("no connection"))
+    proxy = quick(2).aproxy(session)
 
     with nothing_is_left_unawaited(), pytest.raises(Boom, match="no connection"):
-        async with last.acquire():
+        async with proxy.get("a"):
             raise AssertionError("never entered")
-    assert pool.attempts == 2
-    assert pool.out == []
+    assert (session.requests, session.open) == (2, [])
+    async with Fallback("answered").aproxy(proxy, "get").get("a") as response:
+        assert response == "answered"
+    assert session.left == []
 
 
 async def test_a_result_that_is_not_good_enough_is_exited_before_the_next_attempt(tasks_world: World) -> None:
@@ -306,16 +248,6 @@ async def test_a_result_that_is_not_good_enough_is_exited_before_the_next_attemp
     assert session.open == []
 
 
-async def test_a_fallback_answers_an_entry_that_failed(tasks_world: World) -> None:
-    """The block gets the answer, and nothing is exited."""
-    pool = Pool(failures=99)
-    proxy = Fallback("answered").wrap(quick(2)).aproxy(pool)
-
-    async with proxy.acquire() as connection:
-        assert connection == "answered"
-    assert pool.attempts == 2
-
-
 async def test_a_fallback_that_replaces_a_result_exits_what_was_entered(tasks_world: World) -> None:
     session = Session(503)
     proxy = Fallback("answered", on_result=lambda response: response.status >= 500).aproxy(session)
@@ -330,22 +262,16 @@ async def test_a_fallback_that_replaces_a_result_exits_what_was_entered(tasks_wo
 
 async def test_a_rejected_entry_enters_nothing(tasks_world: World) -> None:
     """The permit of the bulkhead is held while entering, but not for the block, as it is by `slot()`."""
-    pool = Pool()
-    gate = Bulkhead(1)
-    breaker = CircuitBreaker()
+    session, gate = Session(200), Bulkhead(1)
 
     with nothing_is_left_unawaited():
-        async with gate.aproxy(pool).acquire():
+        async with gate.aproxy(session).get("a"):
             assert gate.stats().in_flight == 0
         async with gate.slot():
             with pytest.raises(BulkheadFull):
-                async with gate.aproxy(pool).acquire():
+                async with gate.aproxy(session).get("b"):
                     pass
-        breaker.isolate()
-        with pytest.raises(CircuitOpen):
-            async with breaker.aproxy(pool).acquire():
-                pass
-    assert pool.attempts == 1
+    assert session.requests == 1
 
 
 async def test_an_entry_that_is_cut_off_leaves_nothing_behind(tasks_world: World) -> None:
@@ -381,18 +307,16 @@ async def test_an_entry_that_is_cut_off_leaves_nothing_behind(tasks_world: World
 
 async def test_a_cancelled_entry_leaves_nothing_behind(tasks_world: World) -> None:
     """The cancellation is no outcome."""
-    pool = Pool()
-    answered: list[Any] = []
-    proxy = Fallback("x", on_fallback=answered.append).wrap(quick()).aproxy(pool)
+    session, answered = Session(200), list[Any]()
+    proxy = Fallback("x", on_fallback=answered.append).wrap(quick()).aproxy(session)
 
     with nothing_is_left_unawaited():
         with anyio.CancelScope() as scope:
             scope.cancel()
-            async with proxy.acquire():
+            async with proxy.get("a"):
                 raise AssertionError("never entered")
         assert scope.cancelled_caught
-    assert pool.out == []
-    assert answered == []
+    assert session.open == answered == []
 
 
 async def test_entering_a_result_that_is_no_context_manager_is_a_misuse(tasks_world: World) -> None:

@@ -5,14 +5,13 @@ interferes there: it cancels the task, cancels the outer scope, throws the cance
 closes the coroutine (`GeneratorExit`). So there is no point at which a permit, the slot of a probe, a place in a
 queue or the ambient context could be lost without a failing test.
 
-Threads cannot be cancelled; there an interrupt is raised at each wait instead.
+Threads cannot be cancelled; `test_interrupts.py` interrupts them instead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -560,23 +559,7 @@ async def test_cancelling_many_queued_calls_at_once_loses_no_permit(tasks_world:
     all_permits_are_free(bulkhead)
 
 
-# --- before the call begins, and when it has ended ---
-
-
-async def test_a_task_that_is_cancelled_before_it_begins_has_no_effect(in_asyncio: World) -> None:
-    """The coroutine is discarded unstarted."""
-    entered: list[int] = []
-    bulkhead = Bulkhead(1)
-
-    async def fn(ctx: Context) -> None:
-        entered.append(1)
-
-    task = asyncio.create_task(Policy.wrap(Retry(on=BaseException), bulkhead, Timeout(LONG)).aexecute(fn))
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert entered == []
-    all_permits_are_free(bulkhead)
+# --- when the call has ended ---
 
 
 async def test_a_function_that_cancels_its_own_task_and_returns_keeps_its_result(in_asyncio: World) -> None:
@@ -597,138 +580,3 @@ async def test_a_function_that_cancels_its_own_task_and_returns_keeps_its_result
 
     task = asyncio.create_task(call())
     assert await task == "fine"
-
-
-async def test_a_cancellation_that_the_function_raises_is_no_outcome(tasks_world: World) -> None:
-    """Even without a cancellation of the task."""
-    seen: list[Any] = []
-    breaker = one_failure_short(on=BaseException)
-    policy = Policy.wrap(Fallback("instead", on=BaseException), Retry(on=BaseException), breaker, Timeout(LONG))
-    pipeline = Policy.wrap(policy, listeners=[seen.append])
-
-    async def fn(ctx: Context) -> None:
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            try:
-                await anyio.sleep(0)
-            except BaseException as error:
-                kept.append(error)
-                raise
-        raise kept[0]
-
-    kept: list[BaseException] = []
-
-    try:
-        await pipeline.aexecute(fn)
-    except BaseException as error:
-        assert error is kept[0]  # noqa: PT017
-    else:
-        raise AssertionError("the cancellation was swallowed")
-    assert [type(event) for event in seen] == [events.ExecutionFinished]
-    assert seen[0].outcome is None
-    still_one_failure_short(breaker)
-
-
-# --- threads: an interrupt at each wait ---
-
-
-class Interruptions:
-    """Counts the waits of blocking code, and interrupts one of them."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        self.at = 0
-        self._sleep = process_clock.sleep
-        self._wait = process_clock.wait
-        patch.setattr(process_clock, "sleep", self.sleep)
-        patch.setattr(process_clock, "wait", self.wait)
-
-    def begin(self, at: int) -> None:
-        self.count, self.at = 0, at
-
-    def _check(self) -> None:
-        self.count += 1
-        if self.count == self.at:
-            raise KeyboardInterrupt
-
-    def sleep(self, seconds: float) -> None:
-        self._check()
-        self._sleep(seconds)
-
-    def wait(self, waitable: Any, seconds: float | None) -> bool:
-        self._check()
-        return self._wait(waitable, seconds)
-
-
-def test_an_interrupt_at_any_wait_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the function runs on a worker, between two attempts, and in the second attempt."""
-    interruptions = Interruptions(monkeypatch)
-    seen: list[Any] = []
-
-    def fn(ctx: Context) -> str:
-        if ctx.attempt == 1:
-            raise Boom
-        return "fine"
-
-    for at in range(4):
-        breaker, bulkhead = about_to_probe(on=BaseException), Bulkhead(1)
-        seen.clear()
-        pipeline = Policy.wrap(
-            Fallback("instead", on=BaseException),
-            breaker,
-            bulkhead,
-            Retry(on=BaseException, backoff=[0.0001]),
-            Timeout(LONG),
-            listeners=[seen.append],
-        )
-        interruptions.begin(at)
-        if at == 0:
-            assert pipeline.execute(fn) == "fine"
-            assert interruptions.count == 3  # worker, sleep, worker
-            continue
-        with pytest.raises(KeyboardInterrupt):
-            pipeline.execute(fn, Context(operation="scene"))
-        interruptions.begin(0)
-        assert current_context().operation is None
-        assert [event.outcome for event in seen if isinstance(event, events.ExecutionFinished)] == [None]
-        assert not [event for event in seen if isinstance(event, events.FallbackUsed)]
-        still_about_to_probe(breaker)
-        all_permits_are_free(bulkhead)
-        end = time.monotonic() + 20
-        while Timeout.abandoned() and time.monotonic() < end:
-            time.sleep(0.001)
-        assert Timeout.abandoned() == 0
-
-
-@pytest.mark.parametrize("granted", [False, True], ids=["waiting", "granted"])
-def test_an_interrupted_queued_call_leaves_the_queue_or_passes_its_permit_on(
-    monkeypatch: pytest.MonkeyPatch, granted: bool
-) -> None:
-    bulkhead = Bulkhead(1, queue=2)
-    behind: list[str] = []
-    slot = bulkhead.slot()
-    slot.__enter__()
-    waiter = threading.Thread(target=lambda: behind.append(bulkhead.execute(lambda ctx: "got in")))
-    real = process_clock.wait
-    main = threading.get_ident()
-
-    def wait(waitable: Any, seconds: float | None) -> bool:
-        if threading.get_ident() != main:
-            return real(waitable, seconds)
-        waiter.start()
-        end = time.monotonic() + 20
-        while bulkhead.stats().queued < 2 and time.monotonic() < end:
-            time.sleep(0.001)
-        if granted:
-            slot.__exit__(None, None, None)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(process_clock, "wait", wait)
-    with pytest.raises(KeyboardInterrupt):
-        bulkhead.execute(lambda ctx: "not reached")
-    if not granted:
-        assert bulkhead.stats().queued == 1
-        slot.__exit__(None, None, None)
-    waiter.join(5)
-    assert behind == ["got in"]
-    all_permits_are_free(bulkhead)

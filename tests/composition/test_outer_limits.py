@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -365,32 +364,6 @@ async def test_an_inner_fallback_never_answers_a_cut_off(world: World, nested: b
     for _ in range(20):
         error = await world.attempt(pipeline, calls)
         assert type(error) is TimeoutExceeded
-
-
-@pytest.mark.serial
-def test_an_inner_fallback_never_answers_a_cut_off_in_many_threads() -> None:
-    """When threads compete, the inner timer is seen first about as often as the outer one."""
-    inner, pipeline = Timeout(LONG), Pipeline(Timeout(SHORT), Fallback("instead"))
-    results: list[Any] = []
-    released = threading.Event()
-
-    def fn() -> Any:
-        return inner.call(released.wait, 10)
-
-    def client() -> None:
-        for _ in range(3):
-            try:
-                results.append(pipeline.call(fn))
-            except TimeoutExceeded as error:
-                results.append(type(error))
-
-    threads = [threading.Thread(target=client) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    released.set()
-    assert set(results) == {TimeoutExceeded}
 
 
 def test_an_inner_limit_that_a_nested_call_sets_to_the_same_instant_is_the_outer_one() -> None:

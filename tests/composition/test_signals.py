@@ -76,8 +76,7 @@ def alarm() -> Iterator[Alarm]:
 
 
 @pytest.mark.parametrize("lowered", [True, False], ids=["lowered", "driven"])
-@pytest.mark.parametrize("limit", [1, 5])
-@pytest.mark.parametrize("around", [[], [Retry(2, on=KeyError)]], ids=["alone", "composed"])
+@pytest.mark.parametrize(("limit", "around"), [(1, []), (5, [Retry(2, on=KeyError)])], ids=["alone", "composed"])
 def test_a_signal_during_a_call_loses_no_permit(
     alarm: Alarm, monkeypatch: pytest.MonkeyPatch, around: list[Policy[Any]], limit: int, lowered: bool
 ) -> None:

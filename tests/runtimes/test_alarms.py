@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resilience import Context, Hedge, Timeout, TimeoutExceeded, deadline
+from resilience import Context, Hedge, Timeout, TimeoutExceeded
 from resilience.runtimes import base
 from tests.conftest import Virtual, World
 from tests.policies.timeouts import SHORT
@@ -62,30 +62,6 @@ async def test_an_awaitable_whose_cancellation_raises_does_not_stop_other_timeou
     assert [str(context["exception"]) for context in reported.contexts] == ["cannot be cancelled"]
     stubborn.set_result("came back")
     assert await not_cancelled == "came back"
-
-
-async def test_a_block_whose_cancellation_raises_does_not_stop_other_blocks(in_asyncio: World) -> None:
-    """Blocks with the same timeout share an alarm as well."""
-    reported, stubborn = Reported(), Stubborn()
-
-    async def not_cancelled() -> None:
-        async with deadline(SHORT):
-            await stubborn
-
-    async def other() -> None:
-        async with deadline(SHORT):
-            await hang()
-
-    task = asyncio.create_task(not_cancelled())
-    others = [asyncio.create_task(other()) for _ in range(3)]
-    _, pending = await asyncio.wait(others, timeout=5)
-    assert not pending
-    assert all(isinstance(other_task.exception(), TimeoutExceeded) for other_task in others)
-    assert len(reported.contexts) == 1
-    stubborn.set_result("came back")
-    await asyncio.wait([task], timeout=5)
-    assert task.done()
-    task.exception()
 
 
 # --- races ------------------------------------------------------------------------------------

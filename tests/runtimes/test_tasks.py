@@ -204,29 +204,6 @@ async def test_a_future_and_a_task_of_asyncio_can_be_awaited(in_asyncio: World) 
 # --- loops ---
 
 
-def test_the_same_policies_serve_many_loops_at_once() -> None:
-    """Two loops of asyncio and two of trio, in four threads: each call ends in its own loop."""
-
-    def run_calls(name: str) -> list[Any]:
-        world = World(name)
-
-        async def main() -> list[Any]:
-            results: list[Any] = []
-            for n in range(30):
-                results.append(await world.attempt(PIPELINE, Script(Boom(), n).function()))
-                if n % 10 == 0:
-                    results.append(type(await world.attempt(Timeout(0.002), lambda ctx: world.sleep(10))))
-            return results
-
-        return world.run(main)  # type: ignore[no-any-return]
-
-    names = ["asyncio", "trio", "asyncio", "trio"]
-    with ThreadPoolExecutor(len(names)) as pool:
-        results = list(pool.map(run_calls, names))
-    expected = [result for n in range(30) for result in ([n, TimeoutExceeded] if n % 10 == 0 else [n])]
-    assert results == [expected] * len(names)
-
-
 async def test_trio_may_run_as_a_guest_of_an_asyncio_loop(in_asyncio: World) -> None:
     """Its tasks run in callbacks of asyncio; the timeout is a scope of trio all the same."""
 
@@ -351,31 +328,6 @@ async def test_each_call_under_a_shared_timeout_is_cut_off_in_its_own_time(virtu
             group.start_soon(call, n)
     assert len(took) == 8
     assert [*took.values()] == pytest.approx([limit] * 8)
-
-
-def test_two_loops_that_take_turns_in_one_thread_have_their_own_timers() -> None:
-    """Each fires in its own loop only."""
-    timeout = Timeout(0.02)
-    loops = [asyncio.new_event_loop() for _ in range(2)]
-
-    async def call() -> Any:
-        return await World("asyncio").attempt(timeout, lambda ctx: asyncio.sleep(10))
-
-    async def wait() -> None:
-        await asyncio.sleep(0.001)
-
-    try:
-        tasks = [loop.create_task(call()) for loop in loops]
-        for _ in range(5):
-            for loop in loops:
-                loop.run_until_complete(wait())
-        for loop, task in zip(loops, tasks, strict=True):
-            began = time.monotonic()
-            assert type(loop.run_until_complete(task)) is TimeoutExceeded
-            assert time.monotonic() - began < 5
-    finally:
-        for loop in loops:
-            loop.close()
 
 
 async def test_hundreds_of_distinct_timeouts_all_cut_off_in_time(in_asyncio: World) -> None:

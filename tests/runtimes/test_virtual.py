@@ -19,7 +19,6 @@ import pytest
 
 from resilience import (
     Bulkhead,
-    CircuitBreaker,
     Context,
     DeadlineExceeded,
     Fallback,
@@ -33,7 +32,7 @@ from resilience import backoff as backoffs
 from resilience.backoff import Backoff, Decorrelated, Exponential
 from resilience.clock import clock as process_clock
 from resilience.runtimes.base import Waiter
-from resilience.testing import Simulation, recording, switched_off
+from resilience.testing import Simulation, switched_off
 from tests.conftest import Boom, Script, Virtual
 
 TRIALS = int(os.environ.get("RESILIENCE_TRIALS", "30"))
@@ -116,32 +115,6 @@ def simulated(*clients: Callable[[Simulation], Any]) -> float:
         for client in clients:
             simulation.start(client(simulation))
         return simulation.run()
-
-
-def test_five_policies_work_together() -> None:
-    steps = ["fail", "hang", "answer"]
-    log: list[tuple[float, object]] = []
-
-    async def client(simulation: Simulation) -> None:
-        async def fn(ctx: Context) -> str:
-            log.append((simulation.now(), (ctx.attempt, ctx.remaining())))
-            step = steps.pop(0)
-            if step == "fail":
-                raise Boom
-            await simulation.sleep(100 if step == "hang" else 1)
-            return step
-
-        retry = Retry(on=(Boom, TimeoutExceeded), backoff=[10, 20])
-        pipeline = Policy.wrap(
-            Fallback("unknown"), Timeout(60), retry, CircuitBreaker(5), Bulkhead(1), Timeout(5), listeners=[recorder]
-        )
-        answer = await simulation.execute(pipeline, fn)
-        log.append((simulation.now(), answer))
-
-    with recording() as recorder:
-        assert simulated(client) == 36  # and not 60: the timer of a finished block takes no time
-    assert log == [(0, (1, 5)), (10, (2, 5)), (35, (3, 5)), (36, "answer")]
-    assert [event.time for event in recorder.events if event.policy == "Timeout"] == [15, 15]
 
 
 async def test_of_two_timeouts_the_first_to_expire_cuts_off_and_is_named(in_simulation: Virtual) -> None:

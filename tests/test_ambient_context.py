@@ -12,7 +12,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from resilience import Bulkhead, Context, Fallback, Policy, Retry, Timeout, current_context, deadline
+from resilience import Context, Fallback, Policy, Retry, Timeout, current_context, deadline
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.custom import INF, PASSING
 
@@ -24,31 +24,6 @@ def test_outside_an_execution_the_ambient_context_is_new_and_unlimited() -> None
     assert first.deadline == INF
     assert first.timeout() is None
     assert (first.operation, first.attempt, first.attempts) == (None, 1, 0)
-
-
-async def test_listeners_and_context_of_an_execution_do_not_see_nested_executions(world: World) -> None:
-    """Also if the inner pipeline has been called before."""
-    reported: list[str] = []
-    inner = Retry(2, on=Boom, backoff=[0], name="inner").wrap(Bulkhead(1))
-    outer = Retry(name="outer").wrap(Bulkhead(1), listeners=[lambda event: reported.append(event.policy)])
-    ctx = Context(operation="both")
-    operations: list[str | None] = []
-
-    async def innermost() -> str:
-        operations.append(current_context().operation)
-        if len(operations) % 2:
-            raise Boom
-        return "fine"
-
-    async def fn(ctx: Context) -> object:
-        return await world.call(inner, function)
-
-    function = world.native(innermost)
-    await fn(ctx)
-    assert await world.execute(outer, fn, ctx) == "fine"
-    assert (ctx.attempts, ctx.failures) == (1, ())
-    assert reported == [outer.name]
-    assert operations == [function.__qualname__, function.__qualname__, "both", "both"]
 
 
 @pytest.mark.parametrize("timeout_is_last_elsewhere", [False, True])

@@ -22,8 +22,7 @@ from resilience import (
     events,
 )
 from resilience.events import Called
-from resilience.testing import Simulation
-from tests.conftest import Boom, FakeClock, World
+from tests.conftest import Boom, FakeClock, Virtual, World
 from tests.functions import quick
 from tests.listening import ASKED_FOR, KINDS, every_kind, fails
 
@@ -179,21 +178,13 @@ async def test_under_aproxy_the_called_function_is_the_clients_method_for_enteri
     assert [called and called[1:] for called in recording.called] == [(("u",), {"params": 1}), (("v",), {})]
 
 
-def test_in_a_simulation_the_called_function_is_the_modelled_one() -> None:
+async def test_in_a_simulation_the_called_function_is_the_modelled_one(in_simulation: Virtual) -> None:
     recording = Recording()
-    seen: list[bool] = []
 
-    async def model(ctx: Context) -> None:
-        await simulation.sleep(1.0)
-        seen.append(ctx.called == (model, (ctx,), {}))
+    async def model(ctx: Context) -> bool:
+        return ctx.called == (model, (ctx,), {})
 
-    async def client() -> None:
-        await simulation.execute(Pipeline(Retry(), recording), model)
-
-    with Simulation(seed=1) as simulation:
-        simulation.start(client())
-        simulation.run()
-    assert seen == [True]
+    assert await in_simulation.execute(Pipeline(Retry(), recording), model)
     assert [called and called.function for called in recording.called] == [model]
     assert recording.operations == [model.__qualname__]
 

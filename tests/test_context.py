@@ -242,19 +242,6 @@ def test_a_timeout_is_reported_even_if_its_error_gets_the_id_of_an_earlier_one()
     assert record.history.count == 1
 
 
-async def test_a_failed_attempt_is_reported_once(world: World, clock: FakeClock) -> None:
-    """A cooperative Timeout turns the `DeadlineExceeded` of its function into its own error: that is one failure."""
-    ctx = Context()
-
-    async def fn(inner: Context) -> None:
-        clock.advance(2.0)
-        inner.check()
-
-    assert isinstance(await world.attempt(Timeout(1.5, cooperative=True), fn, ctx), TimeoutExceeded)
-    assert ctx.attempts == 1
-    assert len(ctx.failures) == 1, ctx.failures
-
-
 async def test_a_failure_that_a_policy_makes_of_a_result_is_a_failed_attempt(world: World, clock: FakeClock) -> None:
     """As `raise_for_status` in a custom policy."""
 

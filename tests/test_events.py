@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from resilience import (
-    Bulkhead,
-    BulkheadFull,
     CircuitBreaker,
     CircuitState,
     Context,
@@ -140,47 +138,7 @@ async def test_a_circuit_reports_its_changes_and_the_calls_it_refuses(
     assert reported == [changed[0], refused, *changed[1:]]
 
 
-async def test_a_bulkhead_reports_the_calls_it_refuses(world: World, heard: list[Any]) -> None:
-    """Without a `retry_after`, which is unknown."""
-    bulkhead = Bulkhead(1, name="pool")
-
-    async def outer(ctx: Context) -> object:
-        return await world.attempt(bulkhead, Script("never").function())
-
-    assert isinstance(await world.execute(bulkhead, outer, Context(operation="op")), BulkheadFull)
-    [rejected] = [event for event in heard if isinstance(event, events.CallRejected)]
-    assert facts(rejected) == {
-        "policy": "pool",
-        "operation": "op",
-        "time": rejected.time,
-        "properties": {},
-        "pipeline": "pool",
-        "reason": "BulkheadFull",
-        "retry_after": None,
-        "waited": 0.0,
-        "shadow": False,
-    }
-
-
 # --- the end of an execution -------------------------------------------------------------------
-
-
-async def test_the_end_of_an_execution_is_reported_with_its_outcome(
-    world: World, clock: FakeClock, heard: list[Any]
-) -> None:
-    """Once per execution, as its last event, under the name of the outermost policy."""
-    boom = Boom("no")
-    pipeline = Policy.wrap(Retry(3, on=Boom, backoff=[2.0]), Timeout(60.0), name="users")
-
-    await world.attempt(pipeline, Script(Boom(), "fine").function(), Context(operation="op"))
-    fails = Script(boom).function()
-    await world.attempt(pipeline, fails)
-    finished = [event for event in heard if isinstance(event, events.ExecutionFinished)]
-    assert heard[-1] is finished[-1]
-    assert [(event.policy, event.operation, event.attempts, event.elapsed, event.outcome) for event in finished] == [
-        ("users", "op", 2, 2.0, Success("fine")),
-        ("users", fails.__qualname__, 3, 4.0, Failure(boom)),
-    ]
 
 
 async def test_the_end_of_a_nested_execution_is_reported_before_that_of_the_outer_one(

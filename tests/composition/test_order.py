@@ -133,23 +133,6 @@ async def test_a_permit_is_held_during_the_delays_of_an_inner_retry_only(
     assert bulkhead.stats().in_flight == 0
 
 
-async def test_a_full_bulkhead_is_retried_only_if_named(world: World, clock: FakeClock) -> None:
-    """`Retry(on=BulkheadFull)` is a way of queueing."""
-    bulkhead = Bulkhead(1)
-    slot = bulkhead.slot()
-
-    def free(event: Any) -> None:
-        if event.attempt == 2:
-            slot.__exit__(None, None, None)
-
-    fn = Script("fine").function()
-    slot.__enter__()
-    assert isinstance(await world.attempt(Policy.wrap(Retry(on=Exception, backoff=[1]), bulkhead), fn), BulkheadFull)
-    retry = Retry(5, on=BulkheadFull, backoff=[1], on_retry=free)
-    assert await world.execute(Policy.wrap(retry, bulkhead), fn) == "fine"
-    assert clock.sleeps == [1, 1]
-
-
 async def test_a_policy_that_is_twice_in_a_pipeline_shares_its_state(world: World, clock: FakeClock) -> None:
     """A bulkhead of one is full; retries multiply."""
     bulkhead, retry = Bulkhead(1), Retry(2, on=Boom, backoff=[0])

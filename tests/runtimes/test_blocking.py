@@ -13,7 +13,7 @@ from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Failure,
 from resilience.errors import SuspensionMisuse
 from resilience.events import ExecutionFinished
 from resilience.runtimes import lowering
-from tests.conftest import World, nothing_is_left_unawaited
+from tests.conftest import nothing_is_left_unawaited
 from tests.custom import Driven, HandingOn
 
 
@@ -194,15 +194,6 @@ def test_a_suspension_in_a_policy_called_by_another_one_names_the_inner_one() ->
         HandingOn(Forgetful()).execute(lambda ctx: "fine")
 
 
-async def test_the_same_policy_may_suspend_in_a_task(in_asyncio: World) -> None:
-    """Although `ctx` is the better choice, as trio has no `asyncio.sleep`."""
-
-    async def fine(ctx: Context) -> str:
-        return "fine"
-
-    assert await Retry().wrap(Helped()).aexecute(fine) == "fine"
-
-
 def test_a_policy_that_suppresses_its_closing_is_reported() -> None:
     """By Python's own error, or that of this library."""
 
@@ -215,16 +206,3 @@ def test_a_policy_that_suppresses_its_closing_is_reported() -> None:
 
     with pytest.raises(RuntimeError):
         Stubborn().execute(lambda ctx: "fine")
-
-
-def test_a_policy_may_await_any_awaitable_that_is_done() -> None:
-    class Done:
-        def __await__(self) -> Generator[Any, Any, str]:
-            return "done"
-            yield
-
-    class Waits(Policy):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            return await Done(), await call(ctx)
-
-    assert Waits().execute(lambda ctx: "fine") == ("done", "fine")

@@ -104,24 +104,6 @@ def test_a_stream_cannot_be_raced() -> None:
         list(keyed.streaming()(lambda: iter([1, 2]))())
 
 
-async def test_concurrent_races_of_one_policy_are_independent(virtual_tasks: Virtual) -> None:
-    import anyio
-
-    hedge, answers = Hedge(0.01, budget=None), []
-
-    async def fn(ctx: Context) -> int:
-        await anyio.sleep(0.2 if ctx.hedge == 0 else 0.01)
-        return ctx.hedge
-
-    async def client() -> None:
-        answers.append(await hedge.aexecute(fn))
-
-    async with anyio.create_task_group() as group:
-        for _ in range(5):
-            group.start_soon(client)
-    assert answers == [1] * 5
-
-
 # --- asyncio --------------------------------------------------------------------------------------
 
 

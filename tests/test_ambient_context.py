@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -12,7 +11,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from resilience import Context, Fallback, Policy, Retry, Timeout, current_context, deadline
+from resilience import Context, Policy, Retry, Timeout, current_context, deadline
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.custom import INF, PASSING
 
@@ -154,35 +153,6 @@ def test_workers_run_in_a_copy_of_the_callers_context_variables(threads: World) 
 
     assert Timeout(5.0).execute(fn, Context(timeout=8.0)) == (True, "acme", True)
     assert tenant.get() == "acme"
-    assert current_context().deadline == INF
-
-
-class Waiting:
-    """An awaitable that suspends once, and records when it is closed."""
-
-    def __init__(self) -> None:
-        self.is_closed = False
-
-    def __await__(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.is_closed = True
-
-
-def test_a_fallback_handler_can_be_closed_in_another_context() -> None:
-    """There is no ambient context to restore there."""
-    waiting = Waiting()
-
-    async def handler(failure: object, ctx: Context) -> None:
-        await waiting
-
-    coroutine = Fallback(handler=handler).aexecute(Script(Boom()).function(), Context(timeout=60.0))
-    elsewhere = contextvars.copy_context()
-    elsewhere.run(coroutine.send, None)
-    assert elsewhere.run(current_context).deadline < INF
-    coroutine.close()
-    assert waiting.is_closed
     assert current_context().deadline == INF
 
 

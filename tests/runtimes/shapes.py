@@ -266,21 +266,10 @@ DRIVEN = {
         except ValueError as call:
             return "caught"
     """,
-    "binds call by an import": """
-        result = await call(ctx)
-        import os as call
-        return result
-    """,
     "binds call by a pattern": """
         match await call(ctx):
             case call:
                 return "matched"
-    """,
-    "binds call by a definition": """
-        result = await call(ctx)
-        def call():
-            pass
-        return result
     """,
     "binds self": """
         self = Base()
@@ -339,11 +328,6 @@ DRIVEN = {
         @classmethod
         async def around(cls, call, ctx):
             return cls.__name__, await call(ctx)
-    """,
-    "a static method": """
-        @staticmethod
-        async def around(call, ctx):
-            return await call(ctx)
     """,
     "of another instance": """
         def __init__(self):

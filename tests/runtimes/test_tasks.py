@@ -137,23 +137,31 @@ async def test_a_block_that_a_function_leaves_open_does_not_keep_its_context_amb
         assert current_context().remaining() == inf
 
 
-async def test_a_coroutine_that_is_closed_in_another_context_releases_its_permit(in_asyncio: World) -> None:
-    """The `finally` of a coroutine may run with other context variables than its beginning."""
+@pytest.mark.parametrize("in_handler", [False, True])
+async def test_a_coroutine_that_is_closed_in_another_context_releases_its_permit(
+    in_asyncio: World, in_handler: bool
+) -> None:
+    """The `finally` of a coroutine, or of an asynchronous handler, may run with other context variables."""
     ended: list[str] = []
 
-    async def fn(ctx: Context) -> None:
+    async def hangs(*_: object) -> None:
         try:
             await asyncio.sleep(10)
         finally:
             ended.append("closed")
 
-    bulkhead = Bulkhead(1)
-    coroutine = Policy.wrap(Fallback("instead"), Retry(on=Exception), bulkhead).aexecute(fn)
-    contextvars.copy_context().run(coroutine.send, None)
+    bulkhead, handling = Bulkhead(1), Fallback(handler=hangs)
+    coroutine = Policy.wrap(bulkhead, handling, Retry(1)).aexecute(
+        Script(Boom()).function() if in_handler else hangs, Context(timeout=LONG)
+    )
+    elsewhere = contextvars.copy_context()
+    elsewhere.run(coroutine.send, None)
     assert bulkhead.stats().in_flight == 1
+    assert elsewhere.run(current_context).deadline < inf
     contextvars.copy_context().run(coroutine.close)
     assert bulkhead.stats().in_flight == 0
     assert ended == ["closed"]
+    assert current_context().deadline == inf
 
 
 class CountingLoop(asyncio.SelectorEventLoop):

@@ -357,6 +357,7 @@ async def test_hundreds_of_distinct_timeouts_all_cut_off_in_time(in_asyncio: Wor
     for n in range(200):
         assert await Timeout(60.0 + n / 1000).acall(asyncio.sleep, 0, n) == n
     assert sum(not handle.cancelled() for handle in loop._scheduled) <= 64
+    await cut_off(0.0123)
 
 
 async def test_calls_around_a_clock_set_back_are_all_cut_off(in_asyncio: World, clock: FakeClock) -> None:

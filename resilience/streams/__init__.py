@@ -1,9 +1,14 @@
 """Streams: unchanged policies around a generator or any other iterable, in threads and in tasks.
 
 A stream is one call, which ends with its last item. The chain is a coroutine; the innermost stage opens the source, and
-*suspends the whole chain with it*. A driver pulls the items from the source, past the policies. When the source ends,
+*suspends the whole chain with it*. A driver takes the items from the source, past the policies. When the source ends,
 it resumes the chain, or throws into it the error that a pull raised. So a permit is held, and a probe runs, until the
 stream ends; a Retry opens the source again; and an item costs the same under ten policies as under one.
+
+    chain    yields an `Opened`: the pulls of a source, or of a value that a policy returns in its place
+    pulls    yield the items, one after another
+    driver   steps the pulls if there are any, and otherwise the chain. In tasks, both also yield what the event loop
+             must wait for
 
     fails before an item      as any call: retried, counted, answered
     fails after an item       counted and raised. Not retried, because delivered items cannot be taken back, unless

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from resilience.runtimes.driving import drive
 from resilience.streams.driver import Driver
-from resilience.streams.source import END, Opened
+from resilience.streams.pulls import END, Item
 
 T = TypeVar("T")
 
@@ -28,23 +28,17 @@ class Stream(Generator[T, None, None]):
     @override
     def __next__(self) -> T:
         driver, failed = self._driver, None
-        take = driver.take
-        if take is not None:
-            if driver.is_busy:
-                driver.refuse()
+        if driver.is_busy:
+            driver.refuse()
+        try:
+            driver.is_busy = True
             try:
-                driver.is_busy = True
-                item = take()
-                if item is not END:
-                    driver.runtime.items += 1
-                    return item  # type: ignore[no-any-return]
+                return driver.take(None)  # type: ignore[no-any-return]
             except BaseException as error:
                 failed = error
-            finally:
-                driver.is_busy = False
-        try:
-            item = drive(driver.pull(take is not None, failed))
+            item = driver.step(failed)
         finally:
+            driver.is_busy = False
             failed = None  # no cycle: error -> traceback -> this frame -> error
         if item is END:
             raise StopIteration
@@ -82,27 +76,23 @@ class AsyncStream(AsyncGenerator[T, None]):
     @override
     async def __anext__(self) -> T:
         driver, failed = self._driver, None
-        take = driver.take
-        if take is not None:
-            try:
-                out = take()
-                if type(out) is not Opened:
-                    out = await driver.wait(out)
-                if out is not None:
-                    return out.item  # type: ignore[no-any-return]
-            except StopIteration:
-                pass
-            except BaseException as error:
-                failed = error
-        elif self._finalizer is None:
+        if driver.is_busy:
+            driver.refuse()
+        try:
+            out = driver.take(None)
+            if type(out) is Item:
+                return out.value  # type: ignore[no-any-return]
+        except BaseException as error:
+            failed = error
+        if self._finalizer is None:
             self._finalizer = sys.get_asyncgen_hooks().finalizer
         try:
-            item = await driver.pull(take is not None, failed)
+            item = await driver.wait(out if failed is None else driver.step(failed))
         finally:
             failed = None  # no cycle: error -> traceback -> this frame -> error
         if item is END:
             raise StopAsyncIteration
-        return item  # type: ignore[no-any-return]
+        return item.value  # type: ignore[no-any-return]
 
     def __await__(self) -> Generator[Never, None, Self]:
         """Return the stream: a client's coroutine function, for which this may stand, is awaited to get one."""

@@ -9,7 +9,10 @@ from typing import Any, final
 from typing_extensions import override
 
 from resilience.clock import clock
+from resilience.context import Context
 from resilience.errors import RaceMisuse, TimeoutExceeded
+from resilience.events.dispatch import emit
+from resilience.events.kinds import StreamOpened
 from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, PassiveTimer, Plan, Runtime, Timer, Waiter
 
 
@@ -58,14 +61,23 @@ class StreamRuntime(Runtime):
         self.keywords: dict[str, Any] = {}
         #: Whether the consumer has closed the stream.
         self.is_closed: bool = False
+        #: The instant of the first pull.
+        self.began: float
+        #: How the last attempt ended: with its last item, or with an error. A policy may answer with another value.
+        self.is_exhausted: bool = False
+        self.failure: Exception | None = None
+        #: A source and its iterator, if the garbage collector has closed the chain, for which nothing can be awaited.
+        self.left_open: tuple[Any, Any] | None = None
 
-    def hand_out(self, item: Any) -> None:
-        """Record an item before the consumer gets it."""
+    def hand_out(self, item: Any, ctx: Context) -> None:
+        """Record an item before the consumer gets it: the first one, and with `resume` each."""
         self.is_repeatable: bool = False  # an error of `resume` is raised, and not retried
         self.keywords = {name: token_of(item) for name, token_of in self.resume.items()}
         self.items += 1
         self.is_answerable: bool = False
         self.is_repeatable = bool(self.resume)
+        if self.items == 1:
+            emit(StreamOpened, ctx._executed.name, ctx, attempt=ctx.attempt, elapsed=clock.now() - self.began)
 
     def mark_closed(self) -> None:
         """Record that the consumer has closed the stream, so that no policy makes another call."""

@@ -28,7 +28,9 @@ from resilience.proxy import make_proxy
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.tasks import TASKS
 from resilience.streams.driver import Driver
+from resilience.streams.execution import execute
 from resilience.streams.items import AsyncStream, Stream
+from resilience.streams.runtime import StreamRuntime
 from resilience.streams.source import keep_open
 
 P = ParamSpec("P")
@@ -66,7 +68,7 @@ class Streaming:
         self.resume: Mapping[str, Callable[[Any], Any]] = {
             name: checks.plain_function(f"resume[{name!r}]", it, ("item",)) for name, it in (resume or {}).items()
         }
-        innermost = functools.partial(keep_open, self.first)
+        innermost = functools.partial(keep_open, self.first, self.idle)
         chain: Any = policy._resilience_chain()
         if policy._resilience_listeners:  # the execution reports to them; the first stage would, too
             chain = chain[1:]
@@ -130,9 +132,9 @@ class Streaming:
         kwargs: Mapping[str, Any],
         ctx: Context | None = None,
     ) -> Any:
-        if is_async:
-            return AsyncStream(Driver(self, TASKS, fn, args, kwargs, ctx))
-        return Stream(Driver(self, BLOCKING, fn, args, kwargs, ctx))
+        runtime = StreamRuntime(TASKS if is_async else BLOCKING, self.resume)
+        driver = Driver(runtime, functools.partial(execute, self, runtime, (fn, args, kwargs), ctx))
+        return AsyncStream(driver) if is_async else Stream(driver)
 
     @overload
     def call(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from resilience import Bulkhead, Cache, Context, Fallback, Hedge, Keyed, Pipeline, Policy, SingleFlight, Timeout
-from resilience.errors import ArgumentMisuse, RaceMisuse
+from resilience.errors import ArgumentMisuse, RaceMisuse, SuspensionMisuse
 from tests.callers import run_all
 from tests.conftest import Boom, World
 from tests.streams.sources import Source, anext_of, outcome, paced, retry, streamed
@@ -81,6 +81,15 @@ def test_none_may_be_sent() -> None:
 
 async def anext_sent(stream: Any) -> Any:
     return await stream.asend(None)
+
+
+def test_a_policy_that_waits_for_an_event_loop_is_named_in_blocking_code() -> None:
+    class Waits(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            await asyncio.sleep(0)
+
+    with pytest.raises(SuspensionMisuse, match="Waits suspended in blocking code"):
+        next(Fallback([]).wrap(Waits()).streaming().call(lambda: [1]))
 
 
 async def test_a_policy_cannot_race_the_calls_of_a_stream(world: World) -> None:

@@ -1,0 +1,89 @@
+"""One stream as an execution: the chain around the source, and then the items of a value that stands in for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from math import inf
+from typing import Any, Protocol
+
+from resilience.clock import clock
+from resilience.context import BareContext, Context
+from resilience.endings import end_execution
+from resilience.errors import ArgumentMisuse
+from resilience.execution import Executed, inherit
+from resilience.info import NO_INFO
+from resilience.runtimes.blocking import BLOCKING
+from resilience.streams.pulls import Item
+from resilience.streams.runtime import StreamRuntime
+from resilience.streams.source import Closed, hold_open
+
+
+class Settings(Protocol):
+    """The parameters of `policy.streaming(...)`."""
+
+    policy: Executed
+
+    @property
+    def stage(self) -> Callable[[Context], Any]:
+        """The chain around the source."""
+        ...
+
+
+async def execute(
+    streaming: Settings,
+    runtime: StreamRuntime,
+    called: tuple[Callable[..., Any], tuple[Any, ...] | None, Mapping[str, Any]],
+    given: Context | None,
+) -> None:
+    """Run the chain, and yield an `Opened` to the driver for each source, and for a value that replaces the items.
+
+    :param called: the function, its arguments (None if it takes the context), and its keyword arguments.
+    :param given: the context that the caller passed in, if any.
+    """
+    runtime.began = clock.now()
+    ctx: Any = BareContext()
+    ctx.deadline = inf
+    ctx.attempt = 1
+    ctx.runtime = runtime.host
+    ctx._function, ctx._arguments, ctx._keywords = called
+    ctx._info = NO_INFO
+    ctx._executed = streaming.policy
+    ctx._timer = None
+    record, error = inherit(ctx, streaming.policy, given), None
+    ctx.runtime = runtime
+    try:
+        answer = await streaming.stage(ctx)
+        if runtime.items and runtime.failure is not None:
+            raise runtime.failure  # a value cannot replace a stream that has begun
+        if not (runtime.items or (runtime.is_exhausted and answer is None)):
+            await _deliver(answer, runtime)
+    except BaseException as raised:
+        error = None if type(raised) is Closed else raised
+        raise
+    finally:
+        runtime.failure = None
+        if record is not None:
+            end_execution(record, ctx, None, error, runtime.items)
+        error = None  # no cycle: error -> traceback -> this frame -> error
+
+
+async def _deliver(answer: Any, runtime: StreamRuntime) -> None:
+    """Deliver the items of the value, and close it."""
+    if runtime.host is not BLOCKING and hasattr(type(answer), "__aiter__"):
+        items = answer.__aiter__()
+    elif isinstance(answer, Iterable):
+        items = iter(answer)
+    else:
+        raise ArgumentMisuse(f"what stands in for a stream must have items, and {answer!r} has none")
+    await hold_open(runtime, (answer, items), _pulls(items, runtime))
+
+
+def _pulls(items: Any, runtime: StreamRuntime) -> Generator[Any, Any, None]:
+    out, is_blocking, is_plain = Item(), runtime.host is BLOCKING, isinstance(items, Iterator)
+    while True:
+        try:
+            out.value = next(items) if is_plain else (yield from items.__anext__().__await__())
+        except (StopIteration, StopAsyncIteration):
+            return
+        runtime.items += 1
+        yield out.value if is_blocking else out

@@ -1,0 +1,137 @@
+"""How the items of an open source are pulled, in blocking code and in tasks, and how a pull is cut off."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Generator, Iterator
+from math import inf
+from typing import Any, Final, NamedTuple, cast, final
+
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.errors import TimeoutExceeded
+from resilience.formats import format_number
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, PassiveTimer
+from resilience.runtimes.blocking import BlockingTimer
+from resilience.runtimes.tasks import TASKS
+from resilience.streams.runtime import StreamRuntime
+
+#: The name of a stream's own limits in errors.
+_NAME: Final = "streaming"
+
+
+@final
+class Item:
+    """An item of a stream in tasks. All else that its pulls yield is for the event loop."""
+
+    __slots__ = ("value",)
+
+    value: Any
+
+
+#: What the consumer gets when there are no more items.
+END: Final[Any] = object()
+
+
+class Limits(NamedTuple):
+    """The limits of one attempt.
+
+    :param timer: that of a policy around the source.
+    :param first: in how many seconds the first item must arrive; and `idle`, each later one.
+    """
+
+    timer: PassiveTimer | None
+    first: float
+    idle: float
+
+    def deadline(self, until: float) -> float:
+        """Return the earlier instant: `until`, or that of the timer."""
+        return until if self.timer is None else min(until, self.timer.deadline)
+
+    def exceeded(self, until: float, limit: float) -> BaseException:
+        """Return the error for a pull that was cut off."""
+        if self.timer is not None and self.timer.deadline <= until:
+            return Expired(self.timer)
+        return TimeoutExceeded(f"no item within {format_number(limit)} s", policy=_NAME, timeout=limit)
+
+
+# --- in blocking code ---
+
+
+def pulls(ctx: Context, items: Iterator[Any]) -> Generator[Any, Any, None]:
+    """Yield the items."""
+    runtime, is_plain = cast("StreamRuntime", ctx.runtime), False
+    for item in items:
+        if is_plain:
+            runtime.items += 1
+        else:
+            runtime.hand_out(item, ctx)
+            is_plain = not runtime.resume
+        yield item
+
+
+def limited(limits: Limits, pull: Callable[[], Any], until: float) -> Iterator[Any]:
+    """Return an iterator whose pulls are cut off.
+
+    :param until: the instant by which the first item must arrive.
+    """
+    limit = limits.first
+    while (item := within(limits, until, limit, pull)) is not END:
+        yield item
+        limit = limits.idle
+        until = clock.now() + limit
+
+
+def within(limits: Limits, until: float, limit: float, step: Callable[[], Any]) -> Any:
+    """Return what `step()` returns, or cut it off.
+
+    :param until: the instant at which the stream's own limit ends, which is `limit` in seconds.
+    """
+    deadline, timer = limits.deadline(until), limits.timer
+    if deadline == inf:
+        return step()
+    policy, most = (_NAME, DEFAULT_MAX_ABANDONED) if timer is None else (timer.policy, timer.max_abandoned)
+    real = BlockingTimer(deadline, policy, most)
+    try:
+        real.check_before_start()
+        job = real.begin(step, (), {})
+        return step() if job is None else real.wait_for(job)
+    except Expired:
+        raise limits.exceeded(until, limit) from None
+
+
+# --- in tasks ---
+
+
+@types.coroutine
+def apulls(ctx: Context, items: Any, limits: Limits, until: float | None) -> Generator[Any, Any, None]:
+    """Yield the items, each as an `Item`.
+
+    A pull is a part of this generator. With a generator for each pull, catching the `StopIteration` with which it ends
+    would cost as much as all the rest.
+    """
+    runtime = cast("StreamRuntime", ctx.runtime)
+    pull, is_native = items.__anext__, type(items) is types.AsyncGeneratorType
+    item, is_plain, (timer, limit, idle) = Item(), False, limits
+    while True:
+        try:
+            if limit == inf and timer is None:
+                item.value = yield from (pull() if is_native else pull().__await__())
+            else:
+                now, item.value = clock.now(), END
+                until = now + limit if until is None else until
+                deadline = limits.deadline(until)
+                with TASKS.timer(deadline, limit if timer is None else None):
+                    if now < deadline:
+                        item.value = yield from (pull() if is_native else pull().__await__())
+                if item.value is END:
+                    raise limits.exceeded(until, limit)
+        except StopAsyncIteration:
+            return
+        if is_plain:
+            runtime.items += 1
+        else:
+            runtime.hand_out(item.value, ctx)
+            is_plain = not runtime.resume
+        yield item
+        limit, until = idle, None

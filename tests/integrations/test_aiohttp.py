@@ -180,22 +180,6 @@ async def test_a_retry_of_an_outer_middleware_is_another_request(server: FlakySe
     assert entered == ["call_twice"]  # once, as aiohttp has seen no failure
 
 
-async def test_a_pooled_connection_does_not_keep_the_request(server: FlakyServer) -> None:
-    """An upload is not held in memory for as long as its connection lives."""
-
-    class Upload(io.BytesIO):
-        """A body to which a test can hold a weak reference."""
-
-    async with session(Timeout(PATIENCE)) as client:
-        body = Upload(b"large")
-        assert (await outcome_of(client.put(server.url, data=body))).status == 200
-        reference = weakref.ref(body)
-        del body
-        gc.collect()
-        assert reference() is None
-        assert server.open_connections == 1
-
-
 @pytest.mark.parametrize("kind", ["GET", "POST", "PUT", "never sent", "switched off"])
 async def test_a_failed_request_is_freed(server: FlakyServer, kind: str) -> None:
     """What is remembered for the retry of aiohttp is dropped, also if there is no such retry."""

@@ -43,22 +43,14 @@ def in_seconds(seconds: float, form: str = "%a, %d %b %Y %H:%M:%S") -> str:
         ("99999999999", 99999999999.0),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
         ("Wed, 21 Oct 2015 07:28:00", 0.0),
+        *((it, None) for it in "|soon|nan|inf|-inf|Infinity|1e3|1_000|0x10|1,5|1, 2|٣|12s|--1|1.2.3".split("|")),
+        *((it, None) for it in ("Wed, 99 Foo 2015 07:28:00 GMT", "Mon, 01 Jan 99999 00:00:00 GMT")),
+        *((it, None) for it in ("9" * 400, "9" * 5000)),
     ],
 )
-def test_retry_after_is_parsed_in_all_its_forms(text: str, seconds: float) -> None:
+def test_retry_after_is_parsed_in_all_its_forms(text: str, seconds: float | None) -> None:
     """Digits, decimals and dates; a negative number or a past date is 0."""
     assert retry_after({"Retry-After": text}) == seconds
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *"|soon|nan|inf|-inf|Infinity|1e3|1_000|0x10|1,5|1, 2|٣|12s|--1|1.2.3|Wed, 99 Foo 2015 07:28:00 GMT".split("|"),
-        *["9" * 400, "9" * 5000, "Mon, 01 Jan 99999 00:00:00 GMT"],
-    ],
-)
-def test_an_invalid_retry_after_is_no_delay(text: str) -> None:
-    assert retry_after({"Retry-After": text}) is None
 
 
 @pytest.mark.parametrize("form", ["%a, %d %b %Y %H:%M:%S GMT", "%a, %d %b %Y %H:%M:%S", "%A, %d-%b-%y %H:%M:%S GMT"])

@@ -35,18 +35,17 @@ class TestMilliseconds:
         with pytest.raises(DeadlineExceeded):
             wire.format_grpc_timeout(seconds)
 
-    @pytest.mark.parametrize(("text", "seconds"), [("1500", 1.5), ("0", 0.0), (" 7\t", 0.007), ("0010", 0.01)])
-    def test_are_parsed(self, text: str, seconds: float) -> None:
-        """Digits are milliseconds; white space around them is ignored."""
-        assert wire.parse_milliseconds(text) == seconds
-
     @pytest.mark.parametrize(
-        "text",
-        ["", "-1", "+1", "1.5", "1e3", "NaN", "inf", "12345678901", "1 2", "100, 100", "\u0661", "0x10", "1\n2"],
+        ("text", "seconds"),
+        [
+            *[("1500", 1.5), ("0", 0.0), (" 7\t", 0.007), ("0010", 0.01)],
+            *((it, None) for it in ("", "-1", "+1", "1.5", "1e3", "NaN", "inf", "12345678901", "1 2", "100, 100")),
+            *((it, None) for it in ("\u0661", "0x10", "1\n2")),
+        ],
     )
-    def test_with_an_invalid_text_are_not_parsed(self, text: str) -> None:
-        """A sign, a fraction, too many digits or another alphabet is no number."""
-        assert wire.parse_milliseconds(text) is None
+    def test_are_parsed(self, text: str, seconds: float | None) -> None:
+        """White space is ignored. A sign, a fraction, too many digits or another alphabet is no number."""
+        assert wire.parse_milliseconds(text) == seconds
 
 
 class TestGrpcTimeout:
@@ -69,16 +68,14 @@ class TestGrpcTimeout:
 
     @pytest.mark.parametrize(
         ("text", "seconds"),
-        [("2H", 7200.0), ("3M", 180.0), ("4S", 4.0), ("100m", 0.1), ("5u", 5e-6), ("1n", 1e-9), ("0S", 0.0)],
+        [
+            *[("2H", 7200.0), ("3M", 180.0), ("4S", 4.0), ("100m", 0.1), ("5u", 5e-6), ("1n", 1e-9), ("0S", 0.0)],
+            *((it, None) for it in ("", "S", "1", "1s", "1 S", "-1S", "123456789m", "1.5S", "1SS", "\u0661S")),
+        ],
     )
-    def test_is_parsed(self, text: str, seconds: float) -> None:
-        """Digits and one of the six units."""
-        assert wire.parse_grpc_timeout(text) == pytest.approx(seconds)
-
-    @pytest.mark.parametrize("text", ["", "S", "1", "1s", "1 S", "-1S", "123456789m", "1.5S", "1SS", "\u0661S"])
-    def test_with_an_invalid_text_is_not_parsed(self, text: str) -> None:
-        """Units are case-sensitive, and more than eight digits are too many."""
-        assert wire.parse_grpc_timeout(text) is None
+    def test_is_parsed(self, text: str, seconds: float | None) -> None:
+        """Digits and one of the six units, which are case-sensitive; more than eight digits are too many."""
+        assert wire.parse_grpc_timeout(text) == (seconds if seconds is None else pytest.approx(seconds))
 
 
 @pytest.mark.parametrize("header", wire.HEADERS)
@@ -236,9 +233,6 @@ class TestAcceptance:
         assert accept.seconds([("grpc-timeout", "99999999H")]) == with_header
         assert accept.seconds([]) == without_header
         assert accept.seconds([("grpc-timeout", "1S")]) == 1.0
-
-    def test_reads_only_its_headers(self) -> None:
-        assert Acceptance(["x-ms"], cap=2.0).seconds([("grpc-timeout", "1S")]) == 2.0
 
 
 def test_a_name_with_a_host_also_holds_the_name_without_it() -> None:

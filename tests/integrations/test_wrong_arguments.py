@@ -18,6 +18,7 @@ from temporalio.common import RetryPolicy
 
 from resilience import Retry, events
 from resilience.integrations import asgi, dbapi, sqlalchemy, structlog, wsgi
+from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
 from resilience.integrations.http import PerHost, Rules, standard
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
@@ -186,6 +187,19 @@ CASES = [
         ({"record_exceptions": 1}, TypeError, "record_exceptions must be True or False, not 1"),
         ({"name": ""}, ValueError, "name must not be empty"),
     ),
+    *of(
+        Dashboard,
+        ({"title": 3}, TypeError, "title must be a string, not 3"),
+        ({"interval": 0}, ValueError, "interval must be more than zero seconds, not 0"),
+        ({"interval": 0.01}, ValueError, r"interval must be at least 0\.1 s, not 0\.01"),
+        ({"history": 1}, TypeError, "history must be True or False, not 1"),
+        ({"keep": 0}, ValueError, "keep must be at least 1, not 0"),
+        ({"messages": "no"}, TypeError, "messages must be True or False, not 'no'"),
+        ({"allowed_hosts": "localhost"}, TypeError, "allowed_hosts must be a sequence of names, not 'localhost'"),
+        ({"allowed_hosts": [1]}, TypeError, "allowed_hosts must be a sequence of names, not"),
+        ({"max_viewers": 0}, ValueError, "max_viewers must be at least 1, not 0"),
+    ),
+    *of(partial(Dashboard, print), ({}, TypeError, "policies")),
     # --- others ---
     *of(to_retry_policy, ({"retry": RetryPolicy()}, TypeError, "retry must be a Retry, not")),
     *of(from_retry_policy, ({"policy": Retry()}, TypeError, "policy must be a RetryPolicy of temporalio, not")),

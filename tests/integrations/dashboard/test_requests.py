@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from resilience import events
-from resilience.integrations.dashboard import Dashboard
-from tests.integrations.dashboard.requests import Make, Viewer, ask, is_subscribed
+from tests.integrations.dashboard.requests import Make, Viewer, ask
 
 
 async def test_the_page_may_run_nothing_but_its_own_script(make: Make) -> None:
@@ -128,26 +126,3 @@ async def test_other_asgi_scopes_are_answered(make: Make) -> None:
     assert await talk("websocket", "websocket.connect") == ["websocket.close"]
     with pytest.raises(ValueError, match="answers http, not 'mail'"):
         await talk("mail")
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "message"),
-    [
-        ({"title": 3}, TypeError, "title must be a string, not 3"),
-        ({"interval": 0}, ValueError, "interval must be more than zero seconds, not 0"),
-        ({"interval": 0.01}, ValueError, "interval must be at least 0.1 s, not 0.01"),
-        ({"history": 1}, TypeError, "history must be True or False, not 1"),
-        ({"keep": 0}, ValueError, "keep must be at least 1, not 0"),
-        ({"messages": "no"}, TypeError, "messages must be True or False, not 'no'"),
-        ({"allowed_hosts": "localhost"}, TypeError, "allowed_hosts must be a sequence of names, not 'localhost'"),
-        ({"allowed_hosts": [1]}, TypeError, "allowed_hosts must be a sequence of names, not"),
-        ({"max_viewers": 0}, ValueError, "max_viewers must be at least 1, not 0"),
-    ],
-)
-def test_wrong_arguments_are_refused(options: Any, kind: type[Exception], message: str) -> None:
-    """The message has the value, and no subscription is left behind."""
-    with pytest.raises(kind, match=message):
-        Dashboard(**options)
-    with pytest.raises(TypeError, match="policies"):
-        Dashboard(print)
-    assert not is_subscribed(events.CircuitChanged)

@@ -1,23 +1,35 @@
-"""The deadline of a request: the common behaviour of ASGI and WSGI."""
+"""The deadline of a request in a web service: the common behaviour of ASGI and WSGI, and that of each."""
 
 from __future__ import annotations
 
+import io
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any, NamedTuple
-from wsgiref.util import setup_testing_defaults
+from wsgiref.util import FileWrapper, setup_testing_defaults
+from wsgiref.validate import validator
 
+import anyio
 import httpx
 import psycopg
 import pytest
 from django.db import DatabaseError
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
 
-from resilience import Context, DeadlineExceeded, current_context, deadline
+from resilience import Context, DeadlineExceeded, Retry, current_context, deadline
 from resilience.integrations import asgi, wsgi
 from tests.conftest import FakeClock, World
+from tests.integrations.services import asgi_service, exchange, wsgi_service
 
 EXPECTED = "x-envoy-expected-rq-timeout-ms"
+FIELD = "HTTP_X_ENVOY_EXPECTED_RQ_TIMEOUT_MS"  # the same for WSGI
 OVER = DeadlineExceeded("the deadline of the execution has passed")
 TOO_LATE = b"the deadline of the request has passed\n"
 
@@ -25,6 +37,125 @@ TOO_LATE = b"the deadline of the request has passed\n"
 ENDED = psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
 WRAPPED = DatabaseError("as the database says")
 WRAPPED.__cause__ = ENDED
+
+
+async def request(app: Any, headers: dict[str, str] | None = None, kind: str = "http") -> list[dict[str, Any]]:
+    """Send one request without a server; return the messages of the response."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        await anyio.sleep(0)
+        sent.append(message)
+
+    fields = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    await app({"type": kind, "headers": fields}, receive, send)
+    return sent
+
+
+class App:
+    """An application that records the context that it is called with, and then takes its steps."""
+
+    def __init__(self, *steps: Callable[..., Any]) -> None:
+        self.steps = steps
+        self.contexts: list[Context] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.contexts.append(current_context())
+        for step in self.steps:
+            await step(send)
+
+
+async def start(send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+async def body(send: Any) -> None:
+    await send({"type": "http.response.body", "body": b"fine"})
+
+
+async def hang(send: Any) -> None:
+    await anyio.sleep(20)
+
+
+async def overrun(send: Any) -> None:
+    raise DeadlineExceeded("the deadline of the execution has passed")
+
+
+class Server:
+    """The steps of a WSGI server for one request."""
+
+    def __init__(self, app: Any, **environ: Any) -> None:
+        self.statuses: list[str] = []
+        self.headers: dict[str, str] = {}
+        self.headers_sent = False
+        self.written: list[bytes] = []
+        environ.setdefault("QUERY_STRING", "")
+        setup_testing_defaults(environ)
+        self.result = app(environ, self.start_response)
+
+    def start_response(self, status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], None]:
+        assert not self.statuses or exc_info, "a second status without an error"
+        if exc_info and self.headers_sent:
+            raise exc_info[1]
+        self.statuses.append(status)
+        self.headers = dict(headers)
+        return self.written.append
+
+    def body(self) -> bytes:
+        """Return the whole body, and close it."""
+        try:
+            return b"".join(self.items())
+        finally:
+            self.close()
+
+    def items(self) -> Iterator[bytes]:
+        for item in self.result:
+            self.headers_sent = True
+            yield item
+
+    def close(self) -> None:
+        if hasattr(self.result, "close"):
+            self.result.close()
+
+
+class Body:
+    """A body that records the time left at each of its steps."""
+
+    def __init__(self, *steps: bytes | Exception) -> None:
+        self._steps = iter(steps)
+        self.seen: list[float] = []
+        self.closed: list[float] = []
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        self.seen.append(current_context().remaining())
+        step = next(self._steps)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def close(self) -> None:
+        self.closed.append(current_context().remaining())
+
+
+def answering(body: Any) -> tuple[Any, list[Context]]:
+    """Return an app with this body, and the list of contexts that it is called with."""
+    contexts: list[Context] = []
+
+    def app(environ: Any, start_response: Any) -> Any:
+        contexts.append(current_context())
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return body
+
+    return app, contexts
+
+
+# --- both ------------------------------------------------------------------------------------
 
 
 class Answer(NamedTuple):
@@ -55,15 +186,7 @@ class Service:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
             await send({"type": "http.response.body", "body": b"fine"})
 
-        async def receive() -> Any: ...
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        sent: list[Any] = []
-        headers = [(name.encode(), value.encode()) for name, value in fields.items()]
-        await asgi.DeadlineMiddleware(app, **settings)({"type": "http", "headers": headers}, receive, send)
-        start, body = sent
+        start, body = await request(asgi.DeadlineMiddleware(app, **settings), fields)
         return Answer(start["status"], body["body"], int(dict(start["headers"])[b"content-length"]))
 
     def _wsgi(self, entered: Callable[[], None], fields: dict[str, str], settings: Any) -> Answer:
@@ -72,14 +195,9 @@ class Service:
             start_response("200 OK", [("content-length", "4")])
             return [b"fine"]
 
-        def start_response(status: str, headers: Any, error: Any = None) -> None:
-            started.append((int(status[:3]), int(dict(headers)["content-length"])))
-
-        started: list[tuple[int, int]] = []
         environ = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in fields.items()}
-        setup_testing_defaults(environ)
-        body = b"".join(wsgi.DeadlineMiddleware(app, **settings)(environ, start_response))
-        return Answer(started[0][0], body, started[0][1])
+        server = Server(wsgi.DeadlineMiddleware(app, **settings), **environ)
+        return Answer(int(server.statuses[-1][:3]), server.body(), int(server.headers["content-length"]))
 
 
 @pytest.fixture(params=["asyncio", "trio", "wsgi"])
@@ -156,3 +274,289 @@ def test_other_errors_of_the_app_are_raised(service: Service, error: Exception, 
 
 def test_an_app_that_does_not_check_the_deadline_is_not_cut_off(service: Service) -> None:
     assert service.get({EXPECTED: "10"}, lambda: time.sleep(0.03)).status == 200
+
+
+# --- ASGI ------------------------------------------------------------------------------------
+
+
+async def test_an_asgi_app_raises_after_the_response_has_begun(tasks_world: World) -> None:
+    """The status is sent, so that the server has to break the connection off."""
+    with pytest.raises(DeadlineExceeded):
+        await request(asgi.DeadlineMiddleware(App(start, overrun)), {EXPECTED: "5000"})
+
+
+class TestCutOffOfAsgi:
+    async def test_cancels_the_app_and_answers_504(self, tasks_world: World) -> None:
+        """The app ends at the deadline, whatever it awaits."""
+        sent = await request(asgi.DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20"})
+        assert sent[0]["status"] == 504
+
+    async def test_answers_504_if_the_app_was_shielded_and_begins_to_answer_late(self, tasks_world: World) -> None:
+        """Cancelling the server in the middle of its first message would break off the connection."""
+
+        async def shielded(send: Any) -> None:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.1)
+
+        app = asgi.DeadlineMiddleware(App(shielded, start, body), cut_off=True)
+        sent = await request(app, {EXPECTED: "20"})
+        assert sent[0]["status"] == 504
+
+    async def test_raises_after_the_response_has_begun(self, tasks_world: World) -> None:
+        """An incomplete response must not look complete."""
+        with pytest.raises(DeadlineExceeded, match="cut off") as caught:
+            await request(asgi.DeadlineMiddleware(App(start, hang), cut_off=True), {EXPECTED: "300"})
+        assert 0 < caught.value.timeout <= 0.3
+
+    async def test_changes_nothing_for_a_request_in_time(self, tasks_world: World) -> None:
+        """With a deadline or without."""
+        app = asgi.DeadlineMiddleware(App(start, body), cut_off=True)
+        assert (await request(app, {EXPECTED: "20000"}))[0]["status"] == 200
+        assert (await request(app))[0]["status"] == 200
+
+    async def test_a_cancellation_by_the_server_is_no_504(self, tasks_world: World) -> None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await request(asgi.DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20000"})
+        assert scope.cancelled_caught
+
+
+class TestTheFunctionsOfAnAsgiServer:
+    async def test_run_without_the_deadline_of_the_request(self, tasks_world: World) -> None:
+        """What a server begins inside of `receive` and `send` inherits nothing from the request."""
+        seen: list[float] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            with deadline(1.0) as mine:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                assert current_context() is mine
+
+        async def receive() -> Any:
+            seen.append(current_context().deadline)
+
+        async def send(message: Any) -> None:
+            seen.append(current_context().deadline)
+
+        scope = {"type": "http", "headers": [(EXPECTED.encode(), b"5000")]}
+        await asgi.DeadlineMiddleware(app)(scope, receive, send)
+        assert seen == [inf, inf]
+
+
+class TestInStarlette:
+    """Under uvicorn."""
+
+    def test_streams_and_background_tasks_have_the_deadline(self) -> None:
+        """It holds for as long as the app runs for the request."""
+        seen: dict[str, float] = {}
+        done = threading.Event()
+
+        async def pieces() -> Any:
+            for number in range(3):
+                seen[f"piece {number}"] = current_context().remaining()
+                yield b"x"
+
+        def afterwards() -> None:  # in a thread
+            seen["background"] = current_context().remaining()
+            done.set()
+
+        def endpoint(request: Request) -> StreamingResponse:  # in a thread
+            seen["endpoint"] = current_context().remaining()
+            return StreamingResponse(pieces(), background=BackgroundTask(afterwards))
+
+        app = Starlette(routes=[Route("/", endpoint)], middleware=[Middleware(asgi.DeadlineMiddleware)])
+        with asgi_service(app) as url:
+            assert httpx.get(url, headers={EXPECTED: "60000"}).text == "xxx"
+            assert done.wait(20)
+        assert list(seen) == ["endpoint", "piece 0", "piece 1", "piece 2", "background"]
+        assert all(30 < seconds <= 60 for seconds in seen.values())
+
+    def test_a_response_that_is_cut_off_does_not_look_complete(self) -> None:
+        """The connection breaks before the last chunk."""
+
+        async def pieces() -> Any:
+            yield b"x"
+            await anyio.sleep(20)
+
+        async def endpoint(request: Request) -> StreamingResponse:
+            return StreamingResponse(pieces())
+
+        app = Starlette(routes=[Route("/", endpoint)], middleware=[Middleware(asgi.DeadlineMiddleware, cut_off=True)])
+        with asgi_service(app) as url, pytest.raises(httpx.RemoteProtocolError):
+            httpx.get(url, headers={EXPECTED: "300"})
+
+    def test_pipelined_requests_do_not_inherit_from_one_another(self) -> None:
+        """uvicorn begins the second request inside of the first one's last `send`."""
+        seen: list[float] = []
+
+        async def endpoint(request: Request) -> PlainTextResponse:
+            seen.append(current_context().remaining())
+            return PlainTextResponse("ok")
+
+        app = Starlette(routes=[Route("/", endpoint)], middleware=[Middleware(asgi.DeadlineMiddleware, default=inf)])
+        first = f"GET / HTTP/1.1\r\nHost: a\r\n{EXPECTED}: 60000\r\n\r\n"
+        second = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        with asgi_service(app) as url:
+            assert exchange(url, (first + second).encode()).count(b"200 OK") == 2
+        assert seen[0] <= 60
+        assert seen[1] == inf
+
+    def test_requests_of_a_connection_do_not_inherit_from_a_large_body(self) -> None:
+        """uvicorn stops reading at a large body; the reader that it starts again outlives the request."""
+        seen: list[float] = []
+
+        async def endpoint(request: Request) -> PlainTextResponse:
+            seen.append(current_context().remaining())
+            await anyio.sleep(0.05)  # until the server has read as much as it wants to keep
+            return PlainTextResponse(str(len(await request.body())))
+
+        app = Starlette(
+            routes=[Route("/", endpoint, methods=["GET", "POST"])],
+            middleware=[Middleware(asgi.DeadlineMiddleware, default=inf)],
+        )
+        with asgi_service(app) as url, httpx.Client() as client:
+            for _ in range(3):
+                size = 2_000_000
+                answer = client.post(url, content=b"x" * size, headers={EXPECTED: "60000"})
+                assert answer.text == str(size)
+                client.get(url)
+        assert [seconds == inf for seconds in seen] == [False, True] * 3
+
+
+# --- WSGI ------------------------------------------------------------------------------------
+
+
+class TestContextOfAWsgiApp:
+    def test_is_ambient_in_every_step_of_the_body_and_not_between_them(self) -> None:
+        """A WSGI body runs after the app has returned, in the server's loop, perhaps in another thread."""
+        body = Body(b"a", b"b")
+        server = Server(wsgi.DeadlineMiddleware(answering(body)[0]), **{FIELD: "60000"})
+        items = server.items()
+        assert next(items) == b"a"
+        assert current_context().deadline == inf
+        rest: list[bytes] = []
+        thread = threading.Thread(target=lambda: rest.extend(items))
+        thread.start()
+        thread.join()
+        server.close()
+        assert rest == [b"b"]
+        assert len(body.seen) == 3
+        assert all(30 < seconds <= 60 for seconds in body.seen + body.closed)
+        assert current_context().deadline == inf
+
+    def test_is_ambient_in_a_generator_that_holds_a_block_open(self) -> None:
+        """A block that is open across a `yield` is active again in the next step."""
+
+        def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+            start_response("200 OK", [])
+            with deadline(1.0) as inner:
+                yield b"a"
+                assert current_context() is inner
+                yield b"b"
+            assert current_context().remaining() > 30
+            yield b"c"
+
+        server = Server(wsgi.DeadlineMiddleware(app), **{FIELD: "60000"})
+        for _ in server.items():
+            assert current_context().deadline == inf
+
+
+class TestWsgiAfterTheDeadline:
+    @pytest.mark.parametrize("milliseconds", ["0", "5000"])
+    def test_the_answer_to_head_has_no_body(self, milliseconds: str) -> None:
+        """A server would send that body as the beginning of the next response."""
+        app = wsgi.DeadlineMiddleware(answering(Body(OVER))[0])
+        server = Server(app, REQUEST_METHOD="HEAD", **{FIELD: milliseconds})
+        assert server.body() == b""
+        assert server.statuses[-1] == "504 Gateway Timeout"
+
+    def test_a_status_that_was_not_sent_is_replaced_by_a_504(self) -> None:
+
+        def app(environ: Any, start_response: Any) -> Any:
+            start_response("200 OK", [])
+            raise OVER
+
+        assert Server(wsgi.DeadlineMiddleware(app), **{FIELD: "5000"}).statuses == ["200 OK", "504 Gateway Timeout"]
+
+    def test_an_error_in_the_first_step_of_the_body_is_a_504(self) -> None:
+        """A generator does its work in the first step; its `close` is called too."""
+        body = Body(OVER, b"not reached")
+        server = Server(wsgi.DeadlineMiddleware(answering(body)[0]), **{FIELD: "5000"})
+        assert server.body() == b"the deadline of the request has passed\n"
+        assert server.statuses == ["200 OK", "504 Gateway Timeout"]
+        assert len(body.closed) == 1
+
+    def test_a_later_step_of_the_body_raises(self) -> None:
+        """The status is sent, so that the server has to break the connection off."""
+        body = Body(b"a", OVER)
+        server = Server(wsgi.DeadlineMiddleware(answering(body)[0]), **{FIELD: "5000"})
+        with pytest.raises(DeadlineExceeded):
+            server.body()
+        assert len(body.closed) == 1
+
+    def test_other_errors_of_the_body_are_raised(self) -> None:
+        body = Body(TimeoutError("a database"))
+        server = Server(wsgi.DeadlineMiddleware(answering(body)[0]), **{FIELD: "5000"})
+        with pytest.raises(TimeoutError, match="a database"):
+            server.body()
+
+
+class TestTheProtocolOfWsgi:
+    def test_is_kept_according_to_the_validator_of_wsgiref(self) -> None:
+        """With the validator on both sides: the middleware is a correct server and a correct application."""
+        for headers in ({}, {FIELD: "5000"}, {FIELD: "0"}):
+            app, _ = answering(Body(b"a", b"b"))
+            outer = validator(wsgi.DeadlineMiddleware(validator(app)))
+            assert Server(outer, **headers).body() in (b"ab", b"the deadline of the request has passed\n")
+
+    def test_close_is_called_once(self) -> None:
+        """However often the server calls it, and also if nothing was read."""
+        body = Body(b"a")
+        server = Server(wsgi.DeadlineMiddleware(answering(body)[0]))
+        server.close()
+        server.close()
+        assert len(body.closed) == 1
+        assert list(server.result) == []
+
+    def test_the_function_write_is_the_servers(self) -> None:
+        """The older way of sending a body."""
+
+        def app(environ: Any, start_response: Any) -> Any:
+            start_response("200 OK", [])(b"written")
+            return [b"returned"]
+
+        server = Server(wsgi.DeadlineMiddleware(app))
+        assert server.body() == b"returned"
+        assert server.written == [b"written"]
+
+    @pytest.mark.parametrize("body", [[b"a"], (b"a", b"b"), FileWrapper(io.BytesIO(b"file"))])
+    def test_a_body_that_runs_no_code_is_returned_unchanged(self, body: Any) -> None:
+        """The server reads the length of a list, and sends a file in its own way."""
+        server = Server(
+            wsgi.DeadlineMiddleware(answering(body)[0]), **{FIELD: "5000", "wsgi.file_wrapper": FileWrapper}
+        )
+        assert server.result is body
+
+    def test_a_file_wrapper_may_be_a_function(self) -> None:
+        """uwsgi's is one; its result is iterated like any body."""
+        environ = {FIELD: "5000", "wsgi.file_wrapper": lambda file: file}
+        assert Server(wsgi.DeadlineMiddleware(answering(io.BytesIO(b"file"))[0]), **environ).body() == b"file"
+
+
+def test_a_real_wsgi_server_gets_the_response_or_a_504() -> None:
+    """wsgiref: in time, too late, and out of time inside of the app."""
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        if environ["PATH_INFO"] == "/slow":
+            while not current_context().expired:
+                threading.Event().wait(0.005)
+        Retry().call(int)
+        start_response("200 OK", [])
+        yield b"x"
+        yield b"%d" % (current_context().remaining() <= 60)
+
+    with wsgi_service(wsgi.DeadlineMiddleware(app, default=inf)) as url, httpx.Client() as client:
+        assert client.get(url, headers={EXPECTED: "60000"}).text == "x1"
+        assert client.get(url).text == "x0"
+        assert client.get(url, headers={EXPECTED: "0"}).status_code == 504
+        assert client.get(f"{url}/slow", headers={EXPECTED: "20"}).status_code == 504

@@ -268,8 +268,6 @@ async def test_a_cancellation_by_the_caller_is_no_error(tasks_world: World, trac
 
 
 def test_an_interrupt_is_no_error(traced: Traced) -> None:
-    """It is raised."""
-
     def fn(ctx: Context) -> None:
         raise KeyboardInterrupt
 
@@ -280,7 +278,6 @@ def test_an_interrupt_is_no_error(traced: Traced) -> None:
 
 
 async def test_a_closed_coroutine_ends_its_span(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
-    """In any context."""
     execution = traced.policy().aexecute(lambda ctx: asyncio.sleep(10))
     asyncio.get_running_loop().call_soon(lambda: None)
 

@@ -209,8 +209,6 @@ def test_the_body_of_a_response_is_sent_once(server: FlakyServer, session: Make)
 
 
 def test_an_error_of_the_users_body_is_raised_and_not_retried(server: FlakyServer, session: Make) -> None:
-    """Only errors of the network are."""
-
     def body() -> Iterator[bytes]:
         yield b"one"
         raise ZeroDivisionError
@@ -235,7 +233,6 @@ def test_an_error_of_the_users_body_is_raised_and_not_retried(server: FlakyServe
     ],
 )
 def test_timeouts_are_shortened_to_the_time_left(session: Make, given: Any, capped: tuple[float, float]) -> None:
-    """Of any form."""
     recorder = Recorder()
     client = session(Timeout(100, cooperative=True), adapter=recorder)
     client.get("http://nowhere", timeout=given)
@@ -251,7 +248,6 @@ def test_without_a_deadline_a_timeout_is_unchanged(session: Make, given: Any) ->
 
 
 def test_an_invalid_timeout_is_refused(session: Make) -> None:
-    """As requests does."""
     with deadline(PATIENCE), pytest.raises(ValueError, match="a pair"):
         session().get("http://nowhere", timeout=(1, 2, 3))
 
@@ -361,7 +357,6 @@ def test_an_error_of_the_network_in_a_body_with_a_deadline_is_raised(session: Ma
 
 
 def test_an_empty_body_can_be_read_after_the_deadline(server: FlakyServer, session: Make) -> None:
-    """There is no wait."""
     response = session(Timeout(PATIENCE, cooperative=True)).get(server.script("/", 204), stream=True)
     with process_clock_ahead(2 * PATIENCE):
         assert response.content == b""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,6 @@ def documented(page: str, heading: str) -> dict[str, str]:
     ],
 )
 def test_the_pages_list_each_parameter_and_its_default(page: str, heading: str, what: Callable[..., object]) -> None:
-    """In the order of the signature."""
     parameters = inspect.signature(what).parameters
     parameters_of_page = documented(page, heading)
     assert list(parameters_of_page) == list(parameters)
@@ -149,7 +149,6 @@ def test_a_host_is_identified_by_scheme_name_and_port() -> None:
 
 
 def test_a_function_that_makes_no_policy_is_refused() -> None:
-    """The message has the value."""
     with pytest.raises(TypeError, match="make must return a policy, not 'http://a:80'"):
         PerHost(lambda origin: origin).for_host("http://a/")  # type: ignore[arg-type, return-value]
 
@@ -185,53 +184,46 @@ def test_a_ratio_is_a_budget_for_each_host_and_a_budget_is_shared_by_all() -> No
     assert budgets(standard(hedge=1)) == [None, 0.1, None, 0.1]
 
 
-async def test_only_a_repeatable_request_is_hedged(tasks_world: Any) -> None:
-    """A GET is. A POST is not, even while it connects, as it may be sent: its first response is waited for."""
-    sent: list[str] = []
+@contextlib.asynccontextmanager
+async def slow_at_first(policy: Any) -> AsyncIterator[tuple[httpx.AsyncClient, list[httpx.Request]]]:
+    """A client whose server answers late to the first request of each method; and the requests."""
+    sent: list[httpx.Request] = []
 
     async def handler(request: httpx.Request) -> httpx.Response:
         if (trace := request.extensions.get("trace")) is not None:
             await trace("connection.connect_tcp.started", {})
-        sent.append(request.method)
-        await anyio.sleep(0.3 if sent.count(request.method) == 1 else 0)
-        return httpx.Response(200, text=str(sent.count(request.method)))
+        sent.append(request)
+        number = [it.method for it in sent].count(request.method)
+        await anyio.sleep(0.3 if number == 1 else 0)
+        return httpx.Response(200, text=str([it.method for it in sent].count(request.method)))
 
-    transport = AsyncResilienceTransport(standard(hedge=0.02), httpx.MockTransport(handler))
-    async with httpx.AsyncClient(transport=transport) as client:
+    async with httpx.AsyncClient(transport=AsyncResilienceTransport(policy, httpx.MockTransport(handler))) as client:
+        yield client, sent
+
+
+async def test_only_a_repeatable_request_is_hedged(tasks_world: Any) -> None:
+    """A GET is. A POST is not, even while it connects, as it may be sent: its first response is waited for."""
+    async with slow_at_first(standard(hedge=0.02)) as (client, sent):
         assert (await client.get("https://a.example/")).text == "2"
         assert (await client.post("https://a.example/")).text == "1"
-    assert sent == ["GET", "GET", "POST"]
+    assert [it.method for it in sent] == ["GET", "GET", "POST"]
 
 
 async def test_a_post_that_waits_for_its_turn_is_not_hedged(tasks_world: Any) -> None:
     """Only one of two attempts could be sent, and the refusal of the other would end the call."""
-    sent: list[str] = []
-
-    async def handler(request: httpx.Request) -> httpx.Response:
-        sent.append(request.method)
-        await anyio.sleep(0.3)
-        return httpx.Response(200)
-
-    transport = AsyncResilienceTransport(standard(hedge=0.02, rate=Rate(1, per=0.1)), httpx.MockTransport(handler))
-    async with httpx.AsyncClient(transport=transport) as client, anyio.create_task_group() as tasks:
+    policies = standard(hedge=0.02, rate=Rate(1, per=0.1))
+    async with slow_at_first(policies) as (client, sent), anyio.create_task_group() as tasks:
         for _ in range(2):
             tasks.start_soon(client.post, "https://a.example/")
-    assert sent == ["POST", "POST"]
+    assert len(sent) == 2
 
 
 async def test_a_post_that_has_begun_with_an_idempotency_key_is_hedged(tasks_world: Any) -> None:
     """Both attempts send the same key."""
-    keys: list[str] = []
-
-    async def handler(request: httpx.Request) -> httpx.Response:
-        keys.append(request.headers["Idempotency-Key"])
-        await anyio.sleep(0.3 if len(keys) == 1 else 0)
-        return httpx.Response(200)
-
-    transport = AsyncResilienceTransport(IdempotencyKey().wrap(Hedge(0.02)), httpx.MockTransport(handler))
-    async with httpx.AsyncClient(transport=transport) as client:
+    async with slow_at_first(IdempotencyKey().wrap(Hedge(0.02))) as (client, sent):
         await client.post("https://a.example/")
-    assert keys == [keys[0]] * 2
+    first, second = (it.headers["Idempotency-Key"] for it in sent)
+    assert first == second
 
 
 # --- behaviour -------------------------------------------------------------------------------

@@ -167,7 +167,6 @@ def test_work_that_has_begun_obeys_the_deadline(pair: Pair) -> None:
 
 
 def test_a_request_without_a_deadline_is_not_limited(pair: Pair) -> None:
-    """Neither service has a deadline."""
     with pair.serve(work_briefly, rounds=2) as url:
         assert httpx.get(url, timeout=PATIENCE).text == "[200, 200]"
     assert pair.log.given == [inf, inf]

@@ -128,7 +128,6 @@ def test_an_old_urllib3_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_requests_is_refused_with_an_old_urllib3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is based on urllib3."""
     for name in list(sys.modules):
         if name.startswith(("resilience.integrations.urllib3", "resilience.integrations.requests")):
             monkeypatch.delitem(sys.modules, name)

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from resilience import events
 from resilience.integrations.dashboard import Dashboard
-from tests.integrations.dashboard.requests import SUBSCRIBED, Make
-
-
-@pytest.fixture(autouse=True)
-def subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record the active subscriptions, for `is_subscribed(kind)`."""
-    really_subscribe = events.subscribe
-
-    def subscribe(listener: events.Listener, *kinds: type[events.Event]) -> Callable[[], None]:
-        unsubscribe = really_subscribe(listener, *kinds)
-        SUBSCRIBED.append(kinds)
-
-        def end() -> None:
-            if kinds in SUBSCRIBED:
-                SUBSCRIBED.remove(kinds)
-            unsubscribe()
-
-        return end
-
-    monkeypatch.setattr(events, "subscribe", subscribe)
-    SUBSCRIBED.clear()
+from tests.integrations.dashboard.requests import Make
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 
 from resilience import Context, events
+from resilience.events.dispatch import subscribers
 from resilience.integrations.dashboard import Dashboard, Served, serve
 from tests.conftest import Boom
 
@@ -126,13 +127,9 @@ def served(*policies: Any, **options: Any) -> Iterator[Served]:
         yield server
 
 
-#: The kinds of each active subscription, as recorded by the fixture `subscriptions`.
-SUBSCRIBED: list[tuple[type[events.Event], ...]] = []
-
-
 def is_subscribed(kind: type[events.Event]) -> bool:
     """Whether the dashboard listens to events of this kind."""
-    return any(kind in kinds for kinds in SUBSCRIBED)
+    return bool(subscribers.of(kind))
 
 
 async def has_room(app: Dashboard) -> bool:

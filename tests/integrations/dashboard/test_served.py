@@ -114,7 +114,6 @@ def test_a_viewer_that_has_left_makes_room() -> None:
 
 
 def test_an_address_in_use_is_an_error_in_the_caller() -> None:
-    """No subscription is left behind."""
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use") as caught:
         serve(port=taken.getsockname()[1])
     assert not is_subscribed(events.CircuitChanged), caught  # `caught` holds the traceback, and all that it refers to
@@ -129,7 +128,6 @@ def test_the_address_and_the_host_names_can_be_set() -> None:
 
 
 async def test_aserve_runs_until_it_is_cancelled(tasks_world: World) -> None:
-    """Under asyncio and trio."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with anyio.create_task_group() as tasks:

@@ -90,7 +90,6 @@ async def test_the_state_of_caches_is_shown(make: Make, clock: FakeClock) -> Non
 
 
 async def test_a_policy_in_two_pipelines_is_shown_once(make: Make) -> None:
-    """With the names of both."""
     breaker = CircuitBreaker(name="db")
     first, second = Policy.wrap(Retry(), breaker, name="read"), Policy.wrap(breaker, name="write")
     (circuit,) = (await state_of(make(first, second, first)))["now"]["circuits"]

@@ -44,7 +44,6 @@ def test_many_callers_can_begin_with_an_empty_database(url: str) -> None:
 
 
 def test_a_user_without_the_right_to_create_tables_can_use_the_table(url: str) -> None:
-    """Another user has created it."""
     Once(lambda: psycopg2.connect(url), key=by_order).call(str.upper, "a")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("REVOKE CREATE ON SCHEMA public FROM public")

@@ -66,8 +66,6 @@ def inserting(text: str) -> str:
 
 
 async def test_a_unit_is_committed_when_it_returns(notes: Notes) -> None:
-    """Its result is returned."""
-
     async def work(execute: Any) -> str:
         await execute(inserting("a"))
         return "done"
@@ -129,8 +127,6 @@ async def test_a_deadline_ends_a_statement_and_does_not_limit_the_next_unit(note
 
 
 async def test_nothing_is_committed_after_the_deadline(notes: Notes, clock: FakeClock) -> None:
-    """The caller gets a `DeadlineExceeded`."""
-
     async def work(execute: Any) -> None:
         await execute(inserting("late"))
         clock.advance(20.0)

@@ -85,7 +85,6 @@ def test_errors_of_work_that_was_rolled_back_or_not_begun_are_transient(error: E
 
 
 def test_the_sqlstate_of_an_error_is_read_from_any_driver() -> None:
-    """A driver without one has none."""
     assert sqlstate(pg.DeadlockDetected()) == "40P01"
     assert sqlstate(made("psycopg2.errors.DeadlockDetected", pgcode="40P01")) == "40P01"
     assert sqlstate(psycopg.OperationalError()) is None

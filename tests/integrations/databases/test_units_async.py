@@ -150,7 +150,6 @@ async def test_a_rollback_that_hangs_does_not_keep_the_caller(
 
 
 async def test_a_task_that_is_cancelled_again_finishes_its_rollback(in_virtual_asyncio: Virtual) -> None:
-    """And is cancelled afterwards."""
     connection = Connection()
 
     async def fail(connection: Connection) -> None:

@@ -166,46 +166,33 @@ class TestAsyncio:
 
     @pytest.mark.parametrize("method", Dependency.methods)
     async def test_the_result_of_a_fallback_is_a_finished_call(self, target: str, method: str) -> None:
-        """With all methods of a call."""
+        """With all methods of a call of grpc, for the caller and for an interceptor around ours."""
         many = method in ("Many", "Chat")
-        async with aprotected(target, answering([b"cached"] if many else b"cached")) as channel:
-            call = getattr(channel, KINDS[method])(f"/test.Test/{method}")(REQUEST[method])
-            assert ([reply async for reply in call] if many else [await call]) == [b"cached"]
+
+        async def intercept(self: Any, continuation: Any, details: Any, request: Any) -> Any:
+            call = await continuation(details, request)
             done: list[Any] = []
             call.add_done_callback(done.append)
-            assert (done, call.done(), call.cancelled(), call.cancel()) == ([call], True, False, False)
-            assert await call.code() is grpc.StatusCode.OK
-            assert await call.details() == "answered by a policy"
-            assert await call.debug_error_string() == ""
-            assert not await call.initial_metadata()
-            assert not await call.trailing_metadata()
-            await call.wait_for_connection()
-
-    @pytest.mark.parametrize("method", Dependency.methods)
-    async def test_an_outer_interceptor_gets_a_finished_call(self, target: str, method: str) -> None:
-        """It gets the result of the fallback, and may call all methods of a call of grpc."""
-        many = method in ("Many", "Chat")
-
-        class Around:
-            async def intercept(self, continuation: Any, details: Any, request: Any) -> Any:
-                call = await continuation(details, request)
-                done: list[Any] = []
-                call.add_done_callback(done.append)
-                assert (done, call.done(), call.time_remaining()) == ([call], True, None)
-                if method in ("Join", "Chat"):
-                    with pytest.raises(asyncio.InvalidStateError, match="a policy has answered"):
-                        await call.write(b"more")
-                    assert await call.done_writing() is None
-                if many:
-                    assert [await call.read() for _ in range(4)] == [b"a", b"b", grpc.aio.EOF, grpc.aio.EOF]
-                return call
+            assert (done, call.time_remaining()) == ([call], None)
+            assert (call.done(), call.cancelled(), call.cancel()) == (True, False, False)
+            if method in ("Join", "Chat"):
+                with pytest.raises(asyncio.InvalidStateError, match="a policy has answered"):
+                    await call.write(b"more")
+                assert await call.done_writing() is None
+            if many:
+                assert [await call.read() for _ in range(4)] == [b"a", b"b", grpc.aio.EOF, grpc.aio.EOF]
+            return call
 
         kind = KINDS[method]
         base = getattr(grpc.aio, "".join(word.title() for word in kind.split("_")) + "ClientInterceptor")
-        around = type("AroundIt", (base,), {f"intercept_{kind}": Around.intercept})()
+        around = type("Around", (base,), {f"intercept_{kind}": intercept})()
         async with aprotected(target, answering([b"a", b"b"] if many else b"a"), around) as channel:
             call = getattr(channel, kind)(f"/test.Test/{method}")(REQUEST[method])
             assert ([reply async for reply in call] == [b"a", b"b"]) if many else (await call == b"a")
+            assert (await call.code(), await call.details()) == (grpc.StatusCode.OK, "answered by a policy")
+            assert await call.debug_error_string() == ""
+            assert not [*await call.initial_metadata(), *await call.trailing_metadata()]
+            await call.wait_for_connection()
 
     async def test_the_replies_of_a_fallback_may_be_an_async_iterable(self, target: str) -> None:
 

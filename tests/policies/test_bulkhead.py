@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
-from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -19,7 +18,6 @@ from resilience import (
     DeadlineExceeded,
     Policy,
     Rejected,
-    Retry,
     Timeout,
     TimeoutExceeded,
     events,
@@ -88,22 +86,6 @@ async def test_calls_wait_in_the_queue_and_the_next_one_is_refused(world: World)
     assert counts(bulkhead) == (1, 0, 0, 1)
 
 
-async def test_permits_are_granted_in_the_order_of_arrival(world: World) -> None:
-    """A new call goes to the end of the queue."""
-    bulkhead = Bulkhead(1, queue=10)
-
-    async with beside(world) as group:
-        holder = await group.inside(bulkhead)
-        queue = [await group.queued(bulkhead) for _ in range(4)]
-        for number in range(4):
-            holder.let_go()
-            await holder.result()
-            await queue[number].is_inside()
-            queue.append(await group.queued(bulkhead))
-            assert [call.entered.is_set() for call in queue] == [it <= number for it in range(len(queue))]
-            holder = queue[number]
-
-
 async def test_a_second_call_right_after_the_first_does_not_overtake_a_waiting_call(threads: World) -> None:
     """A released permit is handed to the first waiting call directly."""
     bulkhead = Bulkhead(1, queue=5)
@@ -128,12 +110,6 @@ async def test_a_second_call_right_after_the_first_does_not_overtake_a_waiting_c
 
 
 # --- waits -------------------------------------------------------------------------------------
-
-
-def test_max_wait_accepts_a_timedelta(threads: World) -> None:
-    bulkhead = Bulkhead(1, queue=1, max_wait=timedelta(milliseconds=5))
-    with bulkhead.slot(), pytest.raises(BulkheadFull, match=r"0\.005"):
-        bulkhead.execute(lambda ctx: None)
 
 
 @pytest.mark.parametrize(
@@ -200,15 +176,6 @@ def test_the_error_of_a_refusal_contains_the_number_of_running_calls(limit: int,
             bulkhead.call(len, "")
     assert str(full.value) == f"{message} and there is no queue"
     assert (full.value.limit, full.value.queue) == (limit, 0)
-
-
-def test_a_listener_of_the_pipeline_gets_refusals_without_any_subscription() -> None:
-    heard: list[Any] = []
-    bulkhead = Bulkhead(1, name="inventory")
-    pipeline = Policy.wrap(Retry(1), bulkhead, listeners=[heard.append])
-    with bulkhead.slot(), pytest.raises(BulkheadFull):
-        pipeline.call(len, "")
-    assert [event.policy for event in heard if isinstance(event, events.CallRejected)] == ["inventory"]
 
 
 async def test_a_cooperative_timeout_inside_an_enforced_one_ends_the_wait_at_its_own_limit(world: World) -> None:

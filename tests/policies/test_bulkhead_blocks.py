@@ -64,26 +64,22 @@ async def test_slots_and_calls_share_one_queue(world: World) -> None:
     bulkhead = Bulkhead(1, queue=5)
     order: list[int] = []
 
-    async def main() -> None:
-        async with beside(world) as group:
+    async def in_a_slot() -> None:
+        async with entered(world, bulkhead.slot()):
+            order.append(1)
 
-            async def in_a_slot() -> None:
-                async with entered(world, bulkhead.slot()):
-                    order.append(1)
+    async def in_a_call() -> None:
+        await world.execute(bulkhead, fn)
 
-            async def in_a_call() -> None:
-                await world.execute(bulkhead, fn)
+    async def fn(ctx: Context) -> None:
+        order.append(2)
 
-            async def fn(ctx: Context) -> None:
-                order.append(2)
-
-            holder = await group.inside(bulkhead)
-            for number, main in enumerate([in_a_slot, in_a_call, in_a_slot, in_a_call], 1):
-                group.run(main)
-                await until(world, lambda number=number: bulkhead.stats().queued == number)  # type: ignore[misc]
-            holder.let_go()
-
-    await main()
+    async with beside(world) as group:
+        holder = await group.inside(bulkhead)
+        for number, main in enumerate([in_a_slot, in_a_call, in_a_slot, in_a_call], 1):
+            group.run(main)
+            await until(world, lambda number=number: bulkhead.stats().queued == number)  # type: ignore[misc]
+        holder.let_go()
     assert order == [1, 2, 1, 2]
 
 

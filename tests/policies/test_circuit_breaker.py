@@ -1,4 +1,4 @@
-"""CircuitBreaker: when a circuit opens, which outcomes count, and outer timeouts and several runtimes."""
+"""CircuitBreaker: when a circuit opens, which outcomes count, and outer timeouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resilience import (
     WorkersExhausted,
 )
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, fails, works
+from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, fails
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -100,9 +100,6 @@ async def test_an_error_of_a_predicate_is_raised_and_the_call_is_not_recorded(
     assert breaker.stats().probes == 0
 
 
-# --- outer timeouts and several runtimes -------------------------------------------------------
-
-
 async def test_an_outer_timeout_does_not_count_and_releases_the_slot_of_a_probe(world: World, clock: FakeClock) -> None:
     """The impatience of a caller is no failure of the dependency."""
     breaker = CircuitBreaker(1, open_for=5.0)
@@ -119,18 +116,3 @@ async def test_an_outer_timeout_does_not_count_and_releases_the_slot_of_a_probe(
     assert breaker.state is HALF_OPEN
     assert breaker.stats().probes == 0
     world.release()
-
-
-def test_threads_asyncio_and_trio_share_one_circuit(clock: FakeClock) -> None:
-    """Their failures form one row; a successful probe in one of them closes the circuit for all."""
-    breaker = CircuitBreaker(3, open_for=5.0)
-    worlds = [World(name) for name in ("threads", "asyncio", "trio")]
-    for world in worlds:
-        assert breaker.state is CLOSED
-        world.run(lambda world=world: fails(world, breaker))  # type: ignore[misc]
-    assert breaker.state is OPEN
-    for world in worlds:
-        assert isinstance(world.run(lambda world=world: works(world, breaker)), CircuitOpen)  # type: ignore[misc]
-    clock.advance(5.0)
-    assert worlds[2].run(lambda: works(worlds[2], breaker)) == "fine"
-    assert breaker.state is CLOSED

@@ -400,17 +400,3 @@ def test_repr_and_description_name_the_probe() -> None:
     breaker = CircuitBreaker(probe=ping)
     assert breaker.describe().endswith("ping probes first")
     assert "probe=<function" in repr(breaker)
-
-
-# --- run_within --------------------------------------------------------------------------------------
-
-
-async def test_run_within_cuts_a_function_off_in_any_runtime(world: World) -> None:
-    async def hang() -> None:
-        await world.hang()
-
-    runtime = Context().runtime
-    with pytest.raises(TimeoutExceeded, match=r"no result within 0\.01 s") as error:
-        await runtime.run_within(0.01, world.native(hang), "ping")
-    assert (error.value.policy, error.value.timeout) == ("ping", 0.01)
-    assert await runtime.run_within(5, world.native(Script("fine").function()), "ping") == "fine"

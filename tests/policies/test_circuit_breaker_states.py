@@ -35,25 +35,6 @@ async def test_the_refusal_of_an_open_circuit_carries_its_facts(world: World, cl
     assert script.calls == 0
 
 
-async def test_open_periods_grow_with_a_backoff_and_start_again_after_a_close(world: World, clock: FakeClock) -> None:
-    """Each re-opening takes the next delay; the last one of a list repeats; a close starts the list again."""
-    breaker = CircuitBreaker(1, open_for=[5.0, 10.0, 20.0])
-
-    async def lasts() -> float:
-        await fails(world, breaker)
-        seconds = breaker.stats().retry_after
-        assert seconds is not None
-        clock.advance(seconds)
-        return seconds
-
-    assert [await lasts() for _ in range(4)] == pytest.approx([5.0, 10.0, 20.0, 20.0])
-    await works(world, breaker)
-    assert breaker.state is CLOSED
-    assert [await lasts() for _ in range(2)] == pytest.approx([5.0, 10.0])
-    breaker.close()
-    assert await lasts() == pytest.approx(5.0)
-
-
 @pytest.mark.parametrize(
     ("open_for", "periods"),
     [
@@ -201,33 +182,6 @@ async def test_a_half_open_circuit_admits_at_most_the_number_of_probes(
         calls[0].let_go()
         await calls[0].result()
         assert await works(world, breaker) == "fine"
-
-
-@pytest.mark.parametrize(
-    ("open_for", "probe_timeout", "patience"),
-    [(5.0, None, 30.0), (5.0, timedelta(seconds=90), 90.0)],
-)
-@pytest.mark.parametrize("outcome", ["fine", Boom("late")], ids=["success", "failure"])
-async def test_a_probe_loses_its_slot_after_probe_timeout(
-    world: World, clock: FakeClock, open_for: float, probe_timeout: Any, patience: float, outcome: Any
-) -> None:
-    """Another call may be a probe then, and the outcome of the late one is ignored."""
-    breaker = CircuitBreaker(1, open_for=open_for, probe_timeout=probe_timeout, probe_successes=2)
-
-    await fails(world, breaker)
-    clock.advance(open_for)
-    async with beside(world) as group:
-        lost = await group.inside(breaker, outcome)
-        clock.advance(patience - 0.01)
-        assert isinstance(await works(world, breaker), CircuitOpen)
-        clock.advance(0.01)
-        assert await works(world, breaker) == "fine"
-        assert breaker.state is HALF_OPEN
-        lost.let_go()
-        await lost.result()
-        assert breaker.state is HALF_OPEN
-        await works(world, breaker)
-        assert breaker.state is CLOSED
 
 
 @pytest.mark.parametrize("error", [BulkheadFull("no room"), DeadlineExceeded("over")])

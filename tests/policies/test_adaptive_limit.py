@@ -27,9 +27,8 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.policies.adaptive_limit import LimitStats
-from resilience.testing import virtual_time
 from tests.callers import run_all
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.contention.beside import beside
 from tests.policies.blocks import entered
 from tests.policies.simulated import overloaded
@@ -263,8 +262,7 @@ async def test_the_limit_stays_within_least_and_most(
     assert seen == limits
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_raised_limit_admits_waiting_calls_at_once(backend: str) -> None:
+async def test_a_raised_limit_admits_waiting_calls_at_once(virtual_tasks: Virtual) -> None:
     """They do not wait until running calls release their permits."""
     limit = AdaptiveLimit(Recording(3), initial=1, queue=5, min_samples=1)
     began: list[float] = []
@@ -273,15 +271,11 @@ def test_a_raised_limit_admits_waiting_calls_at_once(backend: str) -> None:
         began.append(anyio.current_time())
         await anyio.sleep(1)
 
-    async def main() -> None:
-        start = anyio.current_time()
-        async with anyio.create_task_group() as group:
-            for _ in range(4):
-                group.start_soon(limit.call, fn)
-        assert [round(it - start, 3) for it in began] == [0, 1, 1, 1]
-
-    with virtual_time():
-        anyio.run(main, backend=backend)
+    start = anyio.current_time()
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(limit.call, fn)
+    assert [round(it - start, 3) for it in began] == [0, 1, 1, 1]
 
 
 async def test_a_limit_far_above_the_usage_falls_by_one_in_each_update(threads: World, clock: FakeClock) -> None:

@@ -72,7 +72,7 @@ async def test_cancelling_the_caller_cancels_all_attempts(anywhere: Virtual, aft
 
 
 @pytest.mark.parametrize("after", [0.05, 0.15, 0.25, 0.315])
-def test_the_caller_is_cancelled_exactly_once_in_asyncio(after: float) -> None:
+async def test_the_caller_is_cancelled_exactly_once_in_asyncio(in_virtual_asyncio: Virtual, after: float) -> None:
     """`Task.cancelling()` is 1 if the cancellation came before the result, else 0."""
     ended: list[tuple[int, bool]] = []
 
@@ -88,17 +88,13 @@ def test_the_caller_is_cancelled_exactly_once_in_asyncio(after: float) -> None:
         ended.append((ctx.hedge, False))
         return "second"
 
-    async def main() -> None:
-        task = asyncio.create_task(Hedge(0.1).aexecute(fn))
-        await asyncio.sleep(after)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled() == (after < 0.3)
-        assert task.cancelling() == (1 if after < 0.3 else 0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    with virtual_time():
-        asyncio.run(main())
+    task = asyncio.create_task(Hedge(0.1).aexecute(fn))
+    await asyncio.sleep(after)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() == (after < 0.3)
+    assert task.cancelling() == (1 if after < 0.3 else 0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     cut_off = {0.05: [(0, True)], 0.15: [(0, True), (1, True)], 0.25: [(1, True)], 0.315: [(1, False)]}
     assert sorted(it for it in ended if after != 0.315 or it[0]) == cut_off[after]
 
@@ -139,28 +135,26 @@ def test_a_cancellation_while_a_loser_unwinds_is_raised_after_it_in_asyncio() ->
         assert (len(ended), answer.closed) == (1, 2)
 
 
-def test_a_scope_of_anyio_does_not_cancel_the_caller_again_and_again_while_a_loser_unwinds() -> None:
+async def test_a_scope_of_anyio_does_not_cancel_the_caller_again_and_again_while_a_loser_unwinds(
+    in_virtual_asyncio: Virtual,
+) -> None:
     """It would in each iteration of the event loop, which would never rest."""
     requests: list[int] = []
 
-    async def main() -> None:
-        caller: Any = asyncio.current_task()
+    caller: Any = asyncio.current_task()
 
-        async def fn(ctx: Context) -> None:
-            try:
-                await asyncio.sleep(5)
-            finally:
-                for _ in range(20 if ctx.hedge else 0):
-                    await asyncio.sleep(0)
-                    requests.append(caller.cancelling())
+    async def fn(ctx: Context) -> None:
+        try:
+            await asyncio.sleep(5)
+        finally:
+            for _ in range(20 if ctx.hedge else 0):
+                await asyncio.sleep(0)
+                requests.append(caller.cancelling())
 
-        with anyio.move_on_after(0.3) as scope:
-            await Hedge(0.1).aexecute(fn)
-        assert scope.cancelled_caught
-        assert caller.cancelling() == 0
-
-    with virtual_time():
-        asyncio.run(main())
+    with anyio.move_on_after(0.3) as scope:
+        await Hedge(0.1).aexecute(fn)
+    assert scope.cancelled_caught
+    assert caller.cancelling() == 0
     assert len(requests) == 20
     assert requests[-1] == requests[2]
 
@@ -241,7 +235,9 @@ async def test_a_timeout_while_one_result_is_closed_still_closes_the_others(anyw
     assert [it.closed for it in made if it is not answer] == [1] * (3 if anywhere.blocking else 4)
 
 
-def test_a_cancellation_of_the_caller_is_not_lost_if_the_function_swallows_it() -> None:
+async def test_a_cancellation_of_the_caller_is_not_lost_if_the_function_swallows_it(
+    in_virtual_asyncio: Virtual,
+) -> None:
     """The race and the caller cancel the same task, and the function sees only one cancellation."""
 
     async def fn(ctx: Context) -> str:
@@ -257,13 +253,9 @@ def test_a_cancellation_of_the_caller_is_not_lost_if_the_function_swallows_it() 
 
     tasks: list[asyncio.Task[str]] = []
 
-    async def main() -> None:
-        tasks.append(asyncio.create_task(Hedge(0.1).aexecute(fn)))
-        await asyncio.wait(tasks)
-        assert tasks[0].cancelled()
-
-    with virtual_time():
-        asyncio.run(main())
+    tasks.append(asyncio.create_task(Hedge(0.1).aexecute(fn)))
+    await asyncio.wait(tasks)
+    assert tasks[0].cancelled()
 
 
 # --- errors that are no outcome ----------------------------------------------------------------------

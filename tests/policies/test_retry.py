@@ -271,9 +271,6 @@ async def test_only_the_last_error_is_kept_during_the_next_attempt(world: World,
         finally:
             del error
 
-    async def main() -> None:
-        await world.execute(Retry(5, on=Boom, backoff=[0]), fn)
-
     with no_collector():
-        await main()
+        await world.execute(Retry(5, on=Boom, backoff=[0]), fn)
     assert counts == [0, 1, 1, 1, 1]

@@ -22,7 +22,7 @@ from resilience import (
     RetryBudget,
     events,
 )
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.retries import Response, bad, notes_of, run
 from tests.test_repeats import CustomBudget
 
@@ -139,8 +139,7 @@ async def test_a_retry_that_is_too_late_after_its_wait_is_refunded(
         assert budget.balance == 2
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_retry_that_is_cancelled_during_its_wait_is_refunded(backend: str) -> None:
+async def test_a_retry_that_is_cancelled_during_its_wait_is_refunded(virtual_tasks: Virtual) -> None:
     """This holds for a call and for a block."""
     budget = RetryBudget(0, saved=5)
     retry = Retry(5, on=Boom, backoff=[60], budget=budget)
@@ -150,14 +149,11 @@ def test_a_retry_that_is_cancelled_during_its_wait_is_refunded(backend: str) -> 
             with attempt:
                 raise Boom
 
-    async def main() -> None:
-        for wait in (lambda: retry.aexecute(Script(Boom()).function()), block):
-            with anyio.move_on_after(0.01) as scope:
-                await wait()
-            assert scope.cancelled_caught
-            assert budget.balance == 5
-
-    anyio.run(main, backend=backend)
+    for wait in (lambda: retry.aexecute(Script(Boom()).function()), block):
+        with anyio.move_on_after(0.01) as scope:
+            await wait()
+        assert scope.cancelled_caught
+        assert budget.balance == 5
 
 
 async def test_an_attempt_that_was_made_is_not_refunded(world: World, clock: FakeClock) -> None:

@@ -23,7 +23,6 @@ from resilience import (
     deadline,
 )
 from resilience.outcome import Failure, Success
-from resilience.testing import virtual_time
 from tests.callers import Slow, aoutcome_of, ask_from_everywhere, followers, outcome_of, run_all, wait_until
 from tests.conftest import Boom, Frozen, Heavy, Incomparable, Virtual, Watched, World, no_collector, shown
 from tests.contention.beside import until
@@ -308,7 +307,9 @@ async def test_after_a_cancelled_leader_one_follower_makes_the_call(tasks_world:
 
 
 @pytest.mark.parametrize("outer", [Timeout(1.0), Timeout(1.0, cooperative=True)], ids=["cut off", "cooperative"])
-def test_after_a_leader_exceeds_its_own_time_limit_a_follower_makes_the_call(outer: Timeout) -> None:
+async def test_after_a_leader_exceeds_its_own_time_limit_a_follower_makes_the_call(
+    in_virtual_asyncio: Virtual, outer: Timeout
+) -> None:
     """An outer Timeout cuts it off, or the function ends at the leader's deadline."""
     flight, called = SingleFlight(key=same_key), []
 
@@ -320,17 +321,13 @@ def test_after_a_leader_exceeds_its_own_time_limit_a_follower_makes_the_call(out
         ctx.check()
         return 1
 
-    async def main() -> None:
-        hurried = asyncio.create_task(Pipeline(outer, flight).acapture(fetch))
-        await asyncio.sleep(0)
-        patient = asyncio.create_task(flight.aexecute(fetch))
-        outcome = await hurried
-        assert isinstance(outcome, Failure)
-        assert isinstance(outcome.error, TimeoutExceeded)
-        assert await patient == 2
-
-    with virtual_time():
-        asyncio.run(main())
+    hurried = asyncio.create_task(Pipeline(outer, flight).acapture(fetch))
+    await asyncio.sleep(0)
+    patient = asyncio.create_task(flight.aexecute(fetch))
+    outcome = await hurried
+    assert isinstance(outcome, Failure)
+    assert isinstance(outcome.error, TimeoutExceeded)
+    assert await patient == 2
 
 
 async def test_an_inner_timeout_is_a_shared_outcome(in_asyncio: World) -> None:
@@ -341,7 +338,7 @@ async def test_an_inner_timeout_is_a_shared_outcome(in_asyncio: World) -> None:
     assert flight.stats().shared == 2
 
 
-def test_another_error_after_the_leaders_time_limit_is_a_shared_outcome() -> None:
+async def test_another_error_after_the_leaders_time_limit_is_a_shared_outcome(in_virtual_asyncio: Virtual) -> None:
     flight = SingleFlight(key=same_key)
     hurried = Timeout(1.0, cooperative=True).wrap(flight)
 
@@ -349,12 +346,8 @@ def test_another_error_after_the_leaders_time_limit_is_a_shared_outcome() -> Non
         await ctx.sleep(1.5)
         raise Boom
 
-    async def main() -> None:
-        outcomes = await asyncio.gather(*(it.acapture(fetch) for it in (hurried, flight)))
-        assert [type(it.error) for it in outcomes if isinstance(it, Failure)] == [Boom] * 2
-
-    with virtual_time():
-        asyncio.run(main())
+    outcomes = await asyncio.gather(*(it.acapture(fetch) for it in (hurried, flight)))
+    assert [type(it.error) for it in outcomes if isinstance(it, Failure)] == [Boom] * 2
     assert flight.stats().shared == 1
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import threading
 from typing import Any
 
 import anyio
@@ -27,7 +25,6 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.policies.adaptive_limit import LimitStats
-from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.contention.beside import beside
 from tests.policies.blocks import entered
@@ -460,43 +457,7 @@ def test_contradictory_bounds_are_refused(numbers: dict[str, int], message: str)
         AdaptiveLimit(0.3, **numbers)
 
 
-# --- concurrency ---------------------------------------------------------------------------------
-
-
-def test_threads_never_exceed_a_moving_limit_and_lose_no_permit() -> None:
-    """Refusals are counted exactly."""
-    rng = random.Random(1)
-
-    class Jumping(Recording):
-        def update(self, limit: float, sample: Sample) -> Any:
-            return rng.randint(1, 6)
-
-    limit = AdaptiveLimit(Jumping(), initial=3, most=6, min_samples=5, window=1e-6, headroom=100)
-    inside = most = refused = 0
-    lock = threading.Lock()
-
-    def fn() -> None:
-        nonlocal inside, most
-        with lock:
-            inside += 1
-            most = max(most, inside)
-        with lock:
-            inside -= 1
-
-    def work() -> None:
-        nonlocal refused
-        own = 0
-        for _ in range(1500):
-            try:
-                limit.call(fn)
-            except LimitExceeded:
-                own += 1
-        with lock:
-            refused += own
-
-    run_all([threading.Thread(target=work) for _ in range(8)])
-    assert most <= 6
-    assert (limit.stats().in_flight, limit.stats().rejected) == (0, refused)
+# --- calls in any order --------------------------------------------------------------------------
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from typing import Any
 
 import pytest
@@ -25,7 +23,6 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.policies.adaptive_throttle import ThrottleStats
-from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.simulated import throttled
 
@@ -172,26 +169,6 @@ async def test_an_error_of_a_predicate_is_raised_and_the_call_is_not_counted(thr
         assert counts(throttle) == (0, 0, 0)
 
 
-# --- time ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pause", [0.1, 0.9, 5, 29])
-async def test_results_leave_the_window_when_they_are_as_old_as_it(
-    threads: World, clock: FakeClock, pause: float
-) -> None:
-    """They leave at most a sixteenth of the window earlier; a call that ends after a pause is dated after the pause."""
-    throttle = AdaptiveThrottle(window=30, on=Boom)
-    clock.advance(1000)
-    for ending in ("fine", "fine", Boom()):
-        clock.advance(pause)
-        await run_calls(threads, throttle, ending)
-    assert counts(throttle)[:2] == (3 - (pause == 29), 2 - (pause == 29))
-    clock.advance(min(30 - 30 / 16 - 2 * pause, 28) if pause < 10 else 0)
-    assert counts(throttle)[:2] == (3 - (pause == 29), 2 - (pause == 29))
-    clock.advance(30)
-    assert counts(throttle)[:2] == (0, 0)
-
-
 # --- observe_only, events and description --------------------------------------------------------
 
 
@@ -223,60 +200,7 @@ def test_repr_and_description_contain_every_number() -> None:
     assert repr(AdaptiveThrottle(3, min_calls=2)) == "AdaptiveThrottle(k=3.0, min_calls=2)"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_seed_repeats_the_rejections(clock: FakeClock, seed: int) -> None:
-    def outcomes() -> list[str]:
-        throttle = AdaptiveThrottle(1.5, min_calls=1, on=Boom, rng=random.Random(seed))
-        return [type(_error(throttle)).__name__ for _ in range(200)]
-
-    assert outcomes() == outcomes()
-    assert {"Boom", "Throttled"} == set(outcomes())
-
-
-def _error(throttle: AdaptiveThrottle) -> Exception | None:
-    def fn(ctx: Context) -> None:
-        raise Boom
-
-    try:
-        throttle.execute(fn)
-    except Exception as error:
-        return error
-    return None
-
-
-# --- concurrency ---------------------------------------------------------------------------------
-
-
-def test_concurrent_calls_are_counted_exactly_once() -> None:
-    """Successes take no lock, and none is lost; each `Throttled` is counted."""
-    throttle = AdaptiveThrottle(1.2, window=1e6, on=Boom)
-    totals = {"fine": 0, "failed": 0, "rejected": 0}
-    lock = threading.Lock()
-
-    def work(seed: int) -> None:
-        rng = random.Random(seed)
-        own = dict.fromkeys(totals, 0)
-
-        def fn(ctx: Context) -> None:
-            if rng.random() < 0.5:
-                raise Boom
-
-        for _ in range(2000):
-            try:
-                throttle.execute(fn)
-                own["fine"] += 1
-            except Boom:
-                own["failed"] += 1
-            except Throttled:
-                own["rejected"] += 1
-        with lock:
-            for name, number in own.items():
-                totals[name] += number
-
-    run_all([threading.Thread(target=work, args=(seed,)) for seed in range(6)])
-    assert sum(totals.values()) == 12_000
-    assert counts(throttle) == (12_000, totals["fine"], totals["rejected"])
-    assert totals["rejected"] > 1000
+# --- a model -------------------------------------------------------------------------------------
 
 
 class ThrottleAgainstModel(RuleBasedStateMachine):

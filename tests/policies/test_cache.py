@@ -146,18 +146,6 @@ async def test_a_stale_value_is_returned_if_the_refresh_fails(world: World, cloc
     assert [it.how for it in heard if type(it).__name__ == "CacheUsed"] == ["stale"] * 3
 
 
-@pytest.mark.parametrize(("seconds", "is_answered"), [(69.9, True), (70, False)])
-async def test_a_stale_value_is_returned_for_ttl_plus_stale(
-    threads: World, clock: FakeClock, seconds: float, is_answered: bool
-) -> None:
-    cache, script = make_cache(stale=60), Script(1, Boom())
-    await threads.execute(cache, script.function())
-    clock.advance(seconds)
-    result = await threads.attempt(cache, script.function())
-    assert (result == 1) is is_answered
-    assert isinstance(result, Boom) is not is_answered
-
-
 async def test_a_value_that_becomes_too_old_during_the_failing_refresh_is_not_returned(
     threads: World, clock: FakeClock
 ) -> None:
@@ -383,18 +371,6 @@ async def test_the_end_of_a_callers_own_budget_is_not_kept(threads: World, clock
 
     assert isinstance(await threads.attempt(cache, fn, Context(timeout=1)), DeadlineExceeded)
     assert await threads.execute(cache, fn, Context(timeout=9)) == "fine"
-
-
-async def test_a_kept_error_does_not_replace_a_stale_value(threads: World, clock: FakeClock) -> None:
-    cache, script = make_cache(stale=60, keep_errors=Boom, errors_ttl=5, ignore=Boom), Script(1, Boom(), Boom(), 4)
-    await threads.execute(cache, script.function())
-    clock.advance(11)
-    assert isinstance(await threads.attempt(cache, script.function()), Boom)
-    assert await threads.execute(cache, script.function()) == 1  # `errors_ttl` delays the next try
-    clock.advance(60)
-    assert isinstance(await threads.attempt(cache, script.function()), Boom)
-    assert isinstance(await threads.attempt(cache, script.function()), Boom)
-    assert script.calls == 3
 
 
 # --- size and stores -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from resilience import Chaos, Context, DeadlineExceeded, Failure, Retry, Success, events
-from resilience.testing import Simulation, seeded, virtual_time
+from resilience.testing import Simulation, seeded
 from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Script, World
 
@@ -355,7 +355,7 @@ def test_an_error_class_that_needs_arguments_is_refused_at_construction() -> Non
         Chaos(error=UnicodeDecodeError)
 
 
-# --- concurrency and time ------------------------------------------------------------------------
+# --- concurrency ---------------------------------------------------------------------------------
 
 
 def test_concurrent_injections_are_counted_exactly() -> None:
@@ -375,13 +375,3 @@ def test_concurrent_injections_are_counted_exactly() -> None:
     run_all([threading.Thread(target=work) for _ in range(8)])
     assert chaos.injected == totals["failed"]
     assert not chaos.is_on
-
-
-def test_chaos_ends_in_virtual_time() -> None:
-    chaos = Chaos(1.0, delay=4)
-    with virtual_time() as time:
-        chaos.on(lasts=10)
-        for _ in range(5):
-            chaos.call(int)
-        assert time.now() == 12
-    assert chaos.injected == 3

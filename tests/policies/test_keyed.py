@@ -13,7 +13,6 @@ from resilience import (
     CircuitOpen,
     Context,
     Fallback,
-    Hedge,
     Keyed,
     KeyedStats,
     Pipeline,
@@ -195,10 +194,6 @@ def test_errors_of_make_and_key_are_raised_and_make_no_policy() -> None:
     for keyed in (Keyed(raises, first), Keyed(breaker_for, raises)):
         assert Fallback("answer", on=Boom).wrap(keyed).call(str, "a") == "answer"
         assert keyed.stats().keys == 0
-
-
-def test_the_policy_of_a_key_can_be_a_hedge() -> None:
-    assert Keyed(lambda key: Hedge(60), first).call(str, "a") == "a"
 
 
 def test_the_description_of_a_keyed_policy_names_the_last_one() -> None:

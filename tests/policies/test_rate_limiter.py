@@ -124,39 +124,6 @@ async def test_calls_beyond_the_burst_wait_and_begin_at_the_rate(world: World, v
     assert instants == [0, 0, 0.25, 0.5, 0.75]
 
 
-def test_several_rates_hold_at_the_same_time() -> None:
-    """Here at most one call begins in each half second, and at most three begin in any four seconds."""
-    arrivals = Arrivals(RateLimiter(Rate(2, burst=1), Rate(3, per=4))).at(0, *"abcde").run()
-    assert arrivals.began == {"a": 0, "b": 0.5, "c": 1, "d": 4, "e": 4.5}
-
-
-async def test_a_cancelled_caller_moves_those_behind_it_forward(tasks_world: World, virtual: VirtualClock) -> None:
-    """At 5 a second, the second of four callers is cancelled at 50 ms: the third begins at 0.2 s, not at 0.4 s."""
-    limiter = RateLimiter(Rate(5, burst=1))
-    began: dict[str, float] = {}
-
-    async def caller(name: str, patience: float = inf) -> None:
-        async def fn(ctx: Context) -> None:
-            began[name] = virtual.now()
-
-        with anyio.move_on_after(patience):
-            await limiter.aexecute(fn)
-
-    async with anyio.create_task_group() as group:
-        for name, patience in [("a", inf), ("b", 0.05), ("c", inf), ("d", inf)]:
-            group.start_soon(caller, name, patience)
-            await anyio.sleep(0.01)
-    assert began == pytest.approx({"a": 0, "c": 0.2, "d": 0.4})
-    assert limiter.stats().next_turn == pytest.approx(0.2)
-
-
-def test_an_expensive_call_is_not_overtaken_by_cheap_ones() -> None:
-    """Turns are first come, first served: at 10 units a second, those behind a call of 10 units wait for it."""
-    limiter = RateLimiter(Rate(10, cost=lambda ctx: ctx.properties["cost"]))
-    arrivals = Arrivals(limiter).at(0, "a", cost=6).at(0.25, "b", cost=10).at(0.5, "c", cost=1).run()
-    assert arrivals.began == {"a": 0, "b": 1, "c": 2}
-
-
 async def test_tasks_whose_turns_come_at_the_same_instant_begin_in_the_order_of_arrival(tasks_world: World) -> None:
     """Timers of the same instant fire in any order: here four at a time."""
     limiter = RateLimiter(Rate(4, per=0.02))
@@ -249,20 +216,6 @@ def test_a_long_wait_is_written_without_an_exponent(virtual: VirtualClock, secon
         limiter.call(int)
 
 
-def test_a_turn_exactly_at_max_wait_is_in_time_and_one_at_the_deadline_is_not() -> None:
-    limiter = RateLimiter(Rate(5, burst=1), max_wait=0.6)
-    arrivals = Arrivals(limiter).at(0.1, "a", "b", "c", "d").at(0.1, "e", budget=0.8).run()
-    assert list(arrivals.began) == ["a", "b", "c", "d"]
-    assert arrivals.refused["e"] == pytest.approx((0.1, 0.8))
-
-
-def test_retry_after_of_a_refused_call_includes_the_turns_before_it() -> None:
-    limiter = RateLimiter(Rate(1, burst=1), max_wait=2)
-    arrivals = Arrivals(limiter).at(0, *"abcdef").run()
-    assert arrivals.began == {"a": 0, "b": 1, "c": 2}
-    assert arrivals.refused == dict.fromkeys("def", (0, 3))
-
-
 @pytest.mark.parametrize("limit", [{"max_wait": 3.0}, {"budget": 3.0}])
 def test_a_caller_that_a_pause_moves_beyond_its_limit_is_refused(limit: dict[str, float]) -> None:
     """It leaves the queue with `RateLimited` at its old turn, before the limit has passed."""
@@ -310,18 +263,6 @@ async def test_a_pause_delays_calls_although_units_are_free(world: World, virtua
         assert limiter.try_take() == 5
         assert await works(world, limiter) == "fine"
         assert virtual.now() == resumed_at
-
-
-def test_after_a_pause_waiting_callers_begin_at_the_rate() -> None:
-    limiter = RateLimiter(Rate(4, burst=1))
-    arrivals = Arrivals(limiter).at(0, *"abcd").then(0.1, lambda: limiter.pause(5)).run()
-    assert arrivals.began == pytest.approx({"a": 0, "b": 5.1, "c": 5.35, "d": 5.6})
-
-
-def test_after_a_reset_waiting_callers_begin_at_the_rate() -> None:
-    limiter = RateLimiter(Rate(1, burst=1))
-    arrivals = Arrivals(limiter).at(0, *"abcd").then(0.5, limiter.reset).run()
-    assert arrivals.began == {"a": 0, "b": 0.5, "c": 1.5, "d": 2.5}
 
 
 def test_a_resize_by_another_thread_during_a_reset_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,13 +317,6 @@ async def test_rejections_and_switched_off_hints_do_not_pause(world: World, virt
     limiter = RateLimiter(1000, longest_pause=5)
     await world.attempt(limiter, Script(ExceptionGroup("children", [TooMany(9)])).function())
     assert limiter.stats().next_turn == 5
-
-
-def test_a_learned_quota_only_lowers_the_rate_until_it_renews() -> None:
-    """Two calls until 30 s, although the limiter allows 1000 a second; after that 1000 again."""
-    limiter = RateLimiter(1000)
-    arrivals = Arrivals(limiter).then(0, lambda: limiter.learn(2, 30)).at(1, *"abcd").run()
-    assert arrivals.began == {"a": 1, "b": 1, "c": 30, "d": 30}
 
 
 def test_the_quota_is_read_from_results() -> None:

@@ -14,18 +14,18 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 
 from resilience import Bulkhead, BulkheadFull, CircuitBreaker, CircuitOpen, CircuitState, events
 from resilience.state.trips import Tally, Trip
-from tests.conftest import Boom
+from tests.conftest import Boom, World
 from tests.contention.storm import fine_grained_switching
+from tests.policies.blocks import entered
 
 THREADS = 16
 TASKS_PER_LOOP = 12
@@ -118,91 +118,53 @@ class Subject:
 class Caller:
     """Makes one call after another, and counts their outcomes in its book."""
 
-    def __init__(self, subject: Subject, seed: str) -> None:
+    def __init__(self, subject: Subject, world: World, seed: str) -> None:
         self._subject = subject
         self._rng = random.Random(seed)
+        self.world = world
         self.book: Book = Counter()
 
-    # --- in a thread ---
-
-    def work_in_a_thread(self, shares: Iterator[int]) -> None:
-        for share in shares:
-            for _ in range(share):
-                way = self._rng.choice(WAYS)
-                try:
-                    self._call(way)
-                    self.book[way, "answered"] += 1
-                except Exception as error:
-                    self.book[way, _name(error)] += 1
-                    time.sleep(0)  # lets the calls in progress run
-
-    def _call(self, way: str) -> None:
-        if way == "guard":
-            with self._subject.breaker.guard():
-                self._function(way)
-        elif way == "slot":
-            with self._subject.bulkhead.slot():
-                self._function(way)
-        else:
-            self._subject.policies[way].call(self._function, way)
-
-    def _function(self, way: str) -> None:
-        guarded = way in THROUGH_BULKHEAD
-        self.book[way, "entered"] += 1
-        if guarded:
-            self._subject.enter()
-        try:
-            chance = self._rng.random()
-            if chance < 0.03:
-                time.sleep(0)
-            if chance > 0.75:
-                raise Boom("no")
-        finally:
-            if guarded:
-                self._subject.leave()
-
-    # --- in a task ---
-
-    async def work_in_a_task(self, shares: Iterator[int]) -> None:
+    async def work(self, shares: Iterator[int]) -> None:
         for share in shares:
             for _ in range(share):
                 await self._keep_the_book(self._rng.choice(WAYS))
-            await anyio.lowlevel.checkpoint()
+            await self.world.sleep(0)
 
     async def _keep_the_book(self, way: str) -> None:
         outcome = "cancelled"
-        with anyio.move_on_after(0) if self._rng.random() < 0.05 else nullcontext():
+        may_cancel = not self.world.blocking and self._rng.random() < 0.05
+        with anyio.move_on_after(0) if may_cancel else nullcontext():
             try:
-                await self._acall(way)
+                await self._call(way)
                 outcome = "answered"
             except Exception as error:
                 outcome = _name(error)
-                await anyio.lowlevel.checkpoint()
+                await self.world.sleep(0)  # lets the calls in progress run
         self.book[way, outcome] += 1
 
-    async def _acall(self, way: str) -> None:
+    async def _call(self, way: str) -> None:
         if way == "guard":
-            async with self._subject.breaker.guard():
-                await self._afunction(way)
+            async with entered(self.world, self._subject.breaker.guard()):
+                await self._function(way)
         elif way == "slot":
-            async with self._subject.bulkhead.slot():
-                await self._afunction(way)
+            async with entered(self.world, self._subject.bulkhead.slot()):
+                await self._function(way)
         else:
-            await self._subject.policies[way].acall(self._afunction, way)
+            await self.world.call(self._subject.policies[way], self._function, way)
 
-    async def _afunction(self, way: str) -> None:
+    async def _function(self, way: str) -> None:
         guarded = way in THROUGH_BULKHEAD
         self.book[way, "entered"] += 1
         if guarded:
             self._subject.enter()
         try:
             chance = self._rng.random()
-            if chance < 0.25:
-                await anyio.lowlevel.checkpoint()
+            if chance < (0.03 if self.world.blocking else 0.25):
+                await self.world.sleep(0)
             if chance > 0.75:
                 raise Boom("no")
-        except anyio.get_cancelled_exc_class():
-            self.book[way, "cancelled inside"] += 1
+        except BaseException as error:
+            self.book[way, "cancelled inside"] += not isinstance(error, Boom)
             raise
         finally:
             if guarded:
@@ -225,18 +187,15 @@ class Stage:
         self._threads = threads
         self.name = name
         self.calls = calls
-        self.callers: list[tuple[str, Caller]] = []
+        self.callers: list[Caller] = []
         self.errors: list[BaseException] = []
         self.seconds = 0.0
 
     def run(self) -> Book:
         """Run all callers, and return the sum of their books."""
-        targets: list[Callable[[], None]] = []
-        for number in range(self._threads):
-            caller = self._caller("threads", number)
-            targets.append(lambda caller=caller: caller.work_in_a_thread(self._shares()))
-        targets += [lambda name=name: anyio.run(self._tasks, name, backend=name) for name in LOOPS]
-        threads = [threading.Thread(target=self._watched, args=(target,), daemon=True) for target in targets]
+        counts = [("threads", 1)] * self._threads + [(name, TASKS_PER_LOOP) for name in LOOPS]
+        callers = [[self._caller(world) for _ in range(count)] for world, count in counts]
+        threads = [threading.Thread(target=self._work, args=[each], daemon=True) for each in callers]
         began = time.monotonic()
         with fine_grained_switching():
             for thread in threads:
@@ -248,18 +207,17 @@ class Stage:
         assert not any(thread.is_alive() for thread in threads), "a world hangs"
         if self.errors:
             raise self.errors[0]
-        return sum((caller.book for _, caller in self.callers), Counter())
+        return sum((caller.book for caller in self.callers), Counter())
 
     def calls_by_world(self) -> Counter[str]:
         counts: Counter[str] = Counter()
-        for world, caller in self.callers:
-            counts[world] += sum(n for (_, outcome), n in caller.book.items() if outcome in _ENDS)
+        for caller in self.callers:
+            counts[caller.world.name] += sum(n for (_, outcome), n in caller.book.items() if outcome in _ENDS)
         return counts
 
-    def _caller(self, world: str, number: int) -> Caller:
-        caller = Caller(self._subject, f"{self.name} {world} {number}")
-        self.callers.append((world, caller))
-        return caller
+    def _caller(self, world: str) -> Caller:
+        self.callers.append(Caller(self._subject, World(world), f"{self.name} {len(self.callers)}"))
+        return self.callers[-1]
 
     def _shares(self) -> Iterator[int]:
         while not self.errors:
@@ -270,14 +228,16 @@ class Stage:
                 return
             yield share
 
-    async def _tasks(self, name: str) -> None:
-        async with anyio.create_task_group() as tasks:
-            for number in range(TASKS_PER_LOOP):
-                tasks.start_soon(self._caller(name, number).work_in_a_task, self._shares())
+    def _work(self, callers: list[Caller]) -> None:
+        world = callers[0].world
 
-    def _watched(self, target: Callable[[], None]) -> None:
+        async def tasks() -> None:
+            async with anyio.create_task_group() as group:
+                for caller in callers:
+                    group.start_soon(caller.work, self._shares())
+
         try:
-            target()
+            world.run((lambda: callers[0].work(self._shares())) if world.blocking else tasks)
         except BaseException as error:
             self.errors.append(error)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import gc
-import threading
+import random
 from collections import OrderedDict
 from contextlib import suppress
 from datetime import timedelta
@@ -16,9 +15,9 @@ import pytest
 
 from resilience import Cache, CacheStats, CircuitBreaker, Context, DeadlineExceeded, Rejected
 from resilience.outcome import Failure, Success
-from tests.callers import Slow, ask_from_everywhere, run_all
+from tests.callers import Slow, ask_from_everywhere
 from tests.conftest import Boom, FakeClock, Frozen, Script, Watched, World, no_collector
-from tests.contention.storm import fine_grained_switching
+from tests.contention.storm import Gauge, Storm
 
 
 def same_key(*args: Any) -> str:
@@ -477,38 +476,25 @@ def test_a_value_that_is_forgotten_during_its_call_is_not_kept(drop: Any) -> Non
 
 
 def test_concurrent_calls_failures_and_clears_are_counted_exactly() -> None:
-    """In ten threads and two event loops each call is counted once."""
-    cache = Cache(60, keep_errors=Boom, errors_ttl=0.001, max_size=8)
-    calls = []
+    """In threads and two event loops each call is counted once."""
+    cache, gauge = Cache(60, key=lambda number: number, keep_errors=Boom, errors_ttl=0.001, max_size=8), Gauge()
 
-    def fetch(number: int) -> int:
-        calls.append(number)
-        if number % 5 == 0:
-            raise Boom
-        return number
+    async def operation(world: World, rng: random.Random) -> str:
+        async def fetch(number: int) -> None:
+            gauge.enter()
+            gauge.leave()
+            if number % 5 == 0:
+                raise Boom
 
-    async def afetch(number: int) -> int:
-        await anyio.sleep(0)
-        return fetch(number)
+        if rng.random() < 0.05:
+            cache.clear()
+        with suppress(Boom):
+            await world.call(cache, fetch, rng.randrange(13))
+        return "ended"
 
-    def thread() -> None:
-        for number in range(200):
-            with suppress(Boom):
-                cache.call(fetch, number % 13)
-            if number % 17 == 0:
-                cache.clear()
-
-    async def loop() -> None:
-        for _ in range(50):
-            await asyncio.gather(*(cache.acall(afetch, it % 13) for it in range(4)), return_exceptions=True)
-
-    with fine_grained_switching():
-        run_all(
-            [threading.Thread(target=thread) for _ in range(10)]
-            + [threading.Thread(target=lambda: asyncio.run(loop())) for _ in range(2)]
-        )
-    assert sum(counts(cache)) == 10 * 200 + 2 * 50 * 4
-    assert cache.stats().misses == len(calls)
+    Storm(operation, 2500).run()
+    assert sum(counts(cache)) == 2500
+    assert cache.stats().misses == gauge.entered
     assert not cache._flights.leaders
     assert cache.stats().size <= 8
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections import Counter
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 
 from resilience import Chaos, Context, DeadlineExceeded, Failure, Retry, Success, events
 from resilience.testing import Simulation, seeded
-from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Script, World
+from tests.contention.storm import Storm
 
 
 class Draws:
@@ -359,19 +358,13 @@ def test_an_error_class_that_needs_arguments_is_refused_at_construction() -> Non
 
 
 def test_concurrent_injections_are_counted_exactly() -> None:
-    """Threads inject while others switch chaos on and off."""
+    """Some callers inject while others switch chaos on and off."""
     chaos = Chaos(0.5, error=Boom)
-    totals: Counter[str] = Counter()
 
-    def work() -> None:
-        failed = 0
-        for number in range(400):
-            if number % 50 == 0:
-                with chaos.injecting(0.5):
-                    failed += isinstance(chaos.capture(lambda ctx: None), Failure)
-            failed += isinstance(chaos.capture(lambda ctx: None), Failure)
-        totals["failed"] += failed
+    async def operation(world: World, rng: random.Random) -> str:
+        with chaos.injecting() if rng.random() < 0.1 else nullcontext():
+            return str(await world.attempt(chaos, Script("fine").function()))
 
-    run_all([threading.Thread(target=work) for _ in range(8)])
-    assert chaos.injected == totals["failed"]
+    outcomes = Storm(operation, 3000).run()
+    assert chaos.injected == 3000 - outcomes["fine"] > 0
     assert not chaos.is_on

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -34,6 +34,7 @@ from resilience.runtimes.workers import pool
 from resilience.testing import virtual_time
 from tests.callers import wait_until
 from tests.conftest import Virtual, World, drive, no_collector
+from tests.contention.storm import Storm
 from tests.policies.hedges import Service
 from tests.policies.retries import Response
 
@@ -587,39 +588,17 @@ def test_a_trio_run_keeps_few_scheduled_calls_of_finished_races() -> None:
 
 def test_permits_and_budget_are_exact_in_threads_and_two_event_loops() -> None:
     """No permit is lost, and the budget pays for each hedge."""
-    budget = RetryBudget(0.2, saved=5)
-    bulkhead = Bulkhead(1000)
-    started: list[Any] = []
+    budget, bulkhead, started, calls = RetryBudget(0.2, saved=5), Bulkhead(1000), list[Any](), 400
     hedge = Hedge(0.001, budget=budget, on_hedge=started.append).wrap(bulkhead, CircuitBreaker(10_000, on=Exception))
-    calls = 60
 
-    def blocking(ctx: Context) -> int:
-        time.sleep(0.002 if ctx.hedge == 0 else 0)
-        return 1
+    async def operation(world: World, rng: random.Random) -> str:
+        async def fn(ctx: Context) -> str:
+            await world.sleep(0.002 if ctx.hedge == 0 else 0)
+            return "answered"
 
-    async def asynchronous(ctx: Context) -> int:
-        await anyio.sleep(0.002 if ctx.hedge == 0 else 0)
-        return 1
+        return str(await world.execute(hedge, fn))
 
-    async def loop() -> int:
-        done = 0
-
-        async def client() -> None:
-            nonlocal done
-            for _ in range(calls // 3):
-                answer = await hedge.aexecute(asynchronous)
-                done += answer
-
-        async with anyio.create_task_group() as group:
-            for _ in range(3):
-                group.start_soon(client)
-        return done
-
-    with ThreadPoolExecutor(6) as workers:
-        jobs = [workers.submit(lambda: sum(hedge.execute(blocking) for _ in range(calls))) for _ in range(4)]
-        jobs += [workers.submit(lambda it=it: anyio.run(loop, backend=it)) for it in ("asyncio", "trio")]  # type: ignore[misc]
-        assert sum(job.result() for job in jobs) == 6 * calls
+    assert Storm(operation, calls).run() == {"answered": calls}
     assert bulkhead.stats().in_flight == 0
-    assert 5 <= len(started) <= 5 + 0.2 * 6 * calls
-    assert len(started) + budget.balance <= 5 + 0.2 * 6 * calls + 1e-6
-    gc.collect()
+    assert 5 <= len(started) <= 5 + 0.2 * calls
+    assert len(started) + budget.balance <= 5 + 0.2 * calls + 1e-6

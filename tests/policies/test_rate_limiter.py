@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -35,7 +34,6 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.testing import Simulation, VirtualClock, virtual_time
-from tests.callers import run_all
 from tests.conftest import Boom, Script, World, no_collector
 from tests.policies.blocks import entered
 from tests.policies.bulkheads import works
@@ -162,30 +160,6 @@ async def test_a_thousand_tasks_at_a_thousand_a_second_take_a_second(in_asyncio:
 def test_late_timers_do_not_lower_the_rate() -> None:
     """Turns are charged by their schedule: a thousand take 1.00 s on an idle machine."""
     assert 0.98 < anyio.run(run_a_thousand_tasks, time.monotonic) < 1.2
-
-
-def test_threads_and_event_loops_share_one_queue() -> None:
-    """Eight callers each in threads, asyncio and trio, at 80 a second: their 24 turns are spread."""
-    limiter = RateLimiter(Rate(80, burst=1))
-    instants: list[float] = []
-
-    def note() -> None:
-        instants.append(time.monotonic())
-
-    async def anote() -> None:
-        note()
-
-    async def many() -> None:
-        async with anyio.create_task_group() as group:
-            for _ in range(8):
-                group.start_soon(limiter.acall, anote)
-
-    callers = [threading.Thread(target=limiter.call, args=(note,)) for _ in range(8)]
-    callers += [threading.Thread(target=anyio.run, args=(many,), kwargs={"backend": it}) for it in ("asyncio", "trio")]
-    run_all(callers)
-    assert len(instants) == 24
-    assert max(instants) - min(instants) >= 23 / 80 - 0.06
-    assert limiter.stats().queued == 0
 
 
 # --- refusals ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import traceback
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from resilience.outcome import Failure, Success
 from tests.callers import Slow, aoutcome_of, ask_from_everywhere, followers, outcome_of, run_all, wait_until
 from tests.conftest import Boom, Frozen, Heavy, Incomparable, Virtual, Watched, World, no_collector, shown
 from tests.contention.beside import until
+from tests.contention.storm import Gauge, Storm, pause
 
 
 class KeywordsOnly(Exception):
@@ -422,40 +424,22 @@ async def test_a_cancelled_follower_leaves_the_flight_unaffected(in_virtual_asyn
 
 
 def test_calls_of_one_key_never_overlap() -> None:
-    """Ten threads and two event loops make 40 calls each; each caller that made no call shared one."""
-    flight, inside, most, calls, results = SingleFlight(key=same_key), [0], [0], [], []
+    """Of threads and two event loops; each caller that made no call shared one."""
+    flight, gauge = SingleFlight(key=same_key), Gauge()
 
-    def enter() -> int:
-        inside[0] += 1
-        most[0] = max(most[0], inside[0])
-        calls.append(1)
-        return len(calls)
+    async def operation(world: World, rng: random.Random) -> str:
+        async def fn() -> None:
+            gauge.enter()
+            await pause(world, rng)
+            gauge.leave()
 
-    def blocking() -> int:
-        number = enter()
-        inside[0] -= 1
-        return number
+        await world.call(flight, fn)
+        return "answered"
 
-    async def task() -> int:
-        number = enter()
-        await anyio.sleep(0)
-        inside[0] -= 1
-        return number
-
-    def thread() -> None:
-        results.extend(flight.call(blocking) for _ in range(40))
-
-    async def loop() -> None:
-        for _ in range(10):
-            results.extend(await asyncio.gather(*(flight.acall(task) for _ in range(4))))
-
-    run_all(
-        [threading.Thread(target=thread) for _ in range(10)]
-        + [threading.Thread(target=lambda: asyncio.run(loop())) for _ in range(2)]
-    )
-    assert len(results) == 480
-    assert most == [1]
-    assert flight.stats() == SingleFlightStats(in_flight=0, shared=480 - len(calls))
+    assert Storm(operation, 1000).run() == {"answered": 1000}
+    assert gauge.most == 1
+    assert flight.stats() == SingleFlightStats(in_flight=0, shared=1000 - gauge.entered)
+    assert flight.stats().shared > 0
 
 
 # --- descriptions, cycles and events -------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import random
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -12,7 +13,6 @@ from typing import Any
 
 import anyio
 import pytest
-import trio
 
 from resilience import (
     Bulkhead,
@@ -25,8 +25,8 @@ from resilience import (
     current_context,
     events,
 )
-from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
+from tests.contention.storm import Gauge, Storm
 from tests.streams.sources import Consumed, Source, anext_of, outcome, paced, retry, streamed
 
 # --- resources -------------------------------------------------------------------------------------
@@ -182,48 +182,16 @@ def test_a_queued_stream_whose_loop_has_ended_makes_room() -> None:
 
 
 def test_one_bulkhead_limits_streams_of_all_runtimes() -> None:
-    bulkhead, lock = Bulkhead(2, queue=50), threading.Lock()
-    inside, most = [0], [0]
+    bulkhead, gauge = Bulkhead(2, queue=50), Gauge()
 
-    def enter(change: int) -> None:
-        with lock:
-            inside[0] += change
-            most[0] = max(most[0], inside[0])
+    async def operation(world: World, rng: random.Random) -> str:
+        source = Source(world, [gauge.enter, 1, gauge.leave])
+        assert await streamed(world, bulkhead, source).all() == [None, 1, None]
+        return "read"
 
-    def blocking() -> Iterator[int]:
-        enter(1)
-        try:
-            yield from range(3)
-        finally:
-            enter(-1)
-
-    async def task() -> AsyncIterator[int]:
-        enter(1)
-        try:
-            for number in range(3):
-                await anyio.sleep(0)
-                yield number
-        finally:
-            enter(-1)
-
-    async def tasks() -> None:
-        async def consume() -> None:
-            assert [it async for it in bulkhead.streaming().call(task)] == [0, 1, 2]
-
-        async with anyio.create_task_group() as group:
-            for _ in range(10):
-                group.start_soon(consume)
-
-    def thread() -> None:
-        for _ in range(5):
-            assert list(bulkhead.streaming().call(blocking)) == [0, 1, 2]
-
-    run_all(
-        [threading.Thread(target=thread) for _ in range(5)]
-        + [threading.Thread(target=lambda: asyncio.run(tasks())), threading.Thread(target=lambda: trio.run(tasks))]
-    )
-    assert most[0] <= 2
-    assert inside[0] == bulkhead.stats().in_flight == 0
+    assert Storm(operation, 100).run() == {"read": 100}
+    assert 1 <= gauge.most <= 2
+    assert gauge.inside == bulkhead.stats().in_flight == 0
 
 
 @pytest.mark.parametrize("items", [0, 2])

@@ -317,23 +317,6 @@ async def test_a_closed_response_is_freed(server: FlakyServer) -> None:
     assert isinstance(ctx.called.function, Exchange)
 
 
-async def test_an_exchange_that_has_ended_sends_nothing_more(server: FlakyServer) -> None:
-    """It still exists, in each context of its execution."""
-    contexts: list[Context] = []
-
-    async def record_context(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
-        contexts.append(current_context())
-        return await handler(request)
-
-    async with session(QUICK, record_context) as client:
-        async with client.get(server.script("/", 200)):
-            called = contexts[0].called
-        assert called is not None
-        with pytest.raises(NotRepeatable, match="its caller has left"):
-            await called.function(Context())
-    assert len(server.requests) == 1
-
-
 async def test_a_body_that_broke_off_raises_that_error_after_its_deadline(
     server: FlakyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,15 @@ async def test_a_cancelled_exchange_closes_all_its_responses(virtual_tasks: Virt
     assert virtual_tasks.now() < 10
 
 
+def test_an_exchange_that_has_ended_sends_nothing_more() -> None:
+    """It still exists, in each context of its execution."""
+    exchange = Scripted(Retry(1), Response())
+    exchange.run()
+    with pytest.raises(NotRepeatable, match="its caller has left"):
+        exchange(Context())
+    assert exchange.sent == 1
+
+
 def test_the_error_of_another_exchange_is_raised_as_an_error() -> None:
     """Its response is not one to this request, and is not returned."""
     with pytest.raises(TransientStatus):

@@ -124,16 +124,6 @@ def test_without_a_deadline_the_sdks_timeouts_are_unchanged() -> None:
 # --- streams ---
 
 
-def test_an_error_in_the_middle_of_a_stream_is_raised_and_not_retried(server: FlakyServer) -> None:
-    """The caller has seen the tokens before it."""
-    server.script(PATH, llm.completion_stream("a", "b", fault="cut"))
-    with protected(server.url, SOON) as client, ask(client, stream=True) as stream:
-        assert next(stream).choices[0].delta.content == "a"
-        with pytest.raises(openai.APIConnectionError):
-            next(stream)
-    assert len(server.requests) == 1
-
-
 def test_the_method_stream_is_protected(server: FlakyServer) -> None:
     """`chat.completions.stream` sends its request through the protected method."""
     server.script(PATH, llm.openai_error(503), llm.completion_stream("a", "b"))

@@ -198,19 +198,6 @@ async def test_no_place_in_the_pool_is_lost_to_a_timeout(
         assert inner._pool.connections == []
 
 
-async def test_a_pool_with_other_internals_is_not_touched(tasks_kit: Kit) -> None:
-    """The transport's error is raised, and none about a missing attribute."""
-
-    class Network(tasks_kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
-        _pool = object()
-
-        async def handle_async_request(self, request: Any) -> Any:
-            raise tasks_kit.library.ReadError("reset")
-
-    async with tasks_kit.client(QUICK, Network()) as client:
-        assert isinstance(await outcome_of(client.get("http://example.org/")), tasks_kit.library.ReadError)
-
-
 @pytest.mark.parametrize("enforced", [False, True])
 async def test_each_wait_of_an_attempt_is_limited_to_the_time_left(kit: Kit, clock: FakeClock, enforced: bool) -> None:
     """Each of the client's timeouts limits one wait, so that an earlier one shortens the next.

@@ -29,6 +29,17 @@ class Driven(Policy):
         return await call(ctx)
 
 
+class Recording(Policy):
+    """Records the contexts of its calls."""
+
+    def __init__(self) -> None:
+        self.seen: list[Context] = []
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        self.seen.append(ctx)
+        return await call(ctx)
+
+
 class HandingOn(Policy):
     """Passes its call on to another policy."""
 

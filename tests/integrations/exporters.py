@@ -136,6 +136,13 @@ def policies_with_state() -> tuple[Policy[Any], Policy[Any], Policy[Any]]:
     )
 
 
+class WithoutText(Exception):
+    """An exception whose `__str__` raises."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
 def report_timeouts() -> None:
     """Let an attempt, two executions, a caller's deadline and two waits in a queue time out."""
 

@@ -29,7 +29,7 @@ from resilience.integrations.telemetry import DEFAULT_LEVELS, facts, kind_of
 from resilience.integrations.telemetry.sentences import _RAN_OUT
 from resilience.testing import script, virtual_time
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.integrations.exporters import report_timeouts
+from tests.integrations.exporters import WithoutText, report_timeouts
 from tests.listening import everything, fails, park_a_task
 
 LOGRECORD = set(vars(logging.makeLogRecord({})))
@@ -251,13 +251,6 @@ def test_control_characters_are_escaped(log: Log, hostile: str) -> None:
         assert record.getMessage().isprintable()
         assert all(text.isprintable() for text in extra(record).values() if isinstance(text, str))
         assert ascii(hostile)[1:-1] in record.getMessage()
-
-
-class WithoutText(Exception):
-    """An exception whose `__str__` raises."""
-
-    def __str__(self) -> str:
-        raise ZeroDivisionError
 
 
 def test_an_error_whose_str_raises_has_its_line(clock: FakeClock, log: Log) -> None:

@@ -19,6 +19,7 @@ import pytest
 from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.integrations.http import PerHost
 from tests.conftest import no_collector
+from tests.custom import Recording
 from tests.integrations import llm_server as llm
 from tests.integrations.sdks import OPENAI, QUESTION, SOON, openai
 from tests.integrations.servers import Answer, FlakyServer, unused_url
@@ -267,14 +268,8 @@ class Upload(io.BytesIO):
 
 async def test_the_body_of_a_finished_request_is_freed(server: FlakyServer) -> None:
     """Also if a context is kept, which keeps the function that it calls."""
-    contexts: list[Context] = []
-
-    class Keeping(Policy):
-        async def around(self, call: Any, ctx: Any) -> Any:
-            contexts.append(ctx)
-            return await call(ctx)
-
-    async with aprotected(server.url, Keeping()) as client:
+    recording = Recording()
+    async with aprotected(server.url, recording) as client:
         server.script("/v1/files", llm.reply({"id": "f", "object": "file"}))
         upload = Upload(b"content")
         sent = weakref.ref(upload)
@@ -282,7 +277,7 @@ async def test_the_body_of_a_finished_request_is_freed(server: FlakyServer) -> N
         del upload
         gc.collect()
         assert sent() is None
-    assert len(contexts) == len(server.requests) == 1
+    assert len(recording.seen) == len(server.requests) == 1
 
 
 # --- telemetry ---

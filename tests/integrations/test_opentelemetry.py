@@ -25,7 +25,8 @@ from resilience.integrations.opentelemetry import Tracing, instrument
 from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS
 from resilience.testing import script
 from tests.conftest import Boom, FakeClock, World, no_collector
-from tests.integrations.exporters import Metrics, OpenTelemetry, policies_with_state, report_everything
+from tests.custom import Recording
+from tests.integrations.exporters import Metrics, OpenTelemetry, WithoutText, policies_with_state, report_everything
 
 # --- metrics ---------------------------------------------------------------------------------
 
@@ -204,13 +205,6 @@ def test_messages_can_be_left_out(traced: Traced) -> None:
     assert traced.only.status.description == "tests.conftest.Boom"
 
 
-class WithoutText(Exception):
-    """An exception whose `__str__` raises."""
-
-    def __str__(self) -> str:
-        raise ZeroDivisionError
-
-
 @pytest.mark.parametrize("record_exceptions", [True, False])
 def test_an_exception_whose_str_raises_is_raised_unchanged(traced: Traced, record_exceptions: bool) -> None:
     """The SDK calls `__str__`; the span has no message then."""
@@ -318,15 +312,9 @@ def test_a_stop_iteration_is_recorded_as_itself(traced: Traced) -> None:
 def test_a_span_that_is_not_sampled_records_no_events() -> None:
     """It adds no listener, so that it costs little."""
     provider = TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)
-    seen: list[Context] = []
-
-    class Recording(Policy[Any]):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            seen.append(ctx)
-            return await call(ctx)
-
-    Policy.wrap(Recording(), Tracing(tracer_provider=provider), Recording()).call(int)
-    assert seen[0] is seen[1]
+    recording = Recording()
+    Policy.wrap(recording, Tracing(tracer_provider=provider), recording).call(int)
+    assert recording.seen[0] is recording.seen[1]
 
 
 def test_a_change_that_is_reported_after_the_span_is_left_out(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from resilience import CircuitBreaker, Context, Fallback, Policy, Retry
+from resilience import CircuitBreaker, Fallback, Policy, Retry
 from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
 
 UNAVAILABLE, EXCEEDED, INTERNAL = (
@@ -157,17 +157,6 @@ KINDS = {"One": "unary_unary", "Many": "unary_stream", "Join": "stream_unary", "
 FINE = {"One": b"fine", "Many": [b"fine"], "Join": b"fine", "Chat": [b"fine"]}
 REQUEST: dict[str, Any] = {"One": b"ab", "Many": b"ab", "Join": [b"a", b"b"], "Chat": (b"a", b"b")}
 NOW = Retry(3, backoff=[0])
-
-
-class Recording(Policy[Any]):
-    """A policy that records the contexts of its calls."""
-
-    def __init__(self) -> None:
-        self.seen: list[Context] = []
-
-    async def around(self, call: Any, ctx: Context) -> Any:
-        self.seen.append(ctx)
-        return await call(ctx)
 
 
 def answering(answer: Any) -> Policy[Any]:

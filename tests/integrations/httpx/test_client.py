@@ -32,6 +32,7 @@ from resilience.callables import maybe_await
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import World, no_collector
+from tests.custom import Recording
 from tests.integrations.http_clients import NO_TLS, QUICK, opened
 from tests.integrations.httpx.conftest import Kit
 from tests.integrations.servers import PATIENCE, FlakyServer
@@ -230,14 +231,10 @@ def test_an_inner_transport_of_the_other_kind_is_refused(library: ModuleType) ->
 
 def test_the_called_function_is_named_by_method_and_host() -> None:
     """It has no other attribute of a function."""
-    seen: list[Any] = []
-
-    class Recording(Policy):
-        async def around(self, call: Any, ctx: Any) -> Any:
-            seen.append((ctx.operation, ctx.operation.common, hasattr(ctx.called.function, "__code__")))
-            return await call(ctx)
-
-    transport = ResilienceTransport(Recording(), httpx.MockTransport(lambda request: httpx.Response(200)))
+    recording = Recording()
+    transport = ResilienceTransport(recording, httpx.MockTransport(lambda request: httpx.Response(200)))
     with httpx.Client(transport=transport) as client:
         client.get("http://example.org/users/42")
-    assert seen == [("GET example.org", "GET", False)]
+    [ctx] = recording.seen
+    operation: Any = ctx.operation
+    assert (operation, operation.common, hasattr(ctx.called.function, "__code__")) == ("GET example.org", "GET", False)

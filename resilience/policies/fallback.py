@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, final, overloa
 from typing_extensions import override
 
 from resilience import checks
-from resilience.ambient import restore_ambient, set_ambient
+from resilience.ambient import get_ambient, reset_ambient, set_ambient
 from resilience.callables import name_of
 from resilience.context import Context
 from resilience.events.dispatch import emit, optional_listener, subscribers
@@ -155,8 +155,9 @@ class Fallback(Policy[A_co], Generic[A_co]):
         original = failed if isinstance(failed, Exception) else None
         traceback = None if original is None else original.__traceback__
         own = ctx.child()  # the handler may keep it, and execute other calls with it
-        token = set_ambient(own)
+        outer, token = get_ambient(), None
         try:
+            token = set_ambient(own)  # inside the `try`, because Ctrl-C may come between any two steps
             return cast("A_co", await ctx.runtime.run(self._handler, outcome, own))
         except Exception as error:
             if error is original:
@@ -164,7 +165,10 @@ class Fallback(Policy[A_co], Generic[A_co]):
                 error.with_traceback(traceback)
             raise
         finally:
-            restore_ambient(token)
+            try:  # no call of `restore_ambient`, at whose beginning an interrupt may come
+                reset_ambient(token) if token is not None else set_ambient(outer)
+            except ValueError:  # in another context
+                pass
 
     @override
     def _resilience_hint(self) -> str:

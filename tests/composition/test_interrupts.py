@@ -167,6 +167,9 @@ SCENES: dict[str, Callable[[CircuitBreaker, Bulkhead], Any]] = {
     "a budget": lambda breaker, bulkhead: enter(deadline(60)),
     "a budget that fails": lambda breaker, bulkhead: fail_in(detached(60)),
     "a retried block": lambda breaker, bulkhead: retry_block(),
+    "a fallback's handler": lambda breaker, bulkhead: Policy.wrap(
+        Timeout(60, cooperative=True), Fallback(handler=lambda failure, ctx: "instead")
+    ).call(failing),
     "a race": race,
     "a pipeline": lambda breaker, bulkhead: Policy.wrap(
         Fallback("instead", on=BaseException), Timeout(60, cooperative=True), breaker, bulkhead, Retry(1)

@@ -444,6 +444,22 @@ def test_ctrl_c_in_the_waiting_thread_releases_all_permits(threads: World, monke
     assert bulkhead.stats().in_flight == 0
 
 
+class Interrupted(Policy[Any]):
+    """Interrupts the attempt beside the first as that is cut off."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        try:
+            return await call(ctx)
+        finally:
+            if ctx.hedge:
+                raise KeyboardInterrupt
+
+
+def test_an_interrupt_in_an_attempt_that_an_outer_timeout_cuts_off_is_not_lost(threads: World) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Timeout(0.05).wrap(Hedge(0), Interrupted()).execute(threads.native(threads.hang))
+
+
 async def test_timers_of_ended_attempts_and_ended_waits_are_ignored(anywhere: Virtual) -> None:
     """A Timeout of an attempt that has ended, and the `max_wait` of a call that has left the queue."""
     bulkhead = Bulkhead(1, queue=5, max_wait=0.05)

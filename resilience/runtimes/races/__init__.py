@@ -64,6 +64,8 @@ class Race(ABC):
             finally:
                 error = self._error
                 self._break_cycles()
+                if isinstance(error, (KeyboardInterrupt, SystemExit)):  # not lost if the race is cut off meanwhile
+                    raise error
         if error is not None:
             try:
                 raise error

@@ -143,9 +143,13 @@ class Worker(threading.Thread):
         """Whether the worker has a job that it has not begun."""
         return self._job is not None
 
+    def wait(self) -> bool:
+        """Wait for a job; false if none has arrived for the idle time. Idle workers do nothing else."""
+        return self._wake.acquire(timeout=pool.idle_timeout()) or not pool.retire(self)
+
     def run(self) -> None:
         """Run jobs until none has arrived for the idle time."""
-        while self._wake.acquire(timeout=pool.idle_timeout()) or not pool.retire(self):
+        while self.wait():
             job, self._job = self._job, None
             if job is None:
                 continue

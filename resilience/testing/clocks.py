@@ -6,11 +6,9 @@ earliest deadline, and the owners of the waits with that deadline continue. An e
 deadline has passed or its event has happened, until its owner leaves it. So the clock never runs ahead of code that has
 been woken but has not yet run.
 
-This is exact for everything that waits on this clock. Other threads may compute, or wait for something real: a socket,
-a `Thread.join`, a queue. A thread counts as waiting if it has been at the same instruction for `patience` real seconds,
-and was not running at the last few looks. Whether a thread is running is known only on Linux. Elsewhere, only the
-instruction is known, and a loop that calls no Python function looks like a wait. An event loop with open sockets counts
-as waiting once it has waited for `patience` real seconds: what it has sent may still be answered.
+This is exact for everything that waits on this clock. Other threads count as waiting once they stand still (see
+`standstills`), and so does an event loop with open sockets once it has waited for `patience` real seconds: what it has
+sent may still be answered.
 
 A thread that polls does neither, and would hold up the clock for ever. If there was no progress for some real seconds
 (no jump, and no wait has ended, except for a socket), code that waits on the clock gets an error that names the thread.
@@ -18,54 +16,22 @@ A thread that polls does neither, and would hold up the clock for ever. If there
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from types import FrameType
-from typing import TypeAlias, final
+from typing import final
 
 from resilience import checks
 from resilience.checks import Duration
 from resilience.clock import Waitable, wait_for_real
-from resilience.runtimes.workers import Worker
+from resilience.testing.standstills import Standstills, real_now
 from resilience.testing.stuck import Progress, is_ignored, stuck
 
 #: How long a waiting thread pauses, in real seconds, before it looks at the other threads again.
 _SHORTEST_PAUSE = 0.00002
 _LONGEST_PAUSE = 0.001
-
-#: How many looks must find that a thread is not running before it counts as waiting: it may just have been woken.
-_MIN_LOOKS = 4
-
-#: The topmost frame of a thread, and the instruction in it. The frame itself, because its `id` may be reused.
-_Place: TypeAlias = tuple[FrameType, int]
-
-#: The places where idle workers wait, the same for all of them: `id` of the code, and instruction.
-_worker_places: set[tuple[int, int]] = set()
-
-
-def real_now(read: Callable[[], float] = time.monotonic) -> float:
-    """Return the real time, even while freezegun replaces `time.monotonic` in all modules."""
-    return read()
-
-
-@final
-@dataclass(eq=False, slots=True)
-class _Standstill:
-    """The observations of a thread that does not wait on this clock, since it has been at one place.
-
-    :param since: instant on the real clock at which it was first seen there.
-    :param ran: for how many seconds it had run at the last look.
-    :param idle_looks: at how many looks in a row it was neither running nor runnable.
-    """
-
-    place: _Place
-    since: float
-    ran: float
-    idle_looks: int = 0
 
 
 @final
@@ -111,7 +77,7 @@ class VirtualClock:
         self._closed = False
         self._lock = threading.RLock()
         self._waits: dict[int, Wait] = {}  # by thread
-        self._standstills: dict[int, _Standstill] = {}  # by thread
+        self._standstills = Standstills(patience)
         #: The sleeps of policies, in seconds, in the order in which they began.
         self.sleeps: list[float] = []
 
@@ -208,7 +174,7 @@ class VirtualClock:
                 self._progress.made()  # all waits are for real events, which may take any time
                 return False
             # The check of the other threads takes a while, in which one of them may have woken another one.
-            if busy := self._due() or self._busy(mine) or self._due():
+            if busy := self._due() or self._busy(mine.looks) or self._due():
                 self._check_progress(busy)
                 return False
             self._time = target
@@ -233,70 +199,15 @@ class VirtualClock:
         is_patient = wait.is_real and real_now() - wait.began < self._patience
         return (is_patient and not is_ignored(wait.thread, self.ignored)) or wait.has_happened()
 
+    def _busy(self, looks: int) -> list[int]:
+        """Return the threads that neither wait on this clock nor stand still."""
+        threads = [it for it in threading.enumerate() if it.ident not in self._waits]
+        return self._standstills.moving([it for it in threads if not is_ignored(it, self.ignored)], looks)
+
     def close(self) -> None:
         """End virtual time: sleeps that are not over end at once, and waits for a lock continue in real time."""
         self._closed = True
         self._standstills.clear()
-
-    # --- threads that do not wait on this clock ---
-
-    def _busy(self, mine: Wait) -> list[int]:
-        """Return the other threads that do not stand still."""
-        others = [it for it in threading.enumerate() if self._counts(it)]
-        # A stored place keeps a frame alive, with all of its variables, so it is dropped as soon as possible.
-        for ident in self._standstills.keys() - {it.ident for it in others}:
-            del self._standstills[ident]
-        frames = sys._current_frames() if others else {}
-        # Read the places of all threads first: they run while the kernel is asked about them below.
-        looks = [_Look(it, frames.get(it.ident or 0)) for it in others]
-        del frames  # no cycle: one of them is this frame
-        return [look.thread.ident or 0 for look in looks if not self._stands_still(look, mine)]
-
-    def _counts(self, thread: threading.Thread) -> bool:
-        return thread.ident not in self._waits and not is_ignored(thread, self.ignored)
-
-    def _stands_still(self, look: _Look, mine: Wait) -> bool:
-        thread, ident, place = look.thread, look.thread.ident, look.place
-        if ident is None or look.is_at_work:
-            return False  # the thread starts, or has a new job
-        if place is None:
-            return isinstance(thread, threading._DummyThread) or not thread.is_alive()  # other threads are ending
-        if look.worker_place in _worker_places:
-            self._standstills.pop(ident, None)
-            return True
-        now, ran, is_runnable = real_now(), _seconds_run(thread), _is_runnable(thread)
-        standstill = self._standstills.get(ident)
-        if standstill is None or standstill.place != place:
-            self._standstills[ident] = _Standstill(place, now, ran)
-            return False
-        # It may just have been woken, but not have run yet. The pauses between several looks let it run.
-        standstill.idle_looks = 0 if is_runnable or ran != standstill.ran else standstill.idle_looks + 1
-        standstill.ran = ran
-        if now - standstill.since < self._patience or min(standstill.idle_looks, mine.looks) < _MIN_LOOKS:
-            return False
-        if look.worker_place is not None:
-            _worker_places.add(look.worker_place)
-        return True
-
-
-@final
-class _Look:
-    """The place of a thread at one instant.
-
-    :param frame: its topmost frame; None if it has none.
-    """
-
-    __slots__ = ("is_at_work", "place", "thread", "worker_place")
-
-    def __init__(self, thread: threading.Thread, frame: FrameType | None) -> None:
-        self.thread: threading.Thread = thread
-        self.place: _Place | None = None if frame is None else (frame, frame.f_lasti)
-        #: Whether it has been given a job that it has not begun.
-        self.is_at_work: bool = isinstance(thread, Worker) and thread.has_new_job
-        #: The place where it may be waiting for a job; None for other threads.
-        self.worker_place: tuple[int, int] | None = None
-        if isinstance(thread, Worker) and frame is not None and frame.f_code is Worker.run.__code__:
-            self.worker_place = (id(frame.f_code), frame.f_lasti)
 
 
 @final
@@ -313,22 +224,3 @@ class _Released:
         if not self._is:
             self._is = self._waitable.acquire(False)
         return self._is
-
-
-def _seconds_run(thread: threading.Thread) -> float:
-    """Return for how many seconds a thread has run, or waited for a processor."""
-    running, _, rest = _from_kernel(thread, "schedstat").partition(" ")
-    return (int(running) + int(rest.partition(" ")[0])) / 1e9 if rest else 0.0
-
-
-def _is_runnable(thread: threading.Thread) -> bool:
-    """Whether a thread is running, or has been woken and is about to run."""
-    return _from_kernel(thread, "stat").rpartition(")")[2].split(maxsplit=1)[:1] == ["R"]
-
-
-def _from_kernel(thread: threading.Thread, file: str) -> str:
-    try:
-        with open(f"/proc/self/task/{thread.native_id}/{file}", encoding="utf-8", errors="replace") as content:
-            return content.read()
-    except OSError:  # not on Linux, or the thread has just ended
-        return ""

@@ -17,7 +17,7 @@ import trio.testing
 from resilience import Bulkhead, CircuitBreaker, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.runtimes import workers
-from resilience.testing import ascript, clocks, hang, script, virtual_time
+from resilience.testing import ascript, clocks, hang, script, standstills, virtual_time
 from tests.conftest import Boom, Virtual, World
 from tests.testing.virtual import in_threads
 
@@ -336,7 +336,7 @@ def test_a_thread_that_starts_slowly_counts_as_busy(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("meanwhile", ["a job is done", "what is waited for happens"])
 def test_progress_during_the_check_of_the_threads_is_detected(monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
     """Reading the state of one thread lets another run, which may be idle again when its turn comes."""
-    ask = clocks._from_kernel
+    ask = standstills._from_kernel
     looks: list[int] = []
     happened: list[int] = []
 
@@ -347,7 +347,7 @@ def test_progress_during_the_check_of_the_threads_is_detected(monkeypatch: pytes
                 happened.append(1)
         return ask(thread, file)
 
-    monkeypatch.setattr(clocks, "_from_kernel", ask_meanwhile)
+    monkeypatch.setattr(standstills, "_from_kernel", ask_meanwhile)
     released = threading.Event()
     bystander = threading.Thread(target=released.wait)
     bystander.start()
@@ -355,7 +355,6 @@ def test_progress_during_the_check_of_the_threads_is_detected(monkeypatch: pytes
         with virtual_time(patience=0.001) as clock:
             Timeout(1).call(len, "")  # an idle worker is there
             worker = workers.pool.idle[-1]
-            process_clock.sleep(1.0)  # and it is known where idle workers stand
             wait = clocks.Wait(5.0, lambda: bool(happened))
             clock.enter(wait)
             worker._job = cast(Any, "a job")

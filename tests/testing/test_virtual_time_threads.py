@@ -20,7 +20,7 @@ import trio.testing
 
 from resilience import Bulkhead, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
-from resilience.testing import VirtualClock, clocks, hang, script, virtual_time
+from resilience.testing import VirtualClock, clocks, hang, script, standstills, virtual_time
 from tests.conftest import Boom, Virtual, World, no_collector
 from tests.policies.bulkheads import wait_until
 from tests.testing.virtual import in_threads
@@ -429,8 +429,8 @@ def test_without_data_from_the_kernel_a_thread_is_not_counted_as_busy() -> None:
     """Then only its instruction shows whether a thread waits."""
     thread = threading.Thread()
     thread._native_id = 0  # type: ignore[attr-defined]
-    assert clocks._seconds_run(thread) == 0
-    assert not clocks._is_runnable(thread)
+    assert standstills._seconds_run(thread) == 0
+    assert not standstills._is_runnable(thread)
 
 
 def test_wait_all_tasks_blocked_returns_before_the_next_instant(monkeypatch: pytest.MonkeyPatch) -> None:

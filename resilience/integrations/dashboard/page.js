@@ -68,11 +68,13 @@ function parts(it, names) {
   return Object.fromEntries(names.map((name) => [name, it.querySelector(`.${name}`)]));
 }
 
-const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+const digits = (count) => count.toLocaleString("en");
+
+const plural = (count, word) => `${digits(count)} ${word}${count === 1 ? "" : "s"}`;
 
 function perSecond(value) {
   if (value === 0) return "0";
-  return value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en");
+  return value < 10 ? value.toFixed(1) : digits(Math.round(value));
 }
 
 // --- rates ---
@@ -92,7 +94,7 @@ function updateRate(it, [name, rate]) {
   const most = Math.max(0, ...known);
   const { value, total, curve, area } = parts(it, ["value", "total", "curve", "area"]);
   write(value, known.length ? perSecond(rate.present) : "–");
-  write(total, `${rate.total.toLocaleString("en")} ${RATES[name].always ? "in all" : "while watched"}`);
+  write(total, `${digits(rate.total)} ${RATES[name].always ? "in all" : "while watched"}`);
   it.classList.toggle("trouble", RATES[name].trouble && rate.present > 0);
   it.classList.toggle("quiet", rate.present === 0);
   const line = known.length > 1 && most > 0 ? curveOf(rate.seconds, most) : null;
@@ -165,8 +167,8 @@ function updateCircuit(it, circuit) {
   if (waits) meter.firstChild.style.width = `${Math.min(100, (100 * circuit.retry_after) / circuit.open_for)}%`;
   why.hidden = circuit.state === "closed";
   write(why, reasonOf(circuit));
-  const opened = `${circuit.opened.toLocaleString("en")}×`;
-  fill(facts, [["opened", opened], ["refused", circuit.rejected.toLocaleString("en")]]);
+  const opened = `${digits(circuit.opened)}×`;
+  fill(facts, [["opened", opened], ["refused", digits(circuit.rejected)]]);
   write(about, circuit.about);
 }
 
@@ -194,9 +196,9 @@ function fill(it, facts) {
   );
 }
 
-// --- bulkheads ---
+// --- cards with a meter ---
 
-function makeBulkhead() {
+function makeMeterCard() {
   const meter = element("div", "meter");
   meter.append(element("i"));
   meter.setAttribute("role", "meter");
@@ -206,80 +208,71 @@ function makeBulkhead() {
   return it;
 }
 
-function updateBulkhead(it, bulkhead) {
+function updateMeterCard(it, policy, { word, label, value, max, counts }) {
   const { name, where, facts, about, meter } = parts(it, "name where facts about meter".split(" "));
-  const full = bulkhead.in_flight >= bulkhead.limit;
-  write(name, bulkhead.name);
-  write(where, whereOf(bulkhead));
-  write(it.querySelector(".full-word"), full ? "full" : "");
-  meter.classList.toggle("full", full);
-  meter.firstChild.style.width = `${Math.min(100, (100 * bulkhead.in_flight) / bulkhead.limit)}%`;
-  meter.setAttribute("aria-label", `calls running in ${bulkhead.name}`);
-  meter.setAttribute("aria-valuemax", bulkhead.limit);
-  meter.setAttribute("aria-valuenow", bulkhead.in_flight);
-  const queue = bulkhead.queue ? [["waiting", `${bulkhead.queued} of ${bulkhead.queue}`]] : [];
-  const running = [["running", `${bulkhead.in_flight} of ${bulkhead.limit}`]];
-  fill(facts, [...running, ...queue, ["refused", bulkhead.rejected.toLocaleString("en")]]);
-  write(about, bulkhead.about);
+  write(name, policy.name);
+  write(where, whereOf(policy));
+  write(it.querySelector(".full-word"), word);
+  meter.classList.toggle("full", word !== "");
+  meter.firstChild.style.width = `${Math.min(100, (100 * value) / max)}%`;
+  meter.setAttribute("aria-label", label);
+  meter.setAttribute("aria-valuemax", max);
+  meter.setAttribute("aria-valuenow", value);
+  fill(facts, counts);
+  write(about, policy.about);
 }
 
-// --- throttles ---
-
-function updateThrottle(it, throttle) {
-  const { name, where, facts, about, meter } = parts(it, "name where facts about meter".split(" "));
-  const share = Math.round(100 * throttle.rejection_rate);
-  write(name, throttle.name);
-  write(where, whereOf(throttle));
-  write(it.querySelector(".full-word"), share > 0 ? "holds back" : "");
-  meter.classList.toggle("full", share > 0);
-  meter.firstChild.style.width = `${share}%`;
-  meter.setAttribute("aria-label", `share of calls that ${throttle.name} holds back`);
-  meter.setAttribute("aria-valuemax", 100);
-  meter.setAttribute("aria-valuenow", share);
-  const accepted = `${throttle.accepts.toLocaleString("en")} of ${throttle.requests.toLocaleString("en")}`;
-  fill(facts, [["held back", `${share} %`], ["accepted", accepted], ["refused", throttle.rejected.toLocaleString("en")]]);
-  write(about, throttle.about);
+function aboutBulkhead({ name, in_flight, limit, queue, queued, rejected }) {
+  const waiting = queue ? [["waiting", `${queued} of ${queue}`]] : [];
+  return {
+    word: in_flight >= limit ? "full" : "",
+    label: `calls running in ${name}`,
+    value: in_flight,
+    max: limit,
+    counts: [["running", `${in_flight} of ${limit}`], ...waiting, ["refused", digits(rejected)]],
+  };
 }
 
-// --- rate limiters ---
+function aboutThrottle({ name, rejection_rate, accepts, requests, rejected }) {
+  const share = Math.round(100 * rejection_rate);
+  const accepted = `${digits(accepts)} of ${digits(requests)}`;
+  return {
+    word: share > 0 ? "holds back" : "",
+    label: `share of calls that ${name} holds back`,
+    value: share,
+    max: 100,
+    counts: [["held back", `${share} %`], ["accepted", accepted], ["refused", digits(rejected)]],
+  };
+}
 
 const FULL_METER = 10; // seconds to wait
 
-function updateLimiter(it, limiter) {
-  const { name, where, facts, about, meter } = parts(it, "name where facts about meter".split(" "));
-  const seconds = limiter.next_turn;
-  const wait = seconds === null ? FULL_METER : Math.min(FULL_METER, seconds);
-  write(name, limiter.name);
-  write(where, whereOf(limiter));
-  write(it.querySelector(".full-word"), limiter.queued > 0 ? "waits" : "");
-  meter.classList.toggle("full", limiter.queued > 0);
-  meter.firstChild.style.width = `${(100 * wait) / FULL_METER}%`;
-  meter.setAttribute("aria-label", `seconds until the next turn of ${limiter.name}`);
-  meter.setAttribute("aria-valuemax", FULL_METER);
-  meter.setAttribute("aria-valuenow", wait);
-  const next = seconds === null ? "never" : `${seconds.toFixed(1)} s`;
-  const waiting = limiter.queued.toLocaleString("en");
-  fill(facts, [["waiting", waiting], ["next turn", next], ["refused", limiter.rejected.toLocaleString("en")]]);
-  write(about, limiter.about);
+function aboutLimiter({ name, next_turn, queued, rejected }) {
+  const next = next_turn === null ? "never" : `${next_turn.toFixed(1)} s`;
+  return {
+    word: queued > 0 ? "waits" : "",
+    label: `seconds until the next turn of ${name}`,
+    value: Math.min(FULL_METER, next_turn ?? FULL_METER),
+    max: FULL_METER,
+    counts: [["waiting", digits(queued)], ["next turn", next], ["refused", digits(rejected)]],
+  };
 }
 
-// --- caches ---
-
-function updateCache(it, cache) {
-  const { name, where, facts, about, meter } = parts(it, "name where facts about meter".split(" "));
+function aboutCache(cache) {
   const answered = cache.hits + cache.stale + cache.shared;
   const all = answered + cache.misses;
   const share = all ? Math.round((100 * answered) / all) : 0;
-  write(name, cache.name);
-  write(where, whereOf(cache));
-  meter.firstChild.style.width = `${share}%`;
-  meter.setAttribute("aria-label", `share of calls that ${cache.name} has answered`);
-  meter.setAttribute("aria-valuemax", 100);
-  meter.setAttribute("aria-valuenow", share);
-  const seen = ["hits", "stale", "shared", "misses", "size"].map((it) => [it, cache[it].toLocaleString("en")]);
-  fill(facts, [["answered", `${share} %`], ...seen]);
-  write(about, cache.about);
+  const seen = ["hits", "stale", "shared", "misses", "size"].map((it) => [it, digits(cache[it])]);
+  return {
+    word: "",
+    label: `share of calls that ${cache.name} has answered`,
+    value: share,
+    max: 100,
+    counts: [["answered", `${share} %`], ...seen],
+  };
 }
+
+const METERS = { bulkheads: aboutBulkhead, throttles: aboutThrottle, limiters: aboutLimiter, caches: aboutCache };
 
 // --- the log ---
 
@@ -301,7 +294,7 @@ function updateRow(it, row) {
   it.dataset.level = levelOf(row);
   write(kind, KINDS[row.kind] ?? row.kind);
   write(text, row.text);
-  write(count, row.count > 1 ? `×${row.count.toLocaleString("en")}` : "");
+  write(count, row.count > 1 ? `×${digits(row.count)}` : "");
 }
 
 const WARNINGS = ["retry_gave_up", "timed_out", "call_rejected", "execution_finished"];
@@ -322,27 +315,22 @@ function keep(changed) {
 function show(now) {
   arrange(byId("rates"), Object.entries(now.rates), ([name]) => name, makeRate, updateRate);
   arrange(byId("pipelines"), now.pipelines, (it) => it.name, makePipeline, updatePipeline);
-  byId("pipelines").parentElement.hidden = now.pipelines.length === 0;
   arrange(byId("circuits"), now.circuits, (it) => it.key, makeCircuit, updateCircuit);
-  arrange(byId("bulkheads"), now.bulkheads, (it) => it.key, makeBulkhead, updateBulkhead);
-  arrange(byId("throttles"), now.throttles, (it) => it.key, makeBulkhead, updateThrottle);
-  byId("throttles").parentElement.hidden = now.throttles.length === 0;
-  arrange(byId("limiters"), now.limiters, (it) => it.key, makeBulkhead, updateLimiter);
-  byId("limiters").parentElement.hidden = now.limiters.length === 0;
-  arrange(byId("caches"), now.caches, (it) => it.key, makeBulkhead, updateCache);
-  byId("caches").parentElement.hidden = now.caches.length === 0;
-  const shown = [now.pipelines, now.circuits, now.bulkheads, now.throttles, now.limiters, now.caches];
-  const cards = shown.map((it) => it.length);
+  for (const [list, about] of Object.entries(METERS)) {
+    const update = (it, policy) => updateMeterCard(it, policy, about(policy));
+    arrange(byId(list), now[list], (it) => it.key, makeMeterCard, update);
+  }
+  for (const list of ["pipelines", "throttles", "limiters", "caches"]) {
+    byId(list).parentElement.hidden = now[list].length === 0;
+  }
+  const policies = ["circuits", ...Object.keys(METERS)];
+  const cards = ["pipelines", ...policies].map((list) => now[list].length);
   byId("board").classList.toggle("few", Math.max(...cards) <= FEW);
   arrange(byId("log"), [...rows.values()].sort((a, b) => b.change - a.change), (it) => it.number, makeRow, updateRow);
   for (const it of document.querySelectorAll("section > .empty")) {
     it.hidden = it.previousElementSibling.children.length > 0;
   }
-  write(byId("n-circuits"), numberOf(now.circuits, now.left_out.circuits));
-  write(byId("n-bulkheads"), numberOf(now.bulkheads, now.left_out.bulkheads));
-  write(byId("n-throttles"), numberOf(now.throttles, now.left_out.throttles));
-  write(byId("n-limiters"), numberOf(now.limiters, now.left_out.limiters));
-  write(byId("n-caches"), numberOf(now.caches, now.left_out.caches));
+  for (const list of policies) write(byId(`n-${list}`), numberOf(now[list], now.left_out[list]));
   summarize(now);
   write(byId("process"), `Process ${now.pid}. ${plural(now.abandoned, "abandoned call")} still running.`);
 }

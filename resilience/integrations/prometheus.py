@@ -140,12 +140,12 @@ class _Exporter(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         """Read the gauges."""
-        families = {it: GaugeMetricFamily(_name(it), it.description, labels=it.labels) for it in _GAUGES}
+        families = dict(zip(_GAUGES, self.describe(), strict=True))
         for it, value, labels in self.feed.gauges():
             families[it].add_metric([labels[name] for name in it.labels], value)
         yield from (family for family in families.values() if family.samples)
 
-    def describe(self) -> Iterator[Metric]:
+    def describe(self) -> Iterator[GaugeMetricFamily]:
         """Return the families that `collect` may return, so that a registry finds duplicate names without a scrape."""
         return (GaugeMetricFamily(_name(it), it.description, labels=it.labels) for it in _GAUGES)
 

@@ -17,9 +17,8 @@ _TIMED_OUT = classes("TimeoutException")
 _BYTES = classes("ByteStream")
 
 
-@final
-class LimitedStream(Stream):
-    """The body of a response with a deadline, in blocking code. The time is checked before each wait for more data.
+class _Limited:
+    """The body of a response with a deadline.
 
     :param late: creates the error for a body that is not read by the deadline.
     """
@@ -28,6 +27,11 @@ class LimitedStream(Stream):
         self._stream = stream
         self._deadline = deadline
         self._late = late
+
+
+@final
+class LimitedStream(_Limited, Stream):
+    """A body with a deadline in blocking code. The time is checked before each wait for more data."""
 
     @override
     def __iter__(self) -> Iterator[bytes]:
@@ -50,17 +54,10 @@ class LimitedStream(Stream):
 
 
 @final
-class AsyncLimitedStream(AsyncStream):
-    """The body of a response with a deadline, in a task. A wait for more data is cut off at the deadline.
+class AsyncLimitedStream(_Limited, AsyncStream):
+    """A body with a deadline in a task. A wait for more data is cut off at the deadline."""
 
-    :param late: creates the error for a body that is not read by the deadline.
-    """
-
-    def __init__(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> None:
-        self._stream = stream
-        self._chunks: Any = None
-        self._deadline = deadline
-        self._late = late
+    _chunks: Any = None
 
     @override
     def __aiter__(self) -> AsyncIterator[bytes]:

@@ -80,7 +80,7 @@ class Driver:
 
         :param out: what a step has returned.
         """
-        self.is_busy, error = True, None
+        error: BaseException | None = None
         try:
             while type(out) is not Item and out is not END:
                 sent = error = None
@@ -91,7 +91,7 @@ class Driver:
                 out = self.step(error, sent)
             return out
         finally:
-            self.is_busy, error = False, None  # no cycle: error -> traceback -> this frame -> error
+            error = None  # no cycle: error -> traceback -> this frame -> error
 
     def refuse(self) -> NoReturn:
         """Raise, because another thread or task waits for an item."""
@@ -104,11 +104,12 @@ class Driver:
         runtime, execution = self.runtime, self._execution
         runtime.mark_closed()
         try:
+            self.is_busy = True
             if execution is not None and execution.cr_frame is not None:
                 with suppress(Closed, GeneratorExit):
                     await self.wait(self.step(Closed() if runtime.items else GeneratorExit()))
         finally:
-            self.is_over = True
+            self.is_over, self.is_busy = True, False
             if runtime.left_open is not None:  # the event loop closes asynchronous generators itself
                 its = (None if type(it) is types.AsyncGeneratorType else it for it in runtime.left_open)
                 await close_all(runtime, *its)

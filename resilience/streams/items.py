@@ -79,16 +79,18 @@ class AsyncStream(AsyncGenerator[T, None]):
         if driver.is_busy:
             driver.refuse()
         try:
-            out = driver.take(None)
-            if type(out) is Item:
-                return out.value  # type: ignore[no-any-return]
-        except BaseException as error:
-            failed = error
-        if self._finalizer is None:
-            self._finalizer = sys.get_asyncgen_hooks().finalizer
-        try:
+            driver.is_busy = True
+            try:
+                out = driver.take(None)
+                if type(out) is Item:
+                    return out.value  # type: ignore[no-any-return]
+            except BaseException as error:
+                failed = error
+            if self._finalizer is None:
+                self._finalizer = sys.get_asyncgen_hooks().finalizer
             item = await driver.wait(out if failed is None else driver.step(failed))
         finally:
+            driver.is_busy = False
             failed = None  # no cycle: error -> traceback -> this frame -> error
         if item is END:
             raise StopAsyncIteration

@@ -149,6 +149,18 @@ async def test_two_tasks_cannot_pull_at_the_same_time(in_asyncio: World) -> None
     assert bulkhead.stats().in_flight == 0
 
 
+async def test_a_source_cannot_pull_its_own_stream(tasks_world: World) -> None:
+    async def items() -> AsyncIterator[int]:
+        for number in range(3):
+            for other in (anext_of(stream), stream.aclose()):
+                with pytest.raises(RuntimeError, match="waited for"):
+                    await other
+            yield number
+
+    stream = retry().streaming().call(items)
+    assert [it async for it in stream] == [0, 1, 2]
+
+
 def test_two_threads_cannot_pull_at_the_same_time(threads: World) -> None:
     """Neither the first item nor a later one: the source is in one thread at a time."""
     entered, may_continue = threading.Semaphore(0), threading.Semaphore(0)

@@ -158,9 +158,7 @@ class _Sending(Exchange):
 
     @override
     def may_have_been_sent(self, error: Exception) -> bool:
-        if isinstance(error, _LOCAL_PROTOCOL_ERROR) and _CLOSED_BEFORE in str(error):
-            return False
-        return super().may_have_been_sent(error)
+        return super().may_have_been_sent(error) and not _found_closed_connection(error)
 
     @override
     def proxy_refusal(self, error: Exception) -> int | None:
@@ -245,3 +243,11 @@ class AsyncSending(_Sending):
         super()._release_request()
         self._progress = None  # it refers to the caller's trace
         del self._request
+
+
+def _found_closed_connection(error: Exception) -> bool:
+    """Whether an HTTP/2 connection was closed before the headers of the request were sent."""
+    if isinstance(error, _LOCAL_PROTOCOL_ERROR):
+        return _CLOSED_BEFORE in str(error)
+    reason = getattr(error.__cause__, "__context__", None)  # if another request has seen the end, httpcore tells that
+    return type(reason).__module__.startswith("h2.") and _CLOSED_BEFORE in str(reason)

@@ -85,6 +85,27 @@ async def test_an_error_of_h2_says_whether_the_headers_were_sent(
                 assert times == 1
 
 
+@pytest.mark.parametrize(
+    ("module", "input_", "times"),
+    [("h2.exceptions", "SEND_HEADERS", 2), ("h2.exceptions", "SEND_DATA", 1), ("users", "SEND_HEADERS", 1)],
+)
+async def test_the_end_that_another_request_has_seen_hides_the_error_of_h2(
+    kit: Kit, module: str, input_: str, times: int
+) -> None:
+    """httpcore raises the end of the connection while it handles the error of h2."""
+    ended = kit.library.RemoteProtocolError("<ConnectionTerminated error_code:0, last_stream_id:9>")
+    ended.__cause__ = Exception("the same, of httpcore")
+    reason: type[Exception] = type("ProtocolError", (Exception,), {"__module__": module})
+    ended.__cause__.__context__ = reason(f"Invalid input ConnectionInputs.{input_} in state ConnectionState.CLOSED")
+    inner = kit.mock(ended, 200)
+    async with kit.client(QUICK, inner) as client:
+        try:
+            assert (await client.post("http://example.org/")).status_code == 200
+            assert times == 2
+        except kit.library.RemoteProtocolError:
+            assert times == 1
+
+
 # --- bodies ----------------------------------------------------------------------------------
 
 

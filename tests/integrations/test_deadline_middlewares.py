@@ -39,33 +39,29 @@ WRAPPED = DatabaseError("as the database says")
 WRAPPED.__cause__ = ENDED
 
 
-async def request(app: Any, headers: dict[str, str] | None = None, kind: str = "http") -> list[dict[str, Any]]:
-    """Send one request without a server; return the messages of the response."""
+async def request(app: Any, headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """Send one request without an ASGI server; return the messages of the response."""
     sent: list[dict[str, Any]] = []
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
+    async def receive() -> Any: ...
 
     async def send(message: Any) -> None:
         await anyio.sleep(0)
         sent.append(message)
 
     fields = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    await app({"type": kind, "headers": fields}, receive, send)
+    await app({"type": "http", "headers": fields}, receive, send)
     return sent
 
 
-class App:
-    """An application that records the context that it is called with, and then takes its steps."""
+def app_of(*steps: Callable[[Any], Any]) -> Any:
+    """Return an ASGI application that takes these steps."""
 
-    def __init__(self, *steps: Callable[..., Any]) -> None:
-        self.steps = steps
-        self.contexts: list[Context] = []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.contexts.append(current_context())
-        for step in self.steps:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for step in steps:
             await step(send)
+
+    return app
 
 
 async def start(send: Any) -> None:
@@ -81,7 +77,7 @@ async def hang(send: Any) -> None:
 
 
 async def overrun(send: Any) -> None:
-    raise DeadlineExceeded("the deadline of the execution has passed")
+    raise OVER
 
 
 class Server:
@@ -143,16 +139,14 @@ class Body:
         self.closed.append(current_context().remaining())
 
 
-def answering(body: Any) -> tuple[Any, list[Context]]:
-    """Return an app with this body, and the list of contexts that it is called with."""
-    contexts: list[Context] = []
+def answering(body: Any) -> Any:
+    """Return a WSGI application with this body."""
 
     def app(environ: Any, start_response: Any) -> Any:
-        contexts.append(current_context())
         start_response("200 OK", [("Content-Type", "text/plain")])
         return body
 
-    return app, contexts
+    return app
 
 
 # --- both ------------------------------------------------------------------------------------
@@ -282,13 +276,13 @@ def test_an_app_that_does_not_check_the_deadline_is_not_cut_off(service: Service
 async def test_an_asgi_app_raises_after_the_response_has_begun(tasks_world: World) -> None:
     """The status is sent, so that the server has to break the connection off."""
     with pytest.raises(DeadlineExceeded):
-        await request(asgi.DeadlineMiddleware(App(start, overrun)), {EXPECTED: "5000"})
+        await request(asgi.DeadlineMiddleware(app_of(start, overrun)), {EXPECTED: "5000"})
 
 
 class TestCutOffOfAsgi:
     async def test_cancels_the_app_and_answers_504(self, tasks_world: World) -> None:
         """The app ends at the deadline, whatever it awaits."""
-        sent = await request(asgi.DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20"})
+        sent = await request(asgi.DeadlineMiddleware(app_of(hang), cut_off=True), {EXPECTED: "20"})
         assert sent[0]["status"] == 504
 
     async def test_answers_504_if_the_app_was_shielded_and_begins_to_answer_late(self, tasks_world: World) -> None:
@@ -298,26 +292,26 @@ class TestCutOffOfAsgi:
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(0.1)
 
-        app = asgi.DeadlineMiddleware(App(shielded, start, body), cut_off=True)
+        app = asgi.DeadlineMiddleware(app_of(shielded, start, body), cut_off=True)
         sent = await request(app, {EXPECTED: "20"})
         assert sent[0]["status"] == 504
 
     async def test_raises_after_the_response_has_begun(self, tasks_world: World) -> None:
         """An incomplete response must not look complete."""
         with pytest.raises(DeadlineExceeded, match="cut off") as caught:
-            await request(asgi.DeadlineMiddleware(App(start, hang), cut_off=True), {EXPECTED: "300"})
+            await request(asgi.DeadlineMiddleware(app_of(start, hang), cut_off=True), {EXPECTED: "300"})
         assert 0 < caught.value.timeout <= 0.3
 
     async def test_changes_nothing_for_a_request_in_time(self, tasks_world: World) -> None:
         """With a deadline or without."""
-        app = asgi.DeadlineMiddleware(App(start, body), cut_off=True)
+        app = asgi.DeadlineMiddleware(app_of(start, body), cut_off=True)
         assert (await request(app, {EXPECTED: "20000"}))[0]["status"] == 200
         assert (await request(app))[0]["status"] == 200
 
     async def test_a_cancellation_by_the_server_is_no_504(self, tasks_world: World) -> None:
         with anyio.CancelScope() as scope:
             scope.cancel()
-            await request(asgi.DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20000"})
+            await request(asgi.DeadlineMiddleware(app_of(hang), cut_off=True), {EXPECTED: "20000"})
         assert scope.cancelled_caught
 
 
@@ -395,7 +389,7 @@ class TestContextOfAWsgiApp:
     def test_is_ambient_in_every_step_of_the_body_and_not_between_them(self) -> None:
         """A WSGI body runs after the app has returned, in the server's loop, perhaps in another thread."""
         body = Body(b"a", b"b")
-        server = Server(wsgi.DeadlineMiddleware(answering(body)[0]), **{FIELD: "60000"})
+        server = Server(wsgi.DeadlineMiddleware(answering(body)), **{FIELD: "60000"})
         items = server.items()
         assert next(items) == b"a"
         assert current_context().deadline == inf
@@ -430,7 +424,7 @@ class TestWsgiAfterTheDeadline:
     @pytest.mark.parametrize("milliseconds", ["0", "5000"])
     def test_the_answer_to_head_has_no_body(self, milliseconds: str) -> None:
         """A server would send that body as the beginning of the next response."""
-        app = wsgi.DeadlineMiddleware(answering(Body(OVER))[0])
+        app = wsgi.DeadlineMiddleware(answering(Body(OVER)))
         server = Server(app, REQUEST_METHOD="HEAD", **{FIELD: milliseconds})
         assert server.body() == b""
         assert server.statuses[-1] == "504 Gateway Timeout"
@@ -446,7 +440,7 @@ class TestWsgiAfterTheDeadline:
     def test_an_error_in_the_first_step_of_the_body_is_a_504(self) -> None:
         """A generator does its work in the first step; its `close` is called too."""
         body = Body(OVER, b"not reached")
-        server = Server(wsgi.DeadlineMiddleware(answering(body)[0]), **{FIELD: "5000"})
+        server = Server(wsgi.DeadlineMiddleware(answering(body)), **{FIELD: "5000"})
         assert server.body() == b"the deadline of the request has passed\n"
         assert server.statuses == ["200 OK", "504 Gateway Timeout"]
         assert len(body.closed) == 1
@@ -454,14 +448,14 @@ class TestWsgiAfterTheDeadline:
     def test_a_later_step_of_the_body_raises(self) -> None:
         """The status is sent, so that the server has to break the connection off."""
         body = Body(b"a", OVER)
-        server = Server(wsgi.DeadlineMiddleware(answering(body)[0]), **{FIELD: "5000"})
+        server = Server(wsgi.DeadlineMiddleware(answering(body)), **{FIELD: "5000"})
         with pytest.raises(DeadlineExceeded):
             server.body()
         assert len(body.closed) == 1
 
     def test_other_errors_of_the_body_are_raised(self) -> None:
         body = Body(TimeoutError("a database"))
-        server = Server(wsgi.DeadlineMiddleware(answering(body)[0]), **{FIELD: "5000"})
+        server = Server(wsgi.DeadlineMiddleware(answering(body)), **{FIELD: "5000"})
         with pytest.raises(TimeoutError, match="a database"):
             server.body()
 
@@ -470,14 +464,14 @@ class TestTheProtocolOfWsgi:
     def test_is_kept_according_to_the_validator_of_wsgiref(self) -> None:
         """With the validator on both sides: the middleware is a correct server and a correct application."""
         for headers in ({}, {FIELD: "5000"}, {FIELD: "0"}):
-            app, _ = answering(Body(b"a", b"b"))
+            app = answering(Body(b"a", b"b"))
             outer = validator(wsgi.DeadlineMiddleware(validator(app)))
             assert Server(outer, **headers).body() in (b"ab", b"the deadline of the request has passed\n")
 
     def test_close_is_called_once(self) -> None:
         """However often the server calls it, and also if nothing was read."""
         body = Body(b"a")
-        server = Server(wsgi.DeadlineMiddleware(answering(body)[0]))
+        server = Server(wsgi.DeadlineMiddleware(answering(body)))
         server.close()
         server.close()
         assert len(body.closed) == 1
@@ -497,12 +491,10 @@ class TestTheProtocolOfWsgi:
     @pytest.mark.parametrize("body", [[b"a"], (b"a", b"b"), FileWrapper(io.BytesIO(b"file"))])
     def test_a_body_that_runs_no_code_is_returned_unchanged(self, body: Any) -> None:
         """The server reads the length of a list, and sends a file in its own way."""
-        server = Server(
-            wsgi.DeadlineMiddleware(answering(body)[0]), **{FIELD: "5000", "wsgi.file_wrapper": FileWrapper}
-        )
+        server = Server(wsgi.DeadlineMiddleware(answering(body)), **{FIELD: "5000", "wsgi.file_wrapper": FileWrapper})
         assert server.result is body
 
     def test_a_file_wrapper_may_be_a_function(self) -> None:
         """uwsgi's is one; its result is iterated like any body."""
         environ = {FIELD: "5000", "wsgi.file_wrapper": lambda file: file}
-        assert Server(wsgi.DeadlineMiddleware(answering(io.BytesIO(b"file"))[0]), **environ).body() == b"file"
+        assert Server(wsgi.DeadlineMiddleware(answering(io.BytesIO(b"file"))), **environ).body() == b"file"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import aiosqlite
@@ -20,56 +21,49 @@ from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, 
 def test_a_deadline_limits_the_wait_for_a_lock_in_its_block(path: Path) -> None:
     """The connection's own `timeout` is longer, and holds again after the block."""
     other = Locked(path)
-    connection = connecting(path, timeout=PATIENCE)()
     began = time.monotonic()
-    with deadline(0.1), StatementLimits(connection):
-        assert 0 < connection.execute("pragma busy_timeout").fetchone()[0] <= 100
-        with pytest.raises(sqlite3.OperationalError, match="locked"):
-            note(connection, "a")
-    assert time.monotonic() - began < PATIENCE / 2
-    assert connection.execute("pragma busy_timeout").fetchone()[0] == PATIENCE * 1000
-    assert connection.execute(LONG).fetchone() == (100_000,)
-    connection.close()
+    with closing(connecting(path, timeout=PATIENCE)()) as connection:
+        with deadline(0.1), StatementLimits(connection):
+            assert 0 < connection.execute("pragma busy_timeout").fetchone()[0] <= 100
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                note(connection, "a")
+        assert time.monotonic() - began < PATIENCE / 2
+        assert connection.execute("pragma busy_timeout").fetchone()[0] == PATIENCE * 1000
+        assert connection.execute(LONG).fetchone() == (100_000,)
     other.release()
 
 
 def test_a_progress_handler_of_the_user_is_kept(path: Path) -> None:
     """A connection has only one, which cannot be read: it is still called, in a block with a deadline and after it."""
     called: list[int] = []
-    connection = connecting(path)()
-    connection.set_progress_handler(lambda: called.append(1), 1000)
-    with deadline(0.2), StatementLimits(connection), pytest.raises(sqlite3.OperationalError, match="interrupted"):
-        connection.execute(FOREVER).fetchall()
+    with closing(connecting(path)()) as connection:
+        connection.set_progress_handler(lambda: called.append(1), 1000)
+        with deadline(0.2), StatementLimits(connection), pytest.raises(sqlite3.OperationalError, match="interrupted"):
+            connection.execute(FOREVER).fetchall()
+        assert called
+        called.clear()
+        assert connection.execute(LONG).fetchone() == (100_000,)
     assert called
-    called.clear()
-    assert connection.execute(LONG).fetchone() == (100_000,)
-    assert called
-    connection.close()
 
 
 def test_a_statement_that_begins_after_the_deadline_is_interrupted(path: Path) -> None:
     """In every block, whose limits may have been made for an earlier one."""
-    connection = connecting(path)()
-    limits = StatementLimits(connection)
-    for _ in range(2):
-        with deadline(0.05), limits:
-            time.sleep(0.1)
-            for _ in range(2):
-                with pytest.raises(sqlite3.OperationalError, match="interrupted"):
-                    connection.execute(FOREVER).fetchall()
-    connection.close()
+    with closing(connecting(path)()) as connection:
+        limits = StatementLimits(connection)
+        for _ in range(2):
+            with deadline(0.02), limits:
+                time.sleep(0.03)
+                for _ in range(2):
+                    with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+                        connection.execute(FOREVER).fetchall()
 
 
 def test_the_wait_for_a_lock_is_never_lengthened(path: Path) -> None:
     """Without a deadline it is unchanged; a connection that does not wait for locks does not wait for the deadline."""
-    connection = connecting(path, timeout=1.5)()
-    with StatementLimits(connection):
+    with closing(connecting(path, timeout=1.5)()) as connection, StatementLimits(connection):
         assert connection.execute("pragma busy_timeout").fetchone()[0] == 1500
-    connection.close()
-    connection = connecting(path, timeout=0)()
-    with deadline(5.0), StatementLimits(connection):
+    with closing(connecting(path)()) as connection, deadline(5.0), StatementLimits(connection):
         assert connection.execute("pragma busy_timeout").fetchone()[0] == 0
-    connection.close()
 
 
 def test_a_connection_of_another_driver_is_not_limited() -> None:

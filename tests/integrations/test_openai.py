@@ -89,9 +89,6 @@ def test_an_exhausted_quota_is_a_failure_that_is_not_repeated(server: FlakyServe
     assert breaker.state.name == "OPEN"
 
 
-# --- time ---
-
-
 def timeouts_of(policy: Any, on_client: dict[str, Any], on_call: dict[str, Any]) -> dict[str, float | None]:
     """Return the timeouts of a request."""
     seen: list[dict[str, float | None]] = []
@@ -120,9 +117,6 @@ def test_the_sdks_timeouts_hold_if_they_are_shorter_than_the_deadline(own: Any, 
 
 def test_without_a_deadline_the_sdks_timeouts_are_unchanged() -> None:
     assert timeouts_of(SOON, {}, {})["read"] == 600
-
-
-# --- streams ---
 
 
 def test_the_method_stream_is_protected(server: FlakyServer) -> None:
@@ -215,9 +209,6 @@ def test_responses_and_beta_namespaces_are_protected(server: FlakyServer) -> Non
             assert client.beta.assistants.retrieve("a1").id == "a1"
 
 
-# --- bodies ---
-
-
 def test_an_open_file_is_sent_again_from_its_first_position(server: FlakyServer) -> None:
     """A second attempt without a rewind would send nothing."""
     server.script("/v1/upload", llm.openai_error(503), llm.reply({}))
@@ -259,9 +250,6 @@ def test_all_attempts_carry_the_same_idempotency_key(server: FlakyServer) -> Non
     assert first
 
 
-# --- asyncio ---
-
-
 class Upload(io.BytesIO):
     """A file to which a test can hold a weak reference."""
 
@@ -278,9 +266,6 @@ async def test_the_body_of_a_finished_request_is_freed(server: FlakyServer) -> N
         gc.collect()
         assert sent() is None
     assert len(recording.seen) == len(server.requests) == 1
-
-
-# --- telemetry ---
 
 
 def test_the_operation_is_the_callers_or_the_method_and_the_host(server: FlakyServer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -304,39 +303,6 @@ def test_a_unit_is_repeated_if_its_connection_is_lost_as_it_is_asked_for_its_sta
 
     add()
     assert notes(engine) == ["attempt 2"]
-    engine.dispose()
-
-
-def test_a_unit_that_ends_in_a_deadlock_is_repeated(url: str) -> None:
-    """PostgreSQL aborts one of two transactions that wait for each other."""
-    engine = create_engine(f"postgresql+psycopg{url}", connect_args={"options": "-c deadlock_timeout=50ms"})
-    with engine.begin() as connection:
-        connection.execute(text("insert into notes (text) values ('a'), ('b')"))
-    meeting = threading.Barrier(2, timeout=PATIENCE)  # once, when each has its first lock
-    attempts: list[str] = []
-
-    @unit_of_work(Retry(9, on=transient, backoff=[0.05]), engine)
-    def touch(connection: Connection, first: str, second: str) -> None:
-        attempts.append(first)
-        update = text("update notes set text = text where text = :text")
-        connection.execute(update, {"text": first})
-        if len(attempts) <= 2:
-            meeting.wait()
-        connection.execute(update, {"text": second})
-
-    done: list[str] = []
-
-    def work(first: str, second: str) -> None:
-        touch(first, second)
-        done.append(first)
-
-    threads = [threading.Thread(target=work, args=names) for names in (("a", "b"), ("b", "a"))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert len(attempts) >= 3
-    assert sorted(done) == ["a", "b"]
     engine.dispose()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -207,17 +208,23 @@ class TestServer:
 def test_a_deadline_reaches_a_second_server(target: str, dependency: Dependency) -> None:
     """The handler of the first one calls it without a timeout."""
 
-    def one(request: bytes, context: Any) -> bytes:
+    def many(request: bytes, context: Any) -> Iterator[bytes]:
         time.sleep(0.4)
-        reply: bytes = Client(target, "blocking").call(NOW, "One", request)
-        return reply
+        yield Client(target, "blocking").call(NOW, "One", request)
 
+    with served_stream(many) as call:
+        assert list(call(b"?", timeout=6.0)) == [b"fine"]
+    assert 0 < dependency.seen[0][2] <= 5.7
+
+
+@contextlib.contextmanager
+def served_stream(many: Any, **settings: Any) -> Iterator[Any]:
+    """Serve a function for the replies of a stream; yield the function that calls it."""
     with (
-        serving({"One": grpc.unary_unary_rpc_method_handler(one)}, DeadlineInterceptor()) as address,
+        serving(handlers_of(many, many), DeadlineInterceptor(**settings)) as address,
         grpc.insecure_channel(address) as channel,
     ):
-        assert channel.unary_unary("/test.Test/One")(b"?", timeout=6.0) == b"fine"
-    assert 0 < dependency.seen[0][2] <= 5.7
+        yield channel.unary_stream("/test.Test/Many")
 
 
 def test_a_blocking_stream_is_closed_with_its_deadline() -> None:
@@ -233,13 +240,10 @@ def test_a_blocking_stream_is_closed_with_its_deadline() -> None:
             seen.append(current_context().remaining())
             closed.set()
 
-    with (
-        serving(handlers_of(lambda request, context: b"", many), DeadlineInterceptor()) as address,
-        grpc.insecure_channel(address) as channel,
-    ):
-        call = channel.unary_stream("/test.Test/Many")(b"", timeout=60.0)
-        next(call)
-        call.cancel()
+    with served_stream(many) as call:
+        replies = call(b"", timeout=60.0)
+        next(replies)
+        replies.cancel()
         assert closed.wait(PATIENCE)
     assert 30 < seen[0] <= 61
 
@@ -252,8 +256,8 @@ def test_a_blocking_handler_may_return_its_replies() -> None:
         seen.append(current_context().remaining())
         return [b"a", b"b"]
 
-    with serving(handlers_of(many, many), DeadlineInterceptor()) as address, grpc.insecure_channel(address) as channel:
-        assert list(channel.unary_stream("/test.Test/Many")(b"", timeout=60.0)) == [b"a", b"b"]
+    with served_stream(many) as call:
+        assert list(call(b"", timeout=60.0)) == [b"a", b"b"]
     assert 30 < seen[0] <= 61
 
 
@@ -265,11 +269,8 @@ def test_a_handler_that_replies_through_a_callback_is_not_wrapped() -> None:
         reply(None)
 
     many.experimental_non_blocking = True  # type: ignore[attr-defined]
-    with (
-        serving(handlers_of(many, many), DeadlineInterceptor(default=1e-9)) as address,
-        grpc.insecure_channel(address) as channel,
-    ):
-        assert list(channel.unary_stream("/test.Test/Many")(b"")) == [b"fine"]
+    with served_stream(many, default=1e-9) as call:
+        assert list(call(b"")) == [b"fine"]
 
 
 class FakeServicerContext:

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from typing import Any, Literal, Never, TypeAlias, TypeVar, final
 
 from typing_extensions import override
@@ -62,22 +63,42 @@ class CacheStats:
 
 
 @final
+@dataclass(eq=False, slots=True)
 class Entry:
-    """The entry of a key: a value, or an error. Instants are on the process clock."""
+    """The entry of a key: a value, or an error. Instants are on the process clock.
 
-    __slots__ = ("error", "fresh_until", "is_used", "next_try", "stale_until", "value")
+    :param next_try: from when on it may be refreshed again, after a refresh that failed.
+    :param is_used: whether it was used since it was last considered for eviction.
+    """
 
-    def __init__(
-        self, fresh_until: float, stale_until: float, *, value: object = None, error: Exception | None = None
-    ) -> None:
-        self.value: Any = value
-        self.error: Exception | None = error
-        self.fresh_until: float = fresh_until
-        self.stale_until: float = stale_until
-        #: The instant from which it may be refreshed again, after a refresh that failed.
-        self.next_try: float = fresh_until
-        #: Whether it was used since it was last considered for eviction.
-        self.is_used: bool = False
+    fresh_until: float
+    stale_until: float
+    value: Any = None
+    error: Exception | None = None
+    next_try: float = -inf
+    is_used: bool = False
+
+
+@final
+class Entries(OrderedDict[Hashable, Entry]):
+    """The store of a cache that was given none. Look-ups take no lock: no entry that is kept is ever missing."""
+
+    def __init__(self, max_size: int) -> None:
+        super().__init__()
+        self._max_size = max_size
+
+    @override
+    def __setitem__(self, key: Hashable, entry: Entry) -> None:
+        """Keep an entry as the newest one. If there is no room, drop the oldest that is not `is_used`."""
+        self.pop(key, None)
+        while len(self) >= self._max_size:
+            oldest, kept = next(iter(self.items()))
+            if kept.is_used:  # a second chance, so that hits need not reorder the entries
+                kept.is_used = False
+                self.move_to_end(oldest)
+            else:
+                del self[oldest]
+        super().__setitem__(key, entry)
 
 
 @final
@@ -144,10 +165,9 @@ class Cache(Policy[Never]):
         self._errors_ttl = checks.seconds("errors_ttl", errors_ttl)
         if store is not None and not isinstance(store, MutableMapping):
             raise TypeError(f"store must be a mutable mapping, not {store!r}")
-        self._store = store
         self.name: str = checks.optional_name(name) or "Cache"
         self._flights = Flights(self.name)
-        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._entries: MutableMapping[Any, Any] = Entries(self._max_size) if store is None else store
         self._find: Callable[[Hashable], Entry | None] = self._entries.get if store is None else self._ask_store
         self._lock = forks.lock_of(self)
         self._hits, self._stale_hits, self._misses = Counter(), Counter(), Counter()
@@ -244,16 +264,11 @@ class Cache(Policy[Never]):
 
     # --- entries ---
 
-    @property
-    def _held(self) -> MutableMapping[Any, Any]:
-        """The mapping that holds the entries."""
-        return self._entries if self._store is None else self._store
-
     def _ask_store(self, key: Hashable) -> Entry | None:
         """Return the entry of a key in the store. A store that raises, or returns another object, holds none."""
         try:
             with self._lock:
-                entry = self._store.get(key)  # type: ignore[union-attr]
+                entry = self._entries.get(key)
             return entry if isinstance(entry, Entry) else None
         except Exception:
             refuse_unhashable(key, self.name)
@@ -270,20 +285,8 @@ class Cache(Policy[Never]):
         """Keep an entry, unless its key was forgotten since the call began."""
         try:
             with self._lock:
-                if not self._flights.is_current(key):
-                    return
-                if self._store is not None:
-                    self._store[key] = entry
-                    return
-                self._entries.pop(key, None)
-                while len(self._entries) >= self._max_size:
-                    oldest, kept = next(iter(self._entries.items()))
-                    if kept.is_used:  # a second chance, so that hits need no lock
-                        kept.is_used = False
-                        self._entries.move_to_end(oldest)  # never removed, so that readers always find it
-                    else:
-                        del self._entries[oldest]
-                self._entries[key] = entry
+                if self._flights.is_current(key):
+                    self._entries[key] = entry
         except Exception:
             logger.exception("the store of %s raised; the result is not kept", self.name)
 
@@ -297,18 +300,18 @@ class Cache(Policy[Never]):
         refuse_foreign(key, self)
         with self._lock:
             self._flights.forget(key)
-            self._held.pop(key, None)
+            self._entries.pop(key, None)
 
     def clear(self) -> None:
         """Drop all entries. The results of running calls are not kept either."""
         with self._lock:
             self._flights.forget_all()
-            self._held.clear()
+            self._entries.clear()
 
     def stats(self) -> CacheStats:
         """Return a snapshot: the size of the cache, and how calls were answered."""
         with self._lock:
-            size = len(self._held)
+            size = len(self._entries)
         return CacheStats(
             hits=self._hits.value(),
             stale=self._stale_hits.value(),
@@ -321,7 +324,8 @@ class Cache(Policy[Never]):
     def describe(self) -> str:
         fresh = f"what {name_of(self._ttl)} says" if callable(self._ttl) else f"{format_number(self._ttl)} s"
         stale = f", {format_number(self._stale)} s more if a refresh fails" if self._stale else ""
-        room = f"at most {self._max_size}" if self._store is None else f"in a {type(self._store).__name__}"
+        is_own = isinstance(self._entries, Entries)
+        room = f"at most {self._max_size}" if is_own else f"in a {type(self._entries).__name__}"
         again = f"; tries again {format_number(self._errors_ttl)} s after a failure" if self._errors_ttl != 1 else ""
         return f"{self.name}: keeps values for {fresh}{stale}, by {key_in_words(self._key)}, {room}{again}"
 

@@ -47,7 +47,7 @@ class Flights:
         self.leaders: dict[Hashable, Flight] = {}
         #: How many callers have got the outcome of another caller's call.
         self.shared: Counter = Counter()
-        forks.reset_after_fork(self, Flights._reset)
+        forks.reset_after_fork(self, Flights.forget_all)  # the child has none of the threads of these calls
 
     def board(self, key: Hashable, ctx: Context) -> Flight:
         """Return the flight of one caller: a block around its call."""
@@ -78,10 +78,6 @@ class Flights:
             removed = self.leaders.pop(key, flight)
             if removed is not flight:  # `flight` was forgotten between the two steps, and another caller leads
                 self.leaders.setdefault(key, removed)
-
-    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests check from outside)
-        """Discard the calls of other threads, which do not exist in the child."""
-        self.leaders.clear()
 
 
 @final

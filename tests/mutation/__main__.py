@@ -77,7 +77,10 @@ TESTS = {
     "policies/keyed.py": [
         *("policies/test_keyed.py", "integrations/test_standard.py", "integrations/test_limits.py", *_EVERY_POLICY),
     ],
-    **{f"streams/{it}.py": _STREAMS for it in ("driver", "items", "runtime", "source", "streaming")},
+    **{
+        f"streams/{it}.py": _STREAMS
+        for it in ("driver", "execution", "items", "pulls", "runtime", "source", "streaming")
+    },
     "repeats.py": [
         "test_repeats.py",
         "policies/test_retry_budget.py",

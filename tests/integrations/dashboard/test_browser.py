@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from resilience import AdaptiveLimit, Bulkhead, CircuitBreaker, Fallback, Policy, Retry
+from resilience import (
+    AdaptiveLimit,
+    AdaptiveThrottle,
+    Bulkhead,
+    Cache,
+    CircuitBreaker,
+    Fallback,
+    Policy,
+    RateLimiter,
+    Retry,
+)
 from resilience.integrations.dashboard import serve
 from tests.integrations.conftest import program
 from tests.integrations.dashboard.browser import Page, browser
@@ -36,7 +46,7 @@ def in_browser(folder: Path, main: Callable[[Callable[..., Any]], Any]) -> None:
 
 
 def test_the_page_shows_an_opening_circuit_without_a_reload(tmp_path: Path) -> None:
-    """State, log, rates and bulkheads follow; markup in names is shown as text; the console has no error."""
+    """State, log, rates and the other cards follow; markup in names is shown as text; the console has no error."""
     breaker, bulkhead = CircuitBreaker(2, open_for=60, name=MARKUP), Bulkhead(4, name="pool")
     namesake = AdaptiveLimit(slower_than=60.0, name="pool")
     pipeline = Policy.wrap(Fallback("x"), breaker, bulkhead, namesake, name=f"shop {MARKUP}")
@@ -64,9 +74,15 @@ def test_the_page_shows_an_opening_circuit_without_a_reload(tmp_path: Path) -> N
         await page.until("document.querySelector('.card[data-state=closed]') !== null")
         assert await page.value("document.images.length") == 0
         assert await page.value("document.querySelectorAll('#bulkheads .card').length") == 2
+        cards = "['throttles', 'limiters', 'caches'].map((it) => document.querySelector(`#${it} .facts`).dataset.facts)"
+        assert await page.value(cards) == [
+            "held back 0 %;accepted 0 of 0;refused 0",
+            "waiting 0;next turn 0.0 s;refused 0",
+            "answered 0 %;hits 0;stale 0;shared 0;misses 0;size 0",
+        ]
         assert await page.value("window.stays") is True
 
-    with served(pipeline, title="shop & co") as server:
+    with served(pipeline, AdaptiveThrottle(), RateLimiter(1), Cache(60.0), title="shop & co") as server:
         in_browser(tmp_path, main)
 
 

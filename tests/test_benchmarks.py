@@ -89,39 +89,7 @@ def test_every_web_handler_answers(tmp_path: Path) -> None:
     assert "standard() as transport" in (tmp_path / "picture.svg").read_text(encoding="utf-8")
 
 
-def test_a_run_reads_back_as_it_was_written() -> None:
-    run = report.Run(
-        {"python": "3"}, [Result("sync, stack", "four", "ns", {OURS: [412.0, 420.0], HAND_WRITTEN: [980.0, 1000.0]})]
-    )
-    again = report.Run.from_json(json.loads(json.dumps(run.to_json())))
-    assert again.about == run.about
-    assert report.table(again.results) == report.table(run.results)
-
-
 # --- the timing core ---
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_timing_orders_known_costs(world: str) -> None:
-    """Ten times the work takes longer, in every world."""
-
-    def summing(numbers: int) -> Callable[[], Any]:
-        def work() -> int:
-            return sum(range(numbers))
-
-        async def work_later() -> int:
-            return work()
-
-        return work if world == SYNC else work_later
-
-    functions = {str(numbers): summing(numbers) for numbers in (2_000, 20, 200)}
-
-    async def main() -> dict[str, list[float]]:
-        return await timing.interleaved(world, functions, Effort(rounds=5, batches=3, batch=100_000))
-
-    costs = Result("", "", "ns", timing.run(world, main))
-    assert costs.median("20") < costs.median("200") < costs.median("2000")
-    assert costs.ratio("2000", "20") > 5
 
 
 class Ticking:

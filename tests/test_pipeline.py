@@ -76,16 +76,6 @@ async def test_the_first_policy_is_outermost_however_the_pipeline_was_built(worl
     assert "".join(log) == "abc-CBA"
 
 
-def test_wrapping_a_pipeline_does_not_change_it() -> None:
-    a, b, c = tags("abc")
-    ab = a.wrap(b)
-    abc = ab.wrap(c)
-    cab = c.wrap(ab)
-    assert ab.policies == (a, b)
-    assert abc.policies == (a, b, c)
-    assert cab.policies == (c, a, b)
-
-
 # --- names and listeners ---------------------------------------------------------------------
 
 

@@ -300,45 +300,10 @@ async def test_a_timeout_around_a_task_group_raises_its_own_error(virtual_tasks:
     assert [event.policy for event in seen] == ["outer"] * 3
 
 
-async def test_a_timeout_around_a_task_group_of_asyncio_raises_its_own_error(in_virtual_asyncio: Virtual) -> None:
-    async def fn() -> None:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(3):
-                group.create_task(Timeout(LONG).acall(asyncio.sleep, 10))
-
-    with pytest.raises(TimeoutExceeded) as caught:
-        await Timeout(SHORT).acall(fn)
-    assert type(caught.value) is TimeoutExceeded
-
-
 async def test_a_block_around_a_task_group_raises_its_own_error(virtual_tasks: Virtual) -> None:
     with pytest.raises(DeadlineExceeded, match="the block did not end within"):
         async with deadline(SHORT):
             await children()()
-
-
-async def test_each_attempt_with_a_task_group_is_retried_after_its_timeout(virtual_tasks: Virtual) -> None:
-    entered: list[int] = []
-
-    async def fn(ctx: Context) -> None:
-        entered.append(ctx.attempt)
-        await children()()
-
-    with pytest.raises(TimeoutExceeded):
-        await Pipeline(Retry(3, backoff=[0]), Timeout(SHORT)).aexecute(fn)
-    assert entered == [1, 2, 3]
-
-
-async def test_a_failure_of_a_child_is_raised_in_its_group(tasks_world: World) -> None:
-    async def fails() -> None:
-        raise Boom
-
-    async def fn(ctx: Any) -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(fails)
-
-    with pytest.raises(ExceptionGroup):
-        await Timeout(LONG).aexecute(fn)
 
 
 async def test_a_timeout_of_a_child_is_raised_in_its_group(tasks_world: World) -> None:

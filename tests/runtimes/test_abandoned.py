@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from resilience import (
-    Bulkhead,
     CircuitBreaker,
     CircuitState,
     Context,
     Failure,
-    Fallback,
     Policy,
     Rejected,
     Retry,
@@ -69,20 +67,6 @@ def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch
     gate.set()
     wait_until(lambda: Timeout.abandoned() == 0)
     assert Timeout(LONG).call(lambda: "again") == "again"
-
-
-def test_workers_exhausted_is_an_ordinary_rejection(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fallback answers it; a retry and a breaker ignore it; permits are released."""
-    monkeypatch.setattr(Timeout, "max_abandoned", 1)
-    abandon(gate)
-    breaker, bulkhead, retries = CircuitBreaker(1), Bulkhead(1), list[Any]()
-    pipeline = Policy.wrap(
-        Fallback("instead"), Retry(on=Exception, on_retry=retries.append), breaker, bulkhead, Timeout(LONG)
-    )
-    assert pipeline.call(lambda: "fine") == "instead"
-    assert retries == []
-    assert breaker.state is CircuitState.CLOSED
-    assert bulkhead.stats().in_flight == 0
 
 
 def test_a_call_that_ends_at_its_timeout_has_one_outcome_and_the_count_is_right() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -14,14 +13,11 @@ from resilience import (
     CircuitState,
     Context,
     Policy,
-    Retry,
     Timeout,
-    TimeoutExceeded,
     WorkersExhausted,
     events,
 )
 from resilience.runtimes import workers
-from tests.conftest import Boom
 from tests.runtimes.conftest import LONG
 
 
@@ -88,26 +84,6 @@ def test_workers_exhausted_inside_a_function_is_an_error_of_that_call(
         unsubscribe()
     assert ctx.attempts == len(ctx.failures) == 1
     assert [event.policy for event in rejections] == ["inner"]
-
-
-def test_during_interpreter_shutdown_a_timeout_still_limits_attempts_and_delays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """No attempt begins after it."""
-    calls: list[float] = []
-
-    def down(ctx: Context) -> None:
-        calls.append(ctx.remaining())
-        raise Boom
-
-    pipeline = Policy.wrap(Timeout(0.05), Retry(None, on=Boom, backoff=[0.02]))
-    with monkeypatch.context() as patch:
-        patch.setattr(workers.sys, "is_finalizing", lambda: True)
-        began = time.monotonic()
-        with pytest.raises((Boom, TimeoutExceeded)):
-            pipeline.execute(down)
-    assert 1 <= len(calls) <= 3
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -26,26 +26,17 @@ from resilience import (
 from resilience.work import Supervisor
 from tests.conftest import Boom
 
-KINDS = (
-    events.AttemptFailed,
-    events.RetryScheduled,
-    events.RetryGaveUp,
-    events.HedgeStarted,
-    events.HedgeFinished,
-    events.BudgetSpent,
-    events.TimedOut,
-    events.CallRejected,
-    events.CircuitChanged,
-    events.FallbackUsed,
-    events.LimitChanged,
-    events.ChaosInjected,
-    events.CacheUsed,
-    events.StreamOpened,
-    events.ExecutionFinished,
-)
-
 #: Reported only to listeners that subscribe to it by name.
 ASKED_FOR = events.CallFinished
+
+#: The events of policies, except for that: a `Parked` is one of a Supervisor.
+KINDS = tuple(
+    kind
+    for kind in (getattr(events, name) for name in events.__all__)
+    if isinstance(kind, type)
+    and issubclass(kind, events.Event)
+    and kind not in (events.Event, events.Parked, ASKED_FOR)
+)
 
 
 def facts(event: events.Event) -> dict[str, Any]:

@@ -324,17 +324,3 @@ def test_a_reported_event_compares_prints_copies_and_pickles_by_its_fields(heard
         assert dataclasses.replace(event, policy="other").policy == "other"
         with pytest.raises(dataclasses.FrozenInstanceError):
             event.policy = "other"
-
-
-def test_the_list_of_kinds_is_complete() -> None:
-    """So each new kind is public, and tested here."""
-    assert set(events.__all__) == {kind.__name__ for kind in [*KINDS, ASKED_FOR]} | {
-        "Called",
-        "Canceller",
-        "Event",
-        "Listener",
-        "Parked",  # of a Supervisor, which is no policy
-        "TripCount",
-        "subscribe",
-    }
-    assert all(issubclass(kind, events.Event) for kind in [*KINDS, ASKED_FOR])

@@ -10,42 +10,12 @@ from typing import Any
 import pytest
 
 import resilience
-from resilience import (
-    AdaptiveLimit,
-    AdaptiveThrottle,
-    Bulkhead,
-    Cache,
-    Chaos,
-    CircuitBreaker,
-    Fallback,
-    Hedge,
-    Keyed,
-    Policy,
-    RateLimiter,
-    RepeatCap,
-    Retry,
-    SingleFlight,
-    Timeout,
-    backoff,
-    events,
-)
+from resilience import Pipeline, Policy, backoff, events
 
 PAGES = Path(__file__).parents[2] / "docs" / "policies"
+PUBLIC = [getattr(resilience, name) for name in resilience.__all__]
 POLICIES: list[type[Policy[Any]]] = [
-    AdaptiveLimit,
-    AdaptiveThrottle,
-    Bulkhead,
-    Cache,
-    Chaos,
-    CircuitBreaker,
-    Fallback,
-    Hedge,
-    Keyed,
-    RateLimiter,
-    RepeatCap,
-    Retry,
-    SingleFlight,
-    Timeout,
+    it for it in PUBLIC if isinstance(it, type) and issubclass(it, Policy) and it not in (Policy, Pipeline)
 ]
 PARTS = ["About", "Usage", "Defaults", "What happens", "What it promises", "Telemetry", "Patterns", "Anti-patterns"]
 #: The documented defaults of parameters whose real default only marks that they were not given.

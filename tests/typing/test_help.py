@@ -15,35 +15,12 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    AdaptiveLimit,
-    AdaptiveThrottle,
-    Bulkhead,
-    Chaos,
-    CircuitBreaker,
-    Fallback,
-    Pipeline,
-    Policy,
-    Rate,
-    RateLimiter,
-    Retry,
-    Timeout,
-)
+import resilience
+from resilience import CircuitBreaker, Pipeline, Policy, Rate, Retry
 
 ROOT = Path(__file__).parents[2]
-CONSTRUCTORS = (
-    Pipeline,
-    Retry,
-    Timeout,
-    CircuitBreaker,
-    Bulkhead,
-    Fallback,
-    Chaos,
-    AdaptiveThrottle,
-    Rate,
-    RateLimiter,
-    AdaptiveLimit,
-)
+PUBLIC = [getattr(resilience, name) for name in resilience.__all__]
+CONSTRUCTORS = [Rate, *(it for it in PUBLIC if isinstance(it, type) and issubclass(it, Policy) and it is not Policy)]
 
 
 # --- at run time -----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -58,68 +59,33 @@ def test_a_decorated_function_takes_arguments_of_any_name() -> None:
     assert fn(self=1, fn=2, ctx=3, policy=4, call=5, args=6, kwargs=7) == (1, 2, 3, 4, 5, 6, 7)
 
 
-async def test_methods_of_every_kind_can_be_decorated(tasks_world: World, clock: FakeClock) -> None:
-    """Above and below `staticmethod` and `classmethod`, synchronous or not, called on the class and on an instance."""
+FORMS: dict[str, Callable[[Any, Any], Any]] = {
+    "a method": lambda policy, fn: policy(fn),
+    "below classmethod": lambda policy, fn: classmethod(policy(fn)),
+    "above classmethod": lambda policy, fn: policy(classmethod(fn)),
+    "below staticmethod": lambda policy, fn: staticmethod(policy(fn)),
+    "above staticmethod": lambda policy, fn: policy(staticmethod(fn)),
+}
 
-    class Service:
-        calls = 0
 
-        @quick()
-        def method(self, x: int) -> Any:
-            Service.calls += 1
-            if Service.calls == 1:
-                raise Boom
-            return self, x
+@pytest.mark.parametrize("form", FORMS)
+async def test_methods_of_every_kind_can_be_decorated(world: World, clock: FakeClock, form: str) -> None:
+    """Synchronous or not, called on the class and on an instance."""
+    calls: list[Any] = []
 
-        @quick()
-        async def amethod(self, x: int) -> Any:
-            return self, x
+    async def fn(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) % 2:
+            raise Boom
+        return args
 
-        @classmethod
-        @quick()
-        def below_class(cls, x: int) -> Any:
-            return cls, x
-
-        @quick()
-        @classmethod
-        def above_class(cls, x: int) -> Any:
-            return cls, x
-
-        @quick()
-        @classmethod
-        async def above_aclass(cls, x: int) -> Any:
-            return cls, x
-
-        @staticmethod
-        @quick()
-        def below_static(x: int) -> Any:
-            return x
-
-        @quick()
-        @staticmethod
-        def above_static(x: int) -> Any:
-            return x
-
-        @quick()
-        @staticmethod
-        async def above_astatic(x: int) -> Any:
-            return x
-
-    service = Service()
-    assert service.method(1) == (service, 1)
-    assert Service.calls == 2
-    assert Service.method(service, 2) == (service, 2)
-    for owner in (Service, service):
-        assert owner.below_class(3) == owner.above_class(3) == (Service, 3)
-        assert owner.below_static(4) == owner.above_static(4) == 4
-    assert isinstance(vars(Service)["above_class"], classmethod)
-    assert isinstance(vars(Service)["above_static"], staticmethod)
-
-    assert [await service.amethod(5), await Service.above_aclass(6), await service.above_astatic(7)] == [
-        (service, 5),
-        (Service, 6),
-        7,
-    ]
+    kind: Any = type("Service", (), {"method": FORMS[form](quick(), world.native(fn))})
+    service = kind()
+    first = (kind,) * ("class" in form) or (service,) * (form == "a method")
+    assert await world.result(service.method(1)) == (*first, 1)
+    assert await world.result(kind.method(*([service] if form == "a method" else []), 2)) == (*first, 2)
+    assert calls == [(*first, 1)] * 2 + [(*first, 2)] * 2
+    assert type(vars(kind)["method"]).__name__ in f"{form} function"
 
 
 def test_a_decorated_abstract_method_stays_abstract() -> None:

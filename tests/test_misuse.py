@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import types
 import warnings
@@ -37,6 +38,7 @@ from resilience.clock import FOREVER
 from resilience.clock import clock as process_clock
 from resilience.errors import BulkheadFull
 from tests.conftest import Boom, World
+from tests.custom import Passing
 from tests.functions import coroutine, quick
 
 
@@ -228,26 +230,25 @@ def test_a_callback_without_a_signature_is_accepted() -> None:
 # --- calling -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", [generator, async_generator, functools.partial(generator)])
-async def test_a_generator_function_cannot_be_called(world: World, function: Any) -> None:
-    """In any way of calling. The error is no outcome: it is neither repeated nor answered."""
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        (
+            [generator, async_generator, functools.partial(generator)],
+            ["is a generator function", "decorate what each step calls"],
+        ),
+        ([transaction, async_transaction], ["makes a context manager", r"retry\.attempts\(\)"]),
+    ],
+    ids=["generators", "context managers"],
+)
+async def test_a_generator_or_context_manager_function_cannot_be_called(
+    world: World, functions: list[Any], words: list[str]
+) -> None:
+    """Directly or under a timeout. The error is no outcome: it is neither repeated nor answered."""
     policy = Fallback("answered").wrap(Retry(on=Exception, backoff=[0]))
-    for run in calls(world, policy, function):
-        with refused(TypeError, "is a generator function", "decorate what each step calls"):
-            await run()
-
-
-@pytest.mark.parametrize("function", [transaction, async_transaction])
-async def test_a_context_manager_function_cannot_be_called(world: World, function: Any) -> None:
-    for run in calls(world, Fallback("answered"), function):
-        with refused(TypeError, "makes a context manager", r"retry\.attempts\(\)"):
-            await run()
-
-
-def calls(world: World, policy: Policy[Any], function: Callable[..., Any]) -> list[Callable[[], Awaitable[Any]]]:
-    """Return ways to call a function: directly, and under a timeout."""
-
-    return [functools.partial(world.call, each, function) for each in (policy, Timeout(10).wrap(policy))]
+    for function, each in itertools.product(functions, (policy, Timeout(10).wrap(policy))):
+        with refused(TypeError, *words):
+            await world.call(each, function)
 
 
 async def test_a_function_that_returns_a_generator_or_a_context_manager_can_be_called(threads: World) -> None:
@@ -347,17 +348,8 @@ def test_settings_of_a_policy_cannot_be_assigned(name: str) -> None:
 
 
 def test_methods_can_be_stubbed_and_custom_policies_may_have_public_attributes() -> None:
-    class Own(Policy[Any]):
-        def __init__(self, seconds: float) -> None:
-            self.seconds = seconds
-
-        @override
-        async def around(self, call: Any, ctx: Any) -> Any:
-            return await call(ctx)
-
-    own = Own(1.0)
-    own.seconds = 2.0
-    own.name = "own"
+    own: Any = Passing()
+    own.seconds, own.name = 2.0, "own"
     assert own.call(fetch) == "fetched"
     breaker = CircuitBreaker()
     breaker.isolate = lambda: None  # type: ignore[method-assign]

@@ -230,13 +230,6 @@ async def fails_again_and_again_in_half_open(world: World, watched: Watched) -> 
         await world.sleep(0.001)
 
 
-async def handler_raises_the_same(world: World, watched: Watched) -> None:
-    def handler(failure: Any, ctx: Context) -> None:
-        raise failure.error
-
-    await world.execute(Fallback(handler=handler), watched.fn)
-
-
 async def handler_raises_another(world: World, watched: Watched) -> None:
     def handler(failure: Any, ctx: Context) -> None:
         watched.fail()
@@ -430,7 +423,6 @@ SCENARIOS: dict[str, Scenario] = {
     "Fallback, not handled": executes(lambda: Fallback("x", on=ValueError)),
     "Fallback, answered": executes(lambda: Fallback("x")),
     "Fallback, handled": executes(lambda: Fallback(handler=lambda failure, ctx: "x")),
-    "Fallback, handler raises the same": handler_raises_the_same,
     "Fallback, handler raises another": handler_raises_another,
     "Fallback, handler unwraps": executes(lambda: Fallback(handler=lambda failure, ctx: failure.unwrap())),
     "Fallback, asynchronous handler raises": asynchronous_handler_raises,

@@ -64,28 +64,42 @@ async def without_policy(world: World, watched: Watched) -> None:
     await watched.fn()
 
 
-async def succeeds_in_the_end(world: World, watched: Watched) -> None:
-    async def fn(ctx: Context) -> str:
-        if ctx.attempt < 3:
-            watched.fail()
-        return "fine"
+def calls(make: Callable[[], Policy[Any]], step: Callable[[Watched, Context], Any]) -> Scenario:
+    """Return a scenario in which the function takes this step."""
 
-    await world.execute(Retry(on=Boom, backoff=[0]), fn)
+    async def scenario(world: World, watched: Watched) -> None:
+        async def fn(ctx: Context) -> Any:
+            return step(watched, ctx)
 
+        await world.execute(make(), fn)
 
-async def discards_results(world: World, watched: Watched) -> None:
-    async def fn(ctx: Context) -> Any:
-        return watched.watch(Heavy())
-
-    await world.execute(Retry(3, on_result=lambda result: True, backoff=[0]), fn)
+    return scenario
 
 
-async def answers_results(world: World, watched: Watched) -> None:
-    async def fn(ctx: Context) -> Any:
-        return watched.watch(Heavy())
+def returns_an_object(watched: Watched, ctx: Context) -> Any:
+    return watched.watch(Heavy())
 
-    await world.execute(Fallback("x", on_result=lambda result: True), fn)
-    await world.execute(Fallback(handler=lambda failure, ctx: "x", on_result=lambda result: True), fn)
+
+def fails_with_a_response(watched: Watched, ctx: Context) -> None:
+    class Response:
+        def close(self) -> None: ...
+
+    def make() -> Boom:
+        error = Boom("status")
+        error.response = watched.watch(Response())  # type: ignore[attr-defined]
+        return error
+
+    watched.fail(make)
+
+
+def raises(kind: type[BaseException]) -> Callable[[Watched, Context], Any]:
+    """Return a step that raises, with a class of its own: builtin exceptions have no weak references."""
+    watchable: type[BaseException] = type(kind.__name__, (kind,), {})
+    return lambda watched, ctx: watched.fail(watchable)
+
+
+def five_policies() -> Policy[Any]:
+    return Fallback("x").wrap(Retry(on=Exception), CircuitBreaker(), Bulkhead(1), Timeout(5.0))
 
 
 async def captures(world: World, watched: Watched) -> None:
@@ -343,36 +357,6 @@ async def nests(world: World, watched: Watched) -> None:
     await world.execute(pipeline, fn)
 
 
-async def carries_a_response(world: World, watched: Watched) -> None:
-    class Response:
-        def close(self) -> None: ...
-
-    def make() -> Boom:
-        error = Boom("status")
-        error.response = watched.watch(Response())  # type: ignore[attr-defined]
-        return error
-
-    async def fn(ctx: Context) -> None:
-        watched.fail(make)
-
-    await world.execute(Retry(2, on=Boom, backoff=[0]), fn)
-
-
-def interrupted_by(kind: type[BaseException]) -> Scenario:
-    watchable: type[BaseException] = type(kind.__name__, (kind,), {})  # builtin exceptions have no weak references
-
-    async def scenario(world: World, watched: Watched) -> None:
-        async def fn(ctx: Context) -> None:
-            watched.fail(watchable)
-
-        with pytest.raises(kind):
-            await world.execute(
-                Fallback("x").wrap(Retry(on=Exception), CircuitBreaker(), Bulkhead(1), Timeout(5.0)), fn
-            )
-
-    return scenario
-
-
 async def keeps_an_error(world: World, watched: Watched) -> None:
     cache = Cache(60, key=lambda ctx: "same", keep_errors=Boom)
     for _ in range(2):
@@ -389,9 +373,11 @@ SCENARIOS: dict[str, Scenario] = {
     "Retry, too late": executes(Retry, lambda: Context(timeout=0)),
     "Retry, wrapped": executes(lambda: Retry(2, on=Boom, backoff=[0], wrap=True)),
     "Retry, wrapped result": executes(lambda: Fallback("x").wrap(Retry(1, on_result=lambda result: True, wrap=True))),
-    "Retry, success in the end": succeeds_in_the_end,
-    "Retry, discarded results": discards_results,
-    "Retry, discarded response of an error": carries_a_response,
+    "Retry, success in the end": calls(
+        lambda: Retry(on=Boom, backoff=[0]), lambda watched, ctx: watched.fail() if ctx.attempt < 3 else "fine"
+    ),
+    "Retry, discarded results": calls(lambda: Retry(3, on_result=lambda result: True, backoff=[0]), returns_an_object),
+    "Retry, discarded response of an error": calls(lambda: Retry(2, on=Boom, backoff=[0]), fails_with_a_response),
     "Retry around Retry": executes(lambda: Retry(2, on=Boom, backoff=[0]).wrap(Retry(2, on=Boom, backoff=[0]))),
     "Timeout, failed": executes(lambda: Timeout(5.0)),
     "Timeout, cut off": is_cut_off,
@@ -426,7 +412,10 @@ SCENARIOS: dict[str, Scenario] = {
     "Fallback, handler raises another": handler_raises_another,
     "Fallback, handler unwraps": executes(lambda: Fallback(handler=lambda failure, ctx: failure.unwrap())),
     "Fallback, asynchronous handler raises": asynchronous_handler_raises,
-    "Fallback, results": answers_results,
+    "Fallback, results": calls(lambda: Fallback("x", on_result=lambda result: True), returns_an_object),
+    "Fallback, handled results": calls(
+        lambda: Fallback(handler=lambda failure, ctx: "x", on_result=lambda result: True), returns_an_object
+    ),
     "a predicate raises (on)": predicate_raises("on"),
     "a predicate raises (ignore)": predicate_raises("ignore"),
     "a predicate raises (on_result)": predicate_raises("on_result"),
@@ -456,8 +445,8 @@ SCENARIOS: dict[str, Scenario] = {
     "misuse, without a parameter": cannot_take_the_context,
     "attempts()": tries_in_a_block,
     "blocks": fails_in_blocks,
-    "KeyboardInterrupt": interrupted_by(KeyboardInterrupt),
-    "GeneratorExit": interrupted_by(GeneratorExit),
+    "KeyboardInterrupt": calls(five_policies, raises(KeyboardInterrupt)),
+    "GeneratorExit": calls(five_policies, raises(GeneratorExit)),
 }
 
 

@@ -82,26 +82,21 @@ async def half_open(world: World, clock: FakeClock, **settings: Any) -> CircuitB
 # --- a probe -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-async def test_a_probe_that_calls_the_same_breaker_closes_it(world: World, clock: FakeClock, depth: int) -> None:
+@pytest.mark.parametrize(("depth", "needed"), [(1, 1), (3, 1), (1, 2)])
+async def test_a_probe_that_calls_the_same_breaker_is_one_success(
+    world: World, clock: FakeClock, depth: int, needed: int
+) -> None:
     """The outer call holds the only probe, and the inner one is part of it."""
-    breaker = await half_open(world, clock)
-    assert await world.execute(breaker, nested(world, breaker, fine, depth)) == "fine"
-    assert breaker.state is CLOSED
+    breaker = await half_open(world, clock, probe_successes=needed)
+    for state in [HALF_OPEN] * (needed - 1) + [CLOSED]:
+        assert await world.execute(breaker, nested(world, breaker, fine, depth)) == "fine"
+        assert breaker.state is state
 
 
 async def test_a_nested_failure_of_a_probe_opens_the_circuit_once(world: World, clock: FakeClock) -> None:
     breaker = await half_open(world, clock)
     assert isinstance(await world.attempt(breaker, nested(world, breaker, fail)), Boom)
     assert (breaker.state, breaker.stats().opened) == (OPEN, 2)
-
-
-async def test_a_probe_with_a_nested_call_is_one_success(world: World, clock: FakeClock) -> None:
-    breaker = await half_open(world, clock, probe_successes=2)
-    await world.execute(breaker, nested(world, breaker, fine))
-    assert breaker.state is HALF_OPEN
-    await world.execute(breaker, nested(world, breaker, fine))
-    assert breaker.state is CLOSED
 
 
 async def test_guards_and_calls_inside_one_another_are_part_of_one_probe(world: World, clock: FakeClock) -> None:

@@ -170,53 +170,49 @@ NO_BUDGET = wrong(["0.1", True, object(), RetryBudget, [0.1]], [-0.1, 1001, NAN,
 NO_FAILURES = wrong(NO_EXCEPTIONS["type_errors"], [()])
 NO_JITTER = wrong([True, None, [0.5], b"full"], ["none at all", "FULL", 0, -0.5, 1.5, NAN, INF])
 
+#: What parameters of these names refuse, in each class that has them.
+COMMON: dict[str, Wrong] = {
+    "name": NO_NAME,
+    "on": NO_FAILURES,
+    "on_result": NO_PREDICATE,
+    "ignore": NO_EXCEPTIONS,
+    "rng": NO_RANDOMNESS,
+    "budget": NO_BUDGET,
+    "cap": NO_DURATION,
+    "jitter": NO_JITTER,
+    "min_calls": required(NO_COUNT),
+    "last": NO_COUNT,
+    **dict.fromkeys("observe_only cooperative wrap retry_after eager ordered".split(), NO_FLAG),
+    **dict.fromkeys("on_retry on_hedge on_timeout on_transition on_fallback on_change on_parked".split(), NO_LISTENER),
+}
+
+
+def every(make: Callable[..., object], given: dict[str, Any] | None = None, /, **own: Wrong) -> list[Case]:
+    """The wrong values of all parameters of a constructor: its own, and the common ones."""
+    common = {name: COMMON[name] for name in inspect.signature(make).parameters if name in COMMON}
+    return of(make, given, **{**common, **own})
+
+
 CASES: list[Case] = [
-    *of(
+    *every(
         Retry,
         attempts=NO_COUNT,
-        on=NO_FAILURES,
-        ignore=NO_EXCEPTIONS,
-        on_result=NO_PREDICATE,
         backoff=NO_BACKOFF,
         max_elapsed=NO_DURATION,
-        retry_after=NO_FLAG,
         max_retry_after=wrong([*NO_DURATION["type_errors"], None], [0, -1, NAN, -INF, timedelta(0)]),
-        budget=NO_BUDGET,
-        wrap=NO_FLAG,
-        on_retry=NO_LISTENER,
-        name=NO_NAME,
-        rng=NO_RANDOMNESS,
     ),
-    *of(
-        Hedge,
-        delay=NO_DELAY,
-        hedges=NO_COUNT,
-        on=NO_FAILURES,
-        on_result=NO_PREDICATE,
-        ignore=NO_EXCEPTIONS,
-        eager=NO_FLAG,
-        budget=NO_BUDGET,
-        on_hedge=NO_LISTENER,
-        name=NO_NAME,
-    ),
-    *of(
+    *every(Hedge, delay=NO_DELAY, hedges=NO_COUNT),
+    *every(
         Quantile,
         share=wrong(["1", True, None, [1]], [0, 1, 95, -0.1, NAN, INF]),
         least=required(NO_DURATION),
         most=NO_DURATION,
     ),
     *of(Quantile, {"least": 0.5}, most=wrong([], [0.4]), window=required(NO_DURATION), warm_up=NO_COUNT),
-    *of(RetryBudget, ratio=NO_SHARE, saved=NO_SAVINGS, per_second=NO_INCOME),
-    *of(RepeatCap, {"repeats": 1}, repeats=wrong(["3", 3.0, True, None, NAN], [-1]), name=NO_NAME),
-    *of(
-        Timeout,
-        {"seconds": 1.0},
-        seconds=required(NO_DURATION),
-        cooperative=NO_FLAG,
-        on_timeout=NO_LISTENER,
-        name=NO_NAME,
-    ),
-    *of(
+    *every(RetryBudget, ratio=NO_SHARE, saved=NO_SAVINGS, per_second=NO_INCOME),
+    *every(RepeatCap, {"repeats": 1}, repeats=wrong(["3", 3.0, True, None, NAN], [-1])),
+    *every(Timeout, {"seconds": 1.0}, seconds=required(NO_DURATION)),
+    *every(
         CircuitBreaker,
         trip=wrong(["5", 5.0, 0.5, True, None, [5], ConsecutiveFailures], [0, -1]),
         open_for=wrong(
@@ -225,15 +221,9 @@ CASES: list[Case] = [
         probes=required(NO_COUNT),
         probe_successes=required(NO_COUNT),
         probe_timeout=NO_DURATION,
-        on=NO_FAILURES,
-        ignore=NO_EXCEPTIONS,
-        on_result=NO_PREDICATE,
-        on_transition=NO_LISTENER,
         probe=wrong([5, "ping"], []),
-        observe_only=NO_FLAG,
-        name=NO_NAME,
     ),
-    *of(
+    *every(
         Once,
         {"store": {}, "key": plain},
         key=wrong([5, "key", None, later], []),
@@ -242,52 +232,44 @@ CASES: list[Case] = [
         lease=required(NO_DURATION),
         keep=required(NO_DURATION),
         serializer=wrong([5, SimpleNamespace(dumps=str), SimpleNamespace(loads=str)], []),
-        name=NO_NAME,
     ),
-    *of(IdempotencyKey, make=wrong([5, "k", later], []), name=NO_NAME),
-    *of(Gate, name=NO_NAME),
+    *every(IdempotencyKey, make=wrong([5, "k", later], [])),
+    *every(Gate),
     *table(
         "Gate.drain", lambda value: Gate().drain(value), "timeout", {**required(NO_DELAY), "value_errors": [-1, NAN]}
     ),
-    *of(
+    *every(
         Supervisor,
         restart=wrong(["1", True], []),
         max_restarts=wrong(["3", 3.0, True], [-1]),
         within=required(NO_DURATION),
-        on_parked=NO_LISTENER,
-        name=NO_NAME,
     ),
-    *of(
+    *every(
         each,
         {"policy": Retry(), "function": plain, "items": [], "limit": 1},
         policy=wrong([5, Retry, None], []),
         items=wrong([5, None], []),
         limit=required(NO_COUNT),
-        ordered=NO_FLAG,
         progress=wrong([5, "bar", later], []),
     ),
-    *of(ConsecutiveFailures, n=required(NO_COUNT)),
-    *of(FailureRatio, {"ratio": 0.5}, ratio=NO_RATIO, min_calls=required(NO_COUNT), window=NO_DURATION, last=NO_COUNT),
-    *of(
+    *every(ConsecutiveFailures, n=required(NO_COUNT)),
+    *every(FailureRatio, {"ratio": 0.5}, ratio=NO_RATIO, window=NO_DURATION),
+    *every(
         SlowRatio,
         {"slower_than": 1.0, "ratio": 0.5},
         ratio=NO_RATIO,
         slower_than=required(NO_DURATION),
-        min_calls=required(NO_COUNT),
         window=NO_DURATION,
-        last=NO_COUNT,
     ),
-    *of(
+    *every(
         Bulkhead,
         {"limit": 1},
         limit=required(NO_COUNT),
         queue=wrong(["3", 3.0, True, None, NAN], [-1]),
         max_wait=NO_DURATION,
-        observe_only=NO_FLAG,
-        name=NO_NAME,
     ),
     *table("Bulkhead.resize", lambda value: Bulkhead(1).resize(value), "limit", required(NO_COUNT)),
-    *of(
+    *every(
         Rate,
         {"limit": 1},
         limit=required(NO_AMOUNT),
@@ -297,17 +279,14 @@ CASES: list[Case] = [
     ),
     *of(Rate, {"burst": 1}, limit=wrong([], [5e-324])),
     *of(Rate, {"limit": 1}, cost=wrong([later, plain_without], []), actual=NO_PREDICATE),
-    *of(RateLimiter, rate=required(NO_AMOUNT)),
     *table("RateLimiter", lambda value: RateLimiter(1, value), "more", wrong([5, "1", None, [Rate(1)]], [])),
-    *of(
+    *every(
         RateLimiter,
         {"rate": 1},
+        rate=required(NO_AMOUNT),
         max_wait=NO_DELAY,
-        retry_after=NO_FLAG,
         longest_pause=wrong(["1", True, None], [0, -1, NAN]),
         told=NO_PREDICATE,
-        observe_only=NO_FLAG,
-        name=NO_NAME,
     ),
     *table("RateLimiter.resize", lambda value: RateLimiter(1).resize(value), "limit", required(NO_AMOUNT)),
     *table("RateLimiter.turn", lambda value: RateLimiter(1).turn(value), "cost", required(NO_UNITS)),
@@ -315,30 +294,25 @@ CASES: list[Case] = [
     *table("RateLimiter.pause", lambda value: RateLimiter(1).pause(value), "seconds", required(NO_DELAY)),
     *table("RateLimiter.learn", lambda value: RateLimiter(1).learn(value, 5), "remaining", required(NO_UNITS)),
     *table("RateLimiter.learn", lambda value: RateLimiter(1).learn(1, value), "reset_after", required(NO_DELAY)),
-    *of(Cache, ttl={**required(NO_DURATION), "type_errors": ["1", True, None, [1]]}),
-    *of(
+    *every(
         Cache,
         {"ttl": 1},
-        ttl=wrong([later, plain_without], []),
+        ttl={**NO_DURATION, "type_errors": ["1", True, None, [1], later, plain_without]},
         key=NO_KEY,
         max_size=required(NO_COUNT),
         stale=required(NO_DELAY),
-        on=NO_FAILURES,
-        ignore=NO_EXCEPTIONS,
         keep_errors=NO_EXCEPTIONS,
         errors_ttl=required(NO_DURATION),
         store=wrong([5, "dict", [], dict, True], []),
-        name=NO_NAME,
     ),
-    *of(SingleFlight, key=NO_KEY, name=NO_NAME),
-    *of(
+    *every(SingleFlight, key=NO_KEY),
+    *every(
         Keyed,
         {"key": plain, "make": plain},
         make=required(NO_KEY),
         key=required(NO_KEY),
         max_keys=required(NO_COUNT),
         idle=NO_DURATION,
-        name=NO_NAME,
     ),
     *table("streaming", lambda value: Retry().streaming(first=value), "first", NO_DURATION),
     *table("streaming", lambda value: Retry().streaming(idle=value), "idle", NO_DURATION),
@@ -348,16 +322,8 @@ CASES: list[Case] = [
     *table(
         "streaming", lambda value: Retry().streaming(resume={"after": value}), "resume", wrong([5, "id", later], [])
     ),
-    *of(
-        Fallback,
-        handler=wrong([5, "x", [plain], False], []),
-        on=NO_FAILURES,
-        ignore=NO_EXCEPTIONS,
-        on_result=NO_PREDICATE,
-        on_fallback=NO_LISTENER,
-        name=NO_NAME,
-    ),
-    *of(Chaos, {"result": 1}, rate=required(NO_RATE)),
+    *every(Fallback, handler=wrong([5, "x", [plain], False], [])),
+    *every(Chaos, {"result": 1}, rate=required(NO_RATE)),
     *table("Chaos.on", lambda value: Chaos(result=1).on(value), "rate", NO_RATE),
     *of(
         Chaos,
@@ -365,14 +331,14 @@ CASES: list[Case] = [
         delay={**NO_DURATION, "type_errors": ["1", True, [1], later]},
         action=wrong([5, "x", [plain], False], []),
     ),
-    *of(Chaos, {"result": 1}, when=NO_PREDICATE, name=NO_NAME, rng=wrong([5, "random", 0, False, random.Random], [])),
+    *of(Chaos, {"result": 1}, when=NO_PREDICATE),
     *table(
         "Chaos.on",
         lambda value: Chaos(result=1).on(lasts=value),
         "lasts",
         {**required(NO_DURATION), "value_errors": [0, -1, NAN, INF, 86400.1, 1000000000.0]},
     ),
-    *of(
+    *every(
         AdaptiveLimit,
         {"slower_than": 1},
         slower_than={**required(NO_DURATION), "type_errors": ["1", True, None, [1], Seeking, {}]},
@@ -384,45 +350,30 @@ CASES: list[Case] = [
         window=required(NO_DURATION),
         min_samples={**required(NO_COUNT), "value_errors": [*NO_COUNT["value_errors"], 10_001]},
         headroom=wrong(["2", True, None, [2]], [0.99, 0, -2, NAN, INF]),
-        on=NO_FAILURES,
-        on_change=NO_LISTENER,
-        observe_only=NO_FLAG,
-        name=NO_NAME,
     ),
-    *of(
+    *every(
         Seeking,
         dither={**NO_RATIO, "value_errors": [0, 1, -0.1, NAN, INF]},
         gain=NO_RATIO,
         target={**NO_RATIO, "value_errors": [0, 1, -0.1, NAN, INF]},
     ),
-    *of(
+    *every(
         AdaptiveThrottle,
         k=wrong(["2", True, None, [2]], [0.99, 0, -2, NAN, INF]),
         window=required(NO_DURATION),
-        min_calls=required(NO_COUNT),
         most=NO_RATIO,
-        on=NO_FAILURES,
-        on_result=NO_PREDICATE,
-        ignore=NO_EXCEPTIONS,
-        observe_only=NO_FLAG,
-        name=NO_NAME,
-        rng=NO_RANDOMNESS,
     ),
-    *of(Constant, delay=required(NO_DELAY)),
-    *of(Linear, {"step": 1}, step=required(NO_DELAY), cap=NO_DURATION),
-    *of(
+    *every(Constant, {"delay": 1}, delay=required(NO_DELAY)),
+    *every(Linear, {"step": 1}, step=required(NO_DELAY)),
+    *every(
         Exponential,
         {"base": 1},
         base=required(NO_DELAY),
-        cap=NO_DURATION,
         factor=wrong(["2", True, None, [2]], [0.99, 0, -2, NAN, INF]),
     ),
-    *of(Decorrelated, {"base": 1}, base=required(NO_DELAY), cap=NO_DURATION),
+    *every(Decorrelated, {"base": 1}, base=required(NO_DELAY)),
     *of(Decorrelated, {"base": 5}, cap=wrong([], [4.9])),
-    *of(Constant, {"delay": 1}, jitter=NO_JITTER),
-    *of(Linear, {"step": 1}, jitter=NO_JITTER),
-    *of(Exponential, {"base": 1}, jitter=NO_JITTER),
-    *of(
+    *every(
         Context,
         timeout={**NO_DELAY, "value_errors": [-1, NAN, -INF]},
         operation=wrong([5, b"op", ["op"]], []),
@@ -434,8 +385,8 @@ CASES: list[Case] = [
         "limit",
         {**NO_DURATION, "value_errors": [0, -1, NAN]},
     ),
-    *of(deadline, timeout={**required(NO_DELAY), "value_errors": [-1, NAN, -INF]}),
-    *of(detached, timeout={**NO_DELAY, "value_errors": [-1, NAN, -INF]}),
+    *every(deadline, timeout={**required(NO_DELAY), "value_errors": [-1, NAN, -INF]}),
+    *every(detached, timeout={**NO_DELAY, "value_errors": [-1, NAN, -INF]}),
     *ways_to_wrap("name", NO_NAME),
     *ways_to_wrap("listeners", wrong([5, print, [5], ["print"], [None], [later], None], [])),
     *table(

@@ -152,17 +152,6 @@ def test_a_worker_is_reused_after_an_abandoned_function_has_ended(gate: threadin
     wait_until(lambda: threads[0] in {worker.ident for worker in list(workers.pool.idle)})
 
 
-def test_calls_do_not_queue_for_a_worker() -> None:
-    """All calls run at the same time, each on its own thread."""
-    together = threading.Barrier(40)
-    timeout = Timeout(LONG)
-    with ThreadPoolExecutor(40) as callers:
-        threads = list(
-            callers.map(lambda _: timeout.call(lambda: (together.wait(10), threading.get_ident())[1]), range(40))
-        )
-    assert len(set(threads)) == 40
-
-
 def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next call starts a new one."""
     monkeypatch.setattr(workers, "IDLE", 0.01)
@@ -175,7 +164,8 @@ def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timeout.call(threading.current_thread) is not worker
 
 
-def test_only_a_few_idle_workers_remain_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_do_not_queue_for_a_worker_and_only_a_few_idle_ones_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All calls of a burst run at the same time, each on its own thread."""
     monkeypatch.setattr(workers, "IDLE_IN_EXCESS", 0.01)
     monkeypatch.setattr(workers.pool, "idle", deque())
     together = threading.Barrier(20)
@@ -186,6 +176,7 @@ def test_only_a_few_idle_workers_remain_after_a_burst(monkeypatch: pytest.Monkey
 
     with ThreadPoolExecutor(20) as callers:
         threads = list(callers.map(call, range(20)))
+    assert len(set(threads)) == 20
     for thread in [thread for thread in threads if thread not in list(workers.pool.idle)[: workers.FEW]]:
         thread.join(5)
     assert [thread.is_alive() for thread in threads].count(True) == workers.FEW == len(workers.pool.idle)

@@ -85,23 +85,3 @@ def test_a_granted_permit_is_passed_on_once_or_taken_up_once() -> None:
     permits.give_back()
     assert permits.pass_on(ticket) is None
     assert permits.counts()[1] == 0
-
-
-def test_abandon_after_an_interrupted_take_up_releases_the_permit_once() -> None:
-    """`take_up` did not return, so that nothing else releases the permit."""
-    permits, ticket = granted()
-    permits.take_up(ticket)
-    permits.abandon(ticket)
-    permits.abandon(ticket)
-    assert permits.counts()[1] == 0
-
-
-def test_a_permit_is_passed_on_to_the_next_waiter() -> None:
-    permits: Permits[str] = Permits(1, 2)
-    permits.take()
-    first, second = Ticket("first"), Ticket("second")
-    permits.join(first)
-    permits.join(second)
-    assert permits.give_back() == [first]
-    assert permits.pass_on(first) == [second]
-    assert permits.take_up(second)

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import Cache, CacheStats, CircuitBreaker, Context, DeadlineExceeded, Rejected
+from resilience import Cache, CacheStats, Context, DeadlineExceeded, Rejected
 from resilience.outcome import Failure, Success
 from resilience.policies.cache import Entries
 from tests.callers import Slow, ask_from_everywhere
@@ -184,13 +184,14 @@ async def test_an_error_of_a_predicate_is_raised_and_counts_as_a_miss(
     assert counts(cache) == (0, 0, 0, 2)
 
 
-async def test_a_stale_value_is_returned_if_the_refresh_is_rejected(world: World, clock: FakeClock) -> None:
-    breaker = CircuitBreaker()
-    pipeline = make_cache(stale=60).wrap(breaker)
-    await world.execute(pipeline, Script(1).function())
+@pytest.mark.parametrize("error", [Rejected("no"), DeadlineExceeded("late")], ids=repr)
+async def test_a_stale_value_is_returned_if_the_refresh_is_rejected_or_late(
+    world: World, clock: FakeClock, error: Exception
+) -> None:
+    cache, script = make_cache(stale=60), Script(1, error)
+    await world.execute(cache, script.function())
     clock.advance(11)
-    breaker.isolate()
-    assert await world.execute(pipeline, Script("never").function()) == 1
+    assert await world.execute(cache, script.function(), Context(timeout=5)) == 1
 
 
 async def test_callers_wait_while_a_value_that_is_too_old_is_replaced(tasks_world: World, clock: FakeClock) -> None:
@@ -276,14 +277,6 @@ async def test_after_a_cancelled_refresh_the_next_caller_refreshes(tasks_world: 
         await cache.acall(fetch)
     assert scope.cancelled_caught
     assert await cache.acall(fetch) == 3
-
-
-async def test_a_refresh_that_exceeds_its_deadline_returns_the_stale_value(world: World, clock: FakeClock) -> None:
-    cache = make_cache(stale=60)
-    await world.execute(cache, Script(1).function())
-    clock.advance(11)
-    late = Script(DeadlineExceeded("late")).function()
-    assert await world.execute(cache, late, Context(timeout=5)) == 1
 
 
 # --- kept errors ---------------------------------------------------------------------------------

@@ -50,18 +50,6 @@ async def test_errors_of_calls_under_an_open_circuit_are_not_passed_to_predicate
     assert len(passed) == 1
 
 
-async def test_a_circuit_that_only_observes_changes_its_state_as_usual(
-    world: World, clock: FakeClock, heard: list[Any]
-) -> None:
-    """The first call after the open period is the probe, and its success closes the circuit."""
-    breaker = CircuitBreaker(1, open_for=30, observe_only=True)
-    await fails(world, breaker)
-    clock.advance(30)
-    assert await works(world, breaker) == "fine"
-    assert breaker.state is CLOSED
-    assert rejections(heard) == []
-
-
 @pytest.mark.parametrize("ending", ["fine", Boom("no")])
 async def test_calls_beside_a_running_probe_are_admitted_and_do_not_count(
     world: World, clock: FakeClock, ending: Any

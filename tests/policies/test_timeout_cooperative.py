@@ -70,13 +70,6 @@ async def test_an_enforced_timeout_inside_a_cooperative_one_fires_at_its_limit(w
     assert took.seconds < 5
 
 
-async def test_a_fast_function_after_the_deadline_leaves_no_warning(world: World, clock: FakeClock) -> None:
-    """The deadline had passed before the call."""
-    ctx = Context(timeout=1)
-    clock.advance(60)
-    assert await world.attempt(Timeout(5, cooperative=True), Script("fine").function(), ctx) == "fine"
-
-
 def test_check_raises_at_the_very_instant_of_the_limit(clock: FakeClock) -> None:
     """The error is that of the limit, not that of a deadline."""
 

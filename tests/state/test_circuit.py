@@ -303,35 +303,6 @@ def half_open(circuit: Circuit) -> None:
     assert circuit.period.state is HALF_OPEN
 
 
-def test_a_success_of_a_call_from_before_the_opening_does_not_close_the_circuit() -> None:
-    """Such a call is no probe."""
-    circuit = make_circuit()
-    slow = admitted(circuit, 0.0)
-    half_open(circuit)
-    assert circuit.record(slow, None, 31.0, 31.0) == []
-    assert circuit.period.state is HALF_OPEN
-
-
-def test_a_probe_of_an_earlier_half_open_period_is_ignored() -> None:
-    circuit = make_circuit(opens_for=5.0, probes=2)
-    circuit.record(admitted(circuit, 0.0), "Boom: no", 0.0, 0.0)
-    early, failing = admitted(circuit, 5.0), admitted(circuit, 5.0)
-    circuit.record(failing, "Boom: again", 0.0, 5.0)
-    late = admitted(circuit, 10.0)
-    assert circuit.record(early, None, 0.0, 11.0) == []
-    assert circuit.period.state is HALF_OPEN
-    assert [move.new for move in circuit.record(late, None, 0.0, 11.0)] == [CLOSED]
-
-
-def test_results_of_calls_from_before_a_manual_close_are_ignored() -> None:
-    """This holds even if the circuit was closed before."""
-    circuit = make_circuit()
-    before = admitted(circuit, 0.0)
-    assert circuit.close() == []
-    assert circuit.record(before, "Boom: old", 0.0, 1.0) == []
-    assert circuit.period.state is CLOSED
-
-
 def test_a_probe_is_recorded_or_released_once() -> None:
     """To release or record it again counts nothing, and frees no other probe's slot."""
     circuit = make_circuit(probes=1, successes=3)
@@ -372,16 +343,6 @@ def test_a_probe_keeps_its_slot_for_the_open_period_or_thirty_seconds(
         if another_call:  # the slot expires both for another call and for the probe itself
             assert (circuit.admit(period + late)[0] is not None) is lost
         assert [move.new for move in circuit.record(probe, None, 0.0, period + late)] == ([] if lost else [CLOSED])
-
-
-def test_a_slow_probe_opens_a_circuit_that_slowness_trips() -> None:
-    """The limit of the condition holds for probes, too, and is inclusive."""
-    slow = SlowRatio(0.5, slower_than=2.0, min_calls=1)
-    for trip, took, state in [(slow, 1.9, CLOSED), (slow, 2.0, OPEN), (ConsecutiveFailures(1), 9.0, CLOSED)]:
-        circuit = make_circuit(trip)
-        circuit.record(admitted(circuit, 0.0), "Boom: no", 9.0, 0.0)
-        circuit.record(admitted(circuit, 30.0), None, took, 32.0)
-        assert circuit.period.state is state
 
 
 def test_the_last_failure_of_a_circuit_that_slowness_opened_is_slow_calls() -> None:

@@ -144,13 +144,6 @@ def test_slower_than_of_a_condition_is_the_smallest_limit_or_infinite() -> None:
 # --- combined conditions ---------------------------------------------------------------------
 
 
-def test_either_condition_trips() -> None:
-    """`a | b` trips on `a` alone, and on `b` alone."""
-    trip = ConsecutiveFailures(3) | FailureRatio(0.5, min_calls=6, last=6)
-    assert tripped_at(trip, [F, F, F]) == 3
-    assert tripped_at(trip, [F, S, F, S, F, S]) == 6
-
-
 def test_three_conditions_combine() -> None:
     """`a | b | c` means the same with any brackets."""
     a, b, c = ConsecutiveFailures(9), FailureRatio(0.9, last=9), SlowRatio(0.5, slower_than=1.0, min_calls=2)

@@ -202,11 +202,6 @@ async def anext_or_none(pull: Any) -> Any:
         return None
 
 
-async def test_anext_may_have_a_default(tasks_world: World) -> None:
-    stream = retry().streaming().call(Source(tasks_world, [1, 2]).function)
-    assert [await anext(stream, "no more") for _ in range(4)] == [1, 2, "no more", "no more"]
-
-
 async def test_a_waiting_pull_may_be_closed(in_asyncio: World) -> None:
     """As that of a task whose event loop has ended: the source ends at its wait, and permits are released."""
     for limits in ({}, {"idle": 5.0}):

@@ -470,10 +470,7 @@ async def test_a_shielded_loop_does_not_wait_for_cancelled_calls(tasks_world: Wo
 
 
 async def test_a_block_in_use_cannot_be_entered_again(world: World) -> None:
-    async def work(number: int) -> int:
-        return number
-
-    block = each(Retry(1), world.native(work), [1, 2], limit=1)
+    block = each(Retry(1), world.native(same), [1, 2], limit=1)
     for _ in range(2):
         if world.blocking:
             with block as outcomes:
@@ -518,11 +515,8 @@ async def test_an_error_of_closing_the_items_is_in_no_exception_group(tasks_worl
         finally:
             raise Boom("on closing")
 
-    async def work(number: int) -> None:
-        pass
-
     with pytest.raises(Boom, match="on closing"):
-        async with each(Retry(1), work, items(), limit=1) as outcomes:
+        async with each(Retry(1), same, items(), limit=1) as outcomes:
             async for _ in outcomes:
                 if raises:
                     raise ValueError("of the block")

@@ -28,10 +28,8 @@ from tests.mutation.trial import ROOT, Report, Trials, run
 _EVERY_POLICY = ["test_bad_input.py", "test_matching.py", "test_no_outcome.py", "test_events.py", "test_listeners.py"]
 _EVERY_POLICY += ["test_pipeline.py", *(f"composition/test_{it}.py" for it in ("order", "any_pipeline", "copies"))]
 
-_BREAKER = [
-    f"policies/test_circuit_breaker{part}.py" for part in ("", "_states", "_blocks", "_telemetry", "_probe", "_reasons")
-]
-_BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks", "_granted")]
+_BREAKER = [f"policies/test_circuit_breaker{part}.py" for part in ("", "_blocks", "_telemetry", "_probe")]
+_BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks")]
 _RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry", "_blocks", "_foresight", "_budget")]
 _HEDGE = [*(f"policies/test_hedge{part}.py" for part in ("", "_delay", "_leaving")), "runtimes/test_races.py"]
 _RATES = ["policies/test_rate_limiter.py", "policies/test_rate_limiter_machine.py"]

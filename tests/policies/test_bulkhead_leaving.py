@@ -13,9 +13,9 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from resilience import Bulkhead, Context, DeadlineExceeded, Timeout, TimeoutExceeded
+from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
-from resilience.runtimes.tasks import AsyncioWaiter
+from resilience.runtimes.tasks import AsyncioWaiter, TrioWaiter
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside
 from tests.policies.bulkheads import LONG, SHORT, counts, wait_until
@@ -207,3 +207,48 @@ def test_a_garbage_collected_waiter_leaves_the_queue_or_releases_its_permit(
     thread.join()
     loop.close()
     assert counts(bulkhead) == (1, 0 if granted else 1, 0, 0)
+
+
+# --- a granted permit is released exactly once, by its holder ----------------------------------
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_waiter_whose_event_loop_ends_before_its_wake_up_releases_its_permit_once(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the grant `max_wait` ends, the call takes the permit and runs, and its event loop ends. Then `wake` raises.
+
+    If the permit were passed on now, two calls could run at a limit of 1.
+    """
+    bulkhead = Bulkhead(1, queue=1, max_wait=0.3)
+    results: list[Any] = []
+
+    def waiter() -> None:
+        results.append(anyio.run(bulkhead.aexecute, Script("fine").function(), backend=backend))
+
+    kind: Any = {"asyncio": AsyncioWaiter, "trio": TrioWaiter}[backend]
+    slot, wake = bulkhead.slot(), kind.wake
+    slot.__enter__()
+    thread = threading.Thread(target=waiter, daemon=True)
+    thread.start()
+    wait_until(lambda: bulkhead.stats().queued == 1)
+    raised: list[str] = []
+
+    def late(target: Any) -> None:
+        thread.join(PATIENCE)
+        try:
+            wake(target)
+        except RuntimeError as error:
+            raised.append(str(error))
+            raise
+
+    monkeypatch.setattr(kind, "wake", late)
+    slot.__exit__(None, None, None)
+    assert results == ["fine"]
+    assert len(raised) == 1
+    assert counts(bulkhead) == (1, 0, 0, 0)
+    monkeypatch.undo()
+    with bulkhead.slot():
+        assert counts(bulkhead)[1] == 1
+        with pytest.raises(BulkheadFull):
+            bulkhead.call(str, "two at a limit of 1")

@@ -1,7 +1,11 @@
-"""CircuitBreaker: when a circuit opens, which outcomes count, and outer timeouts."""
+"""CircuitBreaker: when a circuit opens, which outcomes count, outer timeouts, open periods and probes."""
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,9 +21,11 @@ from resilience import (
     Timeout,
     TimeoutExceeded,
     WorkersExhausted,
+    backoff,
 )
-from tests.conftest import Boom, FakeClock, Script, World
-from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, fails
+from tests.conftest import Boom, FakeClock, Script, World, no_collector
+from tests.contention.beside import beside
+from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails, works
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -116,3 +122,187 @@ async def test_an_outer_timeout_does_not_count_and_releases_the_slot_of_a_probe(
     assert breaker.state is HALF_OPEN
     assert breaker.stats().probes == 0
     world.release()
+
+
+# --- open --------------------------------------------------------------------------------------
+
+
+async def test_the_refusal_of_an_open_circuit_carries_its_facts(world: World, clock: FakeClock) -> None:
+    """`CircuitOpen` carries `retry_after`, the state, the last failure as text, and the name of the policy."""
+    breaker = CircuitBreaker(1, open_for=12.0, name="inventory")
+    script = Script("fine")
+
+    await fails(world, breaker, Boom("connection refused"))
+    clock.advance(4.5)
+    error = await world.attempt(breaker, script.function())
+    assert type(error) is CircuitOpen
+    assert isinstance(error, Rejected)
+    assert error.retry_after == pytest.approx(7.5)
+    assert error.state is OPEN
+    assert error.last_failure == "Boom: connection refused"
+    assert error.policy == "inventory"
+    assert script.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("open_for", "periods"),
+    [
+        (backoff.Exponential(1.0, cap=6.0, jitter="none"), [1.0, 2.0, 4.0, 6.0, 6.0]),
+        (backoff.Linear(2.0, jitter="none"), [2.0, 4.0, 6.0]),
+        (backoff.Constant(7.0), [7.0, 7.0]),
+        (lambda: iter([3.0, 1.0]), [3.0, 1.0, 1.0]),
+        ([timedelta(seconds=2), 9], [2.0, 9.0, 9.0]),
+        (4, [4.0, 4.0]),
+    ],
+)
+def test_open_for_accepts_any_backoff(threads: World, clock: FakeClock, open_for: Any, periods: list[float]) -> None:
+    """An object of `resilience.backoff`, a sequence, a callable that returns an iterable, or a number."""
+    breaker = CircuitBreaker(1, open_for=open_for)
+    seen = []
+    for _ in periods:
+        breaker.capture(lambda ctx: 1 / 0)
+        seen.append(breaker.stats().retry_after or 0.0)
+        clock.advance(seen[-1])
+    assert seen == pytest.approx(periods)
+
+
+def test_a_custom_backoff_runs_outside_the_lock() -> None:
+    """While it computes a delay, other threads can use the breaker."""
+    free: list[bool] = []
+
+    def periods() -> Iterator[float]:
+        yield 5.0
+        while True:
+            thread = threading.Thread(target=lambda: breaker.stats(), daemon=True)
+            thread.start()
+            thread.join(5.0)
+            free.append(not thread.is_alive())
+            yield 5.0
+
+    breaker = CircuitBreaker(1, open_for=periods)
+    breaker.capture(lambda ctx: 1 / 0)
+    assert free == [True]
+
+
+def test_a_close_while_the_next_period_is_computed_starts_the_periods_again() -> None:
+    """The next opening has the first period."""
+    computing, go_on = threading.Event(), threading.Event()
+
+    def periods() -> Iterator[float]:
+        yield 5.0
+        computing.set()
+        go_on.wait(10)
+        yield 10.0
+
+    breaker = CircuitBreaker(1, open_for=periods)
+    thread = threading.Thread(target=lambda: breaker.capture(lambda ctx: 1 / 0), daemon=True)
+    thread.start()
+    assert computing.wait(10)
+    breaker.close()
+    go_on.set()
+    thread.join(10)
+    assert breaker.state is CLOSED
+    breaker.capture(lambda ctx: 1 / 0)
+    assert breaker.stats().retry_after == pytest.approx(5.0, abs=0.5)
+
+
+def test_an_error_of_the_backoff_is_raised_and_the_circuit_opens_anyway(threads: World, clock: FakeClock) -> None:
+    """It opens for the last period again."""
+    moves = Moves()
+
+    def periods() -> Iterator[float]:
+        yield 5.0
+        raise ZeroDivisionError("a bug in the backoff")
+
+    breaker = CircuitBreaker(1, open_for=periods, on_transition=moves)
+    with pytest.raises(ZeroDivisionError, match="in the backoff"):
+        breaker.execute(lambda ctx: {}["no"])
+    assert breaker.state is OPEN
+    assert moves.states == [OPEN]
+    clock.advance(5.0)
+    breaker.capture(lambda ctx: 1 / 0)
+    assert breaker.stats().retry_after == pytest.approx(5.0)
+    clock.advance(5.0)
+    assert breaker.execute(lambda ctx: "fine") == "fine"
+    assert moves.states == [OPEN, HALF_OPEN, OPEN, HALF_OPEN, CLOSED]
+
+
+def test_an_open_circuit_keeps_no_frames_of_a_failure_alive(threads: World) -> None:
+    """It keeps the failure as text."""
+
+    class Payload:
+        pass
+
+    kept: list[weakref.ref[Payload]] = []
+
+    def fail(ctx: Context) -> None:
+        payload = Payload()
+        kept.append(weakref.ref(payload))
+        raise Boom("no")
+
+    breaker = CircuitBreaker(1)
+    with no_collector():
+        breaker.capture(fail)
+        assert breaker.state is OPEN
+        assert kept[0]() is None
+
+
+def test_the_text_of_a_failure_is_bounded_and_survives_a_broken_str(threads: World, clock: FakeClock) -> None:
+    """An exception whose `__str__` raises has the name of its type as text; a long message is cut."""
+
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    breaker = CircuitBreaker(1)
+
+    def fail(error: Exception) -> str:
+        breaker.capture(lambda ctx: Script(error).function()(ctx).send(None))
+        assert breaker.state is OPEN
+        text = breaker.stats().last_failure
+        assert text is not None
+        breaker.close()
+        return text
+
+    assert fail(Silent()).startswith("Silent")
+    assert fail(Boom("x" * 100_000)) == "Boom: " + "x" * 200
+
+
+# --- half-open ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probes", [1, 3])
+async def test_a_half_open_circuit_admits_at_most_the_number_of_probes(
+    world: World, clock: FakeClock, probes: int
+) -> None:
+    """A further call is refused with the state half-open; the slot of a probe that has ended is used again."""
+    breaker = CircuitBreaker(1, open_for=5.0, probes=probes, probe_successes=9)
+
+    await fails(world, breaker, Boom("down"))
+    clock.advance(5.0)
+    async with beside(world) as group:
+        calls = [await group.inside(breaker) for _ in range(probes)]
+        assert breaker.stats().probes == probes
+        refused = await works(world, breaker)
+        assert type(refused) is CircuitOpen
+        assert refused.state is HALF_OPEN
+        assert refused.retry_after is None
+        assert refused.last_failure == "Boom: down"
+        calls[0].let_go()
+        await calls[0].result()
+        assert await works(world, breaker) == "fine"
+
+
+@pytest.mark.parametrize("error", [BulkheadFull("no room"), DeadlineExceeded("over")])
+async def test_a_probe_that_an_inner_policy_rejects_releases_its_slot(
+    world: World, clock: FakeClock, error: Exception
+) -> None:
+    """A full bulkhead inside neither closes nor opens the circuit."""
+    breaker = CircuitBreaker(1, open_for=5.0)
+
+    await fails(world, breaker)
+    clock.advance(5.0)
+    await fails(world, breaker, error, times=3)
+    assert breaker.state is HALF_OPEN
+    await works(world, breaker)
+    assert breaker.state is CLOSED

@@ -1,13 +1,27 @@
-"""CircuitBreaker: its events, and callbacks and listeners that use the breaker."""
+"""CircuitBreaker: its events, listeners that use it, reasons of changes, and what other callers see of a failure."""
 
 from __future__ import annotations
 
+import contextvars
+import pickle
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, CircuitState, Context, events
+from resilience import (
+    CircuitBreaker,
+    CircuitOpen,
+    CircuitState,
+    ConsecutiveFailures,
+    Context,
+    FailureRatio,
+    SlowRatio,
+    events,
+)
+from resilience.events import CircuitChanged, TripCount
+from resilience.state.trips import Tally, Trip
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails
 
@@ -109,3 +123,183 @@ def test_predicates_and_messages_run_outside_the_lock(where: str) -> None:
     breaker.capture(call)
     assert free
     assert all(free)
+
+
+# --- the reasons of changes --------------------------------------------------------------------
+
+
+TOKEN = "https://api.example/?token=4711"
+
+
+class RecordedBreaker:
+    """A breaker and its recorded changes of state."""
+
+    def __init__(self, world: World, clock: FakeClock, **settings: Any) -> None:
+        self._world, self._clock = world, clock
+        self.changes: list[CircuitChanged] = []
+        self.breaker = CircuitBreaker(**settings, on_transition=self.changes.append, name="db")
+
+    async def __call__(self, *results: object, seconds: float = 0.0) -> list[object]:
+        """Make a call for each result, a value or an error; return the outcomes."""
+        pending: Iterator[object] = iter(results)
+
+        async def fn(ctx: object) -> object:
+            self._clock.advance(seconds)
+            result = next(pending)
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        return [await self._world.attempt(self.breaker, fn) for _ in results]
+
+
+async def test_the_reason_of_consecutive_failures_contains_their_number(threads: World, clock: FakeClock) -> None:
+    """It names the type of the last failure, but not its message."""
+    recorded = RecordedBreaker(threads, clock, trip=2)
+    await recorded(Boom(TOKEN), KeyError(TOKEN))
+    [change] = recorded.changes
+    assert change.counted == TripCount("failures", 2, 2, None)
+    assert change.failure_type == "KeyError"
+    assert change.reason == "failures 2 of 2; the last failure was KeyError"
+    assert change.last_failure is not None
+    assert TOKEN in change.last_failure
+    assert TOKEN not in repr(change)
+    assert pickle.loads(pickle.dumps(change)) == change
+
+
+async def test_the_reason_of_a_failure_ratio_contains_counts_and_threshold(threads: World, clock: FakeClock) -> None:
+    """The counts are those of the window."""
+    recorded = RecordedBreaker(threads, clock, trip=FailureRatio(0.5, min_calls=4))
+    await recorded(1, 1, Boom(), Boom())
+    [change] = recorded.changes
+    assert change.counted == TripCount("failures", 2, 4, 0.5)
+    assert change.counted.ratio == 0.5
+    assert change.reason == "failures 2 of 4, a ratio of 0.5 of at least 0.5; the last failure was Boom"
+
+
+async def test_the_reason_of_slow_calls_names_no_failure(threads: World, clock: FakeClock) -> None:
+    recorded = RecordedBreaker(threads, clock, trip=SlowRatio(0.25, slower_than=1, last=10, min_calls=2))
+    await recorded(1, 1, seconds=2.0)
+    [change] = recorded.changes
+    assert change.counted == TripCount("slow calls", 2, 2, 0.25)
+    assert (change.failure_type, change.reason) == (None, "slow calls 2 of 2, a ratio of 1 of at least 0.25")
+    [refusal] = await recorded(1)
+    assert str(refusal) == "the circuit is open, after slow calls"
+
+
+@pytest.mark.parametrize(
+    ("failures", "counted"), [(3, TripCount("failures", 3, 3)), (2, TripCount("failures", 2, 4, 0.5))]
+)
+async def test_of_two_conditions_the_reason_is_the_one_that_tripped(
+    threads: World, clock: FakeClock, failures: int, counted: TripCount
+) -> None:
+    recorded = RecordedBreaker(threads, clock, trip=ConsecutiveFailures(3) | FailureRatio(0.5, min_calls=4))
+    await recorded(*([] if failures == 3 else [1, 1]), *[Boom() for _ in range(failures)])
+    assert [change.counted for change in recorded.changes] == [counted]
+
+
+async def test_all_other_changes_have_a_reason(threads: World, clock: FakeClock) -> None:
+    """The end of the open period, probes, and manual changes."""
+    recorded = RecordedBreaker(threads, clock, trip=1, probe_successes=2)
+    await recorded(Boom(TOKEN))
+    clock.advance(30)
+    await recorded(KeyError(TOKEN))
+    clock.advance(30)
+    await recorded(1, 1)
+    recorded.breaker.isolate()
+    recorded.breaker.close()
+    assert [change.reason for change in recorded.changes[1:]] == [
+        "the 30 s of the open period have passed",
+        "a probe failed with KeyError",
+        "the 30 s of the open period have passed",
+        "probes succeeded, 2 of 2",
+        "it was isolated manually",
+        "it was closed manually",
+    ]
+    assert [change.counted for change in recorded.changes[1:]] == [None] * 6
+    assert recorded.changes[2].failure_type == "KeyError"
+
+
+async def test_the_reason_of_a_slow_probe_names_no_failure(threads: World, clock: FakeClock) -> None:
+    recorded = RecordedBreaker(threads, clock, trip=SlowRatio(0.5, slower_than=1, min_calls=1))
+    await recorded(1, seconds=2.0)
+    clock.advance(30)
+    await recorded(1, seconds=2.0)
+    assert recorded.changes[-1].reason == "a probe was slow"
+    assert recorded.changes[-1].failure_type is None
+
+
+def test_a_custom_trip_condition_need_not_report_its_counts() -> None:
+    """The reason is the last failure then."""
+
+    class FailureTally(Tally):
+        def add(self, failed: bool, duration: float, now: float) -> bool:
+            return failed
+
+    class FirstFailure(Trip):
+        def tally(self) -> Tally:
+            return FailureTally()
+
+    changes: list[CircuitChanged] = []
+    CircuitBreaker(FirstFailure(), on_transition=changes.append).capture(lambda ctx: 1 / 0)
+    assert (changes[0].counted, changes[0].reason) == (None, "the last failure was ZeroDivisionError")
+
+
+def test_the_ratio_of_an_empty_window_is_zero() -> None:
+    assert str(TripCount("failures", 0, 0, 0.5)) == "failures 0 of 0, a ratio of 0 of at least 0.5"
+
+
+# --- what other callers see --------------------------------------------------------------------
+
+
+async def test_a_refusal_names_the_failure_of_another_caller_by_its_type(threads: World, clock: FakeClock) -> None:
+    """Its message may contain the other caller's URL with a token. The message is in `.last_failure` only."""
+    recorded = RecordedBreaker(threads, clock, trip=1)
+    await recorded(Boom(TOKEN))
+    [refusal] = await recorded(1)
+    assert str(refusal) == "the circuit is open, after Boom"
+    assert TOKEN not in repr(refusal)
+    assert isinstance(refusal, CircuitOpen)
+    assert refusal.last_failure == f"Boom: {TOKEN}"
+
+
+def test_the_refusal_of_a_half_open_circuit_names_the_failure_by_its_type(clock: FakeClock) -> None:
+    breaker = CircuitBreaker(1)
+    breaker.capture(lambda ctx: raising())
+    clock.advance(30)
+    with breaker.guard():
+        refusal = in_another_context(lambda: breaker.capture(lambda ctx: None)).error
+    assert str(refusal) == "the circuit is half-open and all its probes are out, after Boom"
+    assert TOKEN not in repr(refusal)
+
+
+def raising() -> None:
+    raise Boom(TOKEN)
+
+
+def in_another_context(fn: Any) -> Any:
+    """Call `fn` as another caller: in the context of an admitted call it would belong to that call."""
+    return contextvars.Context().run(fn)
+
+
+async def test_the_reason_of_a_bad_result_does_not_contain_the_result(threads: World, clock: FakeClock) -> None:
+    recorded = RecordedBreaker(threads, clock, trip=1, on_result=lambda result: result == TOKEN)
+    await recorded(TOKEN)
+    [refusal] = await recorded(1)
+    assert str(refusal) == "the circuit is open, after a result that was not good enough"
+    assert recorded.changes[0].reason == "failures 1 of 1; the last failure was a result that was not good enough"
+
+
+def test_the_event_can_be_constructed_without_reason_type_and_counts() -> None:
+    """Tests of users may construct one."""
+    event = events.CircuitChanged(
+        policy="db",
+        operation=None,
+        time=0.0,
+        properties={},
+        old=CircuitState.OPEN,
+        new=CircuitState.CLOSED,
+        retry_after=None,
+        last_failure=None,
+    )
+    assert (event.reason, event.failure_type, event.counted) == ("", None, None)

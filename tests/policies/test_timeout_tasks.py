@@ -137,25 +137,6 @@ async def test_a_shielded_clean_up_ends_before_the_timeout_is_raised(tasks_world
     assert done == ["cleaned up"]
 
 
-async def test_the_children_of_an_inner_task_group_are_cancelled_and_awaited(tasks_world: World) -> None:
-    """They have ended when the caller gets the timeout."""
-    ended: list[int] = []
-
-    async def child(n: int) -> None:
-        try:
-            await anyio.sleep(10)
-        finally:
-            ended.append(n)
-
-    async def fn(ctx: Context) -> None:
-        async with anyio.create_task_group() as group:
-            for n in range(3):
-                group.start_soon(child, n)
-
-    assert type(await tasks_world.attempt(Timeout(SHORT), fn)) is TimeoutExceeded
-    assert sorted(ended) == [0, 1, 2]
-
-
 async def test_a_call_in_a_cancelled_scope_ends_at_its_first_wait(tasks_world: World) -> None:
     with anyio.CancelScope() as scope:
         scope.cancel()

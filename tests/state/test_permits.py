@@ -214,13 +214,34 @@ def queued(permits: Permits[W], waiter: W) -> Ticket[W]:
     return ticket
 
 
-def test_abandoning_a_ticket_twice_releases_one_permit() -> None:
-    permits: Permits[str] = Permits(1, 5)
+def granted() -> tuple[Permits[str], Ticket[str]]:
+    """Return permits with a limit of 1, and the ticket of a waiter that was just granted it."""
+    permits: Permits[str] = Permits(1, 1)
     assert permits.take()
-    first = queued(permits, "first")
+    ticket = queued(permits, "waiter")
+    assert permits.give_back() == [ticket]
+    return permits, ticket
+
+
+def test_a_granted_permit_is_passed_on_once_or_taken_up_once() -> None:
+    permits, ticket = granted()
+    for _ in range(2):
+        assert permits.pass_on(ticket) is None  # no other waiter: it is free
+        assert permits.counts()[1:3] == (0, 0)
+    assert not permits.take_up(ticket)
+    permits, ticket = granted()
+    assert [permits.take_up(ticket), permits.take_up(ticket)] == [True, False]
+    assert permits.pass_on(ticket) is None
+    assert permits.counts()[1] == 1
     permits.give_back()
-    permits.abandon(first)
-    permits.abandon(first)
+    assert permits.pass_on(ticket) is None
+    assert permits.counts()[1] == 0
+
+
+def test_abandoning_a_ticket_twice_releases_one_permit() -> None:
+    permits, ticket = granted()
+    permits.abandon(ticket)
+    permits.abandon(ticket)
     assert permits.counts()[:3] == (1, 0, 0)
     assert permits.take()
     assert not permits.take()

@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import Failure, Retry, Success, Timeout, current_context, deadline
+from resilience import Failure, Retry, Success, current_context, deadline
 from resilience.work import each
 from tests.callers import wait_until
-from tests.conftest import Boom, Virtual, World, no_collector
+from tests.conftest import Boom, World, no_collector
 
 
 async def read(world: World, block: Any, into: list[Any]) -> None:
@@ -357,15 +357,6 @@ async def test_an_error_of_progress_is_logged_and_loses_no_outcome(
     outcomes = await outcomes_of(world, same, range(3), limit=2, ordered=ordered, progress=progress)
     assert sorted(item for item, _ in outcomes) == [0, 1, 2]
     assert [it.getMessage() for it in caplog.records] == ["progress raised; it changes nothing"] * 3
-
-
-async def test_a_timeout_applies_to_each_call(in_virtual_asyncio: Virtual) -> None:
-    async def work(seconds: float) -> float:
-        await asyncio.sleep(seconds)
-        return seconds
-
-    pairs = await outcomes_of(in_virtual_asyncio, work, [0.001, 5, 0.002], Timeout(0.05), limit=3, ordered=True)
-    assert [isinstance(outcome, Success) for _, outcome in pairs] == [True, False, True]
 
 
 def test_many_items_are_worked_on_in_few_threads() -> None:

@@ -122,6 +122,26 @@ async def test_calls_beyond_the_burst_wait_and_begin_at_the_rate(world: World, v
     assert instants == [0, 0, 0.25, 0.5, 0.75]
 
 
+async def test_a_cancelled_caller_moves_those_behind_it_forward(tasks_world: World, virtual: VirtualClock) -> None:
+    """At 5 a second, the second of four callers is cancelled at 50 ms: the third begins at 0.2 s, not at 0.4 s."""
+    limiter = RateLimiter(Rate(5, burst=1))
+    began: dict[str, float] = {}
+
+    async def caller(name: str, patience: float = inf) -> None:
+        async def fn(ctx: Context) -> None:
+            began[name] = virtual.now()
+
+        with anyio.move_on_after(patience):
+            await limiter.aexecute(fn)
+
+    async with anyio.create_task_group() as group:
+        for name, patience in [("a", inf), ("b", 0.05), ("c", inf), ("d", inf)]:
+            group.start_soon(caller, name, patience)
+            await anyio.sleep(0.01)
+    assert began == pytest.approx({"a": 0, "c": 0.2, "d": 0.4})
+    assert limiter.stats().next_turn == pytest.approx(0.2)
+
+
 async def test_tasks_whose_turns_come_at_the_same_instant_begin_in_the_order_of_arrival(tasks_world: World) -> None:
     """Timers of the same instant fire in any order: here four at a time."""
     limiter = RateLimiter(Rate(4, per=0.02))

@@ -15,6 +15,14 @@ from resilience import Policy
 from resilience.outcome import Failure, Success
 
 
+class KeywordsOnly(Exception):
+    """An exception that `copy` cannot copy."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__("odd")
+        self.code = code
+
+
 def outcome_of(call: Callable[[], Any]) -> Any:
     try:
         return Success(call())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,13 @@ def counts(bulkhead: Bulkhead) -> tuple[int, int, int, int]:
 
 async def works(world: World, policy: Any, ctx: Context | None = None) -> Any:
     return await world.attempt(policy, Script("fine").function(), ctx)
+
+
+def calling(bulkhead: Bulkhead, served: list[str], name: str) -> threading.Thread:
+    """Begin a call in another thread, which appends its name to `served`."""
+    thread = threading.Thread(target=lambda: bulkhead.execute(lambda ctx: served.append(name)), daemon=True)
+    thread.start()
+    return thread
 
 
 # --- waiting for another thread ----------------------------------------------------------------

@@ -25,7 +25,7 @@ from resilience import (
 from resilience.testing import virtual_time
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside, until
-from tests.policies.bulkheads import LONG, SHORT, counts, wait_until, works
+from tests.policies.bulkheads import LONG, SHORT, calling, counts, wait_until, works
 
 # --- the limit ---------------------------------------------------------------------------------
 
@@ -196,16 +196,11 @@ def test_a_call_that_joins_the_queue_wakes_a_call_that_a_free_permit_serves() ->
     bulkhead = Bulkhead(1, queue=2)
     served: list[str] = []
 
-    def call(name: str) -> threading.Thread:
-        thread = threading.Thread(target=lambda: bulkhead.execute(lambda ctx: served.append(name)), daemon=True)
-        thread.start()
-        return thread
-
     assert bulkhead._permits.machine.take()
-    first = call("first")
+    first = calling(bulkhead, served, "first")
     wait_until(lambda: bulkhead.stats().queued == 1)
     bulkhead._permits.machine.free.append(None)  # the first half of a release
-    second = call("second")
+    second = calling(bulkhead, served, "second")
     first.join(PATIENCE)
     second.join(PATIENCE)
     assert served == ["first", "second"]

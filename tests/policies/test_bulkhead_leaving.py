@@ -18,7 +18,7 @@ from resilience.clock import clock as process_clock
 from resilience.runtimes.tasks import AsyncioWaiter, TrioWaiter
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside
-from tests.policies.bulkheads import LONG, SHORT, counts, wait_until
+from tests.policies.bulkheads import LONG, SHORT, calling, counts, wait_until
 
 
 def test_a_permit_that_is_granted_at_the_end_of_the_wait_is_used(
@@ -101,16 +101,11 @@ def test_a_waiter_of_a_closed_loop_makes_room_for_a_new_call_at_the_end() -> Non
     bulkhead = Bulkhead(1, queue=2)
     served: list[str] = []
 
-    def call(name: str) -> threading.Thread:
-        thread = threading.Thread(target=lambda: bulkhead.execute(lambda ctx: served.append(name)), daemon=True)
-        thread.start()
-        return thread
-
     with bulkhead.slot():
         coroutine = _left_waiting(bulkhead)
-        second = call("second")
+        second = calling(bulkhead, served, "second")
         wait_until(lambda: bulkhead.stats().queued == 2)
-        third = call("third")
+        third = calling(bulkhead, served, "third")
         time.sleep(SHORT)  # until it has joined: the length of the queue stays the same
         assert counts(bulkhead) == (1, 1, 2, 0)
     second.join(PATIENCE)

@@ -15,7 +15,7 @@ import pytest
 from resilience import Cache, CacheStats, Context, DeadlineExceeded, Rejected
 from resilience.outcome import Failure, Success
 from resilience.policies.cache import Entries
-from tests.callers import Slow, ask_from_everywhere
+from tests.callers import KeywordsOnly, Slow, ask_from_everywhere
 from tests.conftest import Boom, FakeClock, Frozen, Script, Watched, World, no_collector
 from tests.contention.storm import Gauge, Storm
 
@@ -31,14 +31,6 @@ def make_cache(**settings: Any) -> Cache:
 def counts(cache: Cache) -> tuple[int, int, int, int]:
     stats = cache.stats()
     return stats.hits, stats.stale, stats.shared, stats.misses
-
-
-class KeywordsOnly(Exception):
-    """An exception that `copy` cannot copy."""
-
-    def __init__(self, *, code: int) -> None:
-        super().__init__("odd")
-        self.code = code
 
 
 class MadeOfKeywords(Exception):

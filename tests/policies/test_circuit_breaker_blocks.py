@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import anyio
 import pytest
 
 from resilience import CircuitBreaker, CircuitIsolated, CircuitOpen, DeadlineExceeded, SlowRatio
@@ -92,20 +91,13 @@ class Block:
     async def __call__(self, outcome: Any = "fine") -> Any:
         """Run the block; return its result, or its exception as a value."""
         try:
-            if self._world.blocking:
-                with self._breaker.guard():
-                    return self._inside(outcome)
-            async with self._breaker.guard():
-                await anyio.lowlevel.checkpoint()
-                return self._inside(outcome)
+            async with entered(self._world, self._breaker.guard()):
+                self.entered += 1
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                return outcome
         except Exception as error:
             return error
-
-    def _inside(self, outcome: Any) -> Any:
-        self.entered += 1
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
 
 
 async def test_a_guarded_block_is_recorded_and_not_entered_while_the_circuit_is_open(

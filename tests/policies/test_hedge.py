@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -91,32 +91,17 @@ async def test_no_attempt_begins_after_the_deadline_of_the_context(anywhere: Vir
 async def test_a_callable_with_repeatable_false_is_not_hedged(anywhere: Virtual) -> None:
     service = Service(anywhere, (1, "paid"), (0.1, "paid twice"))
 
-    class Payment:
-        def __init__(self) -> None:
-            self.function = service.function()
-            self.repeatable = False
+    function = anywhere.native(service.function())
 
-        async def __call__(self, ctx: Context) -> Any:
-            return await self.function(ctx)
+    class Payment:
+        repeatable = False
+
+        def __call__(self, ctx: Context) -> Any:
+            return function(ctx)
 
     service.began = anywhere.now()
-    payment = Payment()
-    if anywhere.blocking:
-        blocking: Any = _Blocking(anywhere.native(payment.function))
-        assert Hedge(0.1).execute(blocking) == "paid"
-    else:
-        assert await anywhere.execute(Hedge(0.1), cast("Any", payment)) == "paid"
+    assert await anywhere.execute(Hedge(0.1), Payment()) == "paid"
     assert len(service.begun) == 1
-
-
-class _Blocking:
-    repeatable = False
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-
-    def __call__(self, ctx: Context) -> Any:
-        return self.function(ctx)
 
 
 # --- which attempt decides ----------------------------------------------------------------------

@@ -40,7 +40,7 @@ async def call_host(world: World, policy: Policy[Any], host: str, *, fails: bool
         return host
 
     try:
-        return policy.call(world.native(fetch), host) if world.blocking else await policy.acall(fetch, host)
+        return await world.call(policy, fetch, host)
     except Exception as error:
         return error
 
@@ -82,8 +82,7 @@ async def test_running_calls_continue_in_a_policy_that_was_dropped(world: World)
         assert held.stats().in_flight == 1  # type: ignore[attr-defined]
         return "fine"
 
-    call = keyed.call(world.native(drop_own_policy), "a") if world.blocking else await keyed.acall(drop_own_policy, "a")
-    assert call == "fine"
+    assert await world.call(keyed, drop_own_policy, "a") == "fine"
     assert held.stats().in_flight == 0  # type: ignore[attr-defined]
     assert keyed.stats() == KeyedStats(keys=1, made=2, dropped=1)
 

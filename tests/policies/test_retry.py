@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from resilience import Context, Failure, Policy, RetriesExhausted, Retry, Success
-from tests.conftest import Boom, FakeClock, Script, World, no_collector
+from tests.conftest import Boom, FakeClock, Frozen, Script, World, no_collector
 from tests.policies.retries import Other, Response, notes_of, run
 
 # --- attempts ----------------------------------------------------------------------------------
@@ -146,16 +146,6 @@ async def test_the_length_of_the_note_is_bounded(threads: World, clock: FakeCloc
     assert len(note) < 3000
 
 
-class Frozen(Exception):
-    """An exception that refuses attributes, like a frozen dataclass."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"cannot assign to field {name!r}")
-
-    def add_note(self, note: str) -> None:
-        raise AttributeError("cannot assign to field '__notes__'")
-
-
 class WithoutText(Exception):
     """An exception whose `__str__` raises."""
 
@@ -169,13 +159,12 @@ class WrongNotes(Exception):
     __notes__ = "not a list"  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("kind", [Frozen, WithoutText, WrongNotes])
+@pytest.mark.parametrize("error", [Frozen(1), WithoutText(), WrongNotes()], ids=["frozen", "no text", "wrong notes"])
 async def test_an_exception_that_cannot_have_a_note_is_raised_unchanged(
-    threads: World, clock: FakeClock, kind: type[Exception]
+    threads: World, clock: FakeClock, error: Exception
 ) -> None:
     """The note never masks the original error."""
-    error = kind()
-    assert await run(threads, Retry(on=kind, backoff=[0]), Script(error)) is error
+    assert await run(threads, Retry(on=type(error), backoff=[0]), Script(error)) is error
 
 
 # --- wrap --------------------------------------------------------------------------------------

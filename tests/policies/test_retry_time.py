@@ -338,15 +338,9 @@ class Sending:
         raise self.error
 
 
-class AsyncSending(Sending):
-    async def __call__(self, ctx: Context) -> Any:
-        return super().__call__(ctx)
-
-
 async def test_a_function_with_repeatable_false_is_not_called_again(world: World, clock: FakeClock) -> None:
     """The error may be that of another policy, such as a Timeout, which does not know the function."""
-    sending = (Sending if world.blocking else AsyncSending)(TimeoutExceeded("no result"))
-
+    sending = Sending(TimeoutExceeded("no result"))
     assert await world.attempt(Retry(5), sending) is sending.error
     assert sending.calls == 1
 

@@ -24,18 +24,19 @@ from resilience import (
     deadline,
 )
 from resilience.outcome import Failure, Success
-from tests.callers import Slow, aoutcome_of, ask_from_everywhere, followers, outcome_of, run_all, wait_until
+from tests.callers import (
+    KeywordsOnly,
+    Slow,
+    aoutcome_of,
+    ask_from_everywhere,
+    followers,
+    outcome_of,
+    run_all,
+    wait_until,
+)
 from tests.conftest import Boom, Frozen, Heavy, Incomparable, Virtual, Watched, World, no_collector, shown
 from tests.contention.beside import until
 from tests.contention.storm import Gauge, Storm, pause
-
-
-class KeywordsOnly(Exception):
-    """An exception that `copy` cannot copy."""
-
-    def __init__(self, *, code: int) -> None:
-        super().__init__("odd")
-        self.code = code
 
 
 class Swapped(Exception):
@@ -228,12 +229,9 @@ async def test_a_recursive_call_does_not_wait_for_itself(world: World) -> None:
     flight = SingleFlight(key=same_key)
 
     async def fn(n: int) -> int:
-        return n if n == 0 else n + await run(n - 1)
+        return n if n == 0 else n + await world.call(flight, fn, n - 1)
 
-    async def run(n: int) -> Any:
-        return flight.call(world.native(fn), n) if world.blocking else await flight.acall(fn, n)
-
-    assert await run(3) == 6
+    assert await world.call(flight, fn, 3) == 6
     assert flight.stats() == SingleFlightStats(in_flight=0, shared=0)
 
 

@@ -520,6 +520,13 @@ async def test_a_server_that_drips_its_headers_cannot_outlast_a_timeout(
         assert isinstance(await outcome_of(send("GET", url)), TimeoutExceeded)
 
 
+async def test_a_deadline_that_no_client_can_take_is_bounded(server: FlakyServer, client: HTTPClient) -> None:
+    """The client of a service may ask for 40,000 years."""
+    async with client.open() as send:
+        with deadline(1e12):
+            assert (await send("GET", server.url)).status == 200
+
+
 async def test_nothing_is_sent_after_the_deadline(server: FlakyServer, client: HTTPClient) -> None:
     async with client.open(CircuitBreaker(5)) as send:
         with deadline(0):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, final
 
 from typing_extensions import override
 
-from resilience.clock import clock
+from resilience.clock import MAX_CLIENT_TIMEOUT, clock
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.http.exchange import Attempt, Exchange, attempt_is_late
 from resilience.integrations.http.rules import NotRepeatable
@@ -62,7 +62,7 @@ class _Timeouts(dict[str, Any]):
         limit = self._given.get(name, default)
         if self.deadline == inf:
             return limit
-        left = self.deadline - clock.now()
+        left = min(self.deadline - clock.now(), MAX_CLIENT_TIMEOUT)
         if left <= 0:
             raise self.late()
         return left if limit is None or limit > left else limit

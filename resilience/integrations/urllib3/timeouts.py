@@ -15,7 +15,7 @@ from typing_extensions import override
 from urllib3 import HTTPResponse, Timeout
 from urllib3 import exceptions as errors
 
-from resilience.clock import clock
+from resilience.clock import MAX_CLIENT_TIMEOUT, clock
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ class LimitedResponse(HTTPResponse):
         source = _socket_of(self)
         if source is not None:
             wait = max(_SHORTEST_WAIT, min(self.longest_wait, self.deadline - clock.now()))
-            source.settimeout(None if wait == inf else wait)
+            source.settimeout(wait if wait <= MAX_CLIENT_TIMEOUT else None)
 
 
 def _socket_of(response: Any) -> Any:

@@ -19,8 +19,8 @@ import resilience
 from resilience import CircuitBreaker, Pipeline, Policy, Rate, Retry
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = [getattr(resilience, name) for name in resilience.__all__]
-CONSTRUCTORS = [Rate, *(it for it in PUBLIC if isinstance(it, type) and issubclass(it, Policy) and it is not Policy)]
+PUBLIC: list[Any] = [getattr(resilience, name) for name in dir(resilience)]
+CONSTRUCTORS = [it for it in PUBLIC if it is Rate or Policy in getattr(it, "__mro__", ())[1:]]
 
 
 # --- at run time -----------------------------------------------------------------------------

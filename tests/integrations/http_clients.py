@@ -327,6 +327,12 @@ CLIENTS: list[HTTPClient] = [
 ]
 
 
+def client_of(policy: Any, handler: Callable[[httpx.Request], httpx.Response] | None = None) -> httpx.Client:
+    """Return a client of httpx for a function that answers, or for the network."""
+    inner = httpx.HTTPTransport(verify=NO_TLS) if handler is None else httpx.MockTransport(handler)
+    return httpx.Client(transport=ResilienceTransport(policy, inner), timeout=None)
+
+
 @contextlib.contextmanager
 def process_clock_ahead(seconds: float) -> Iterator[None]:
     """Move the process clock ahead."""

@@ -267,7 +267,7 @@ def test_other_errors_of_the_app_are_raised(service: Service, error: Exception, 
 
 
 def test_an_app_that_does_not_check_the_deadline_is_not_cut_off(service: Service) -> None:
-    assert service.get({EXPECTED: "10"}, lambda: time.sleep(0.03)).status == 200
+    assert service.get({EXPECTED: "100"}, lambda: time.sleep(0.11)).status == 200
 
 
 # --- ASGI ------------------------------------------------------------------------------------

@@ -33,10 +33,11 @@ from resilience import (
 )
 from resilience.integrations.http import standard
 from resilience.integrations.http.limits import learned
-from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
+from resilience.integrations.httpx import AsyncResilienceTransport
 from resilience.testing import virtual_time
 from resilience.work import IdempotencyKey
 from tests.conftest import World
+from tests.integrations.http_clients import client_of
 from tests.integrations.sdks import ANTHROPIC, OPENAI, anthropic, openai
 from tests.integrations.servers import Answer, FlakyServer
 
@@ -148,10 +149,6 @@ def test_a_hostile_header_is_parsed_in_linear_time() -> None:
 
 
 # --- clients -----------------------------------------------------------------------------------
-
-
-def client_of(policy: Any, handler: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:
-    return httpx.Client(transport=ResilienceTransport(policy, httpx.MockTransport(handler)))
 
 
 @pytest.mark.parametrize("status", [200, 429])

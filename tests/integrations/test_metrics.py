@@ -12,9 +12,9 @@ import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
 from resilience.integrations.http import PerHost, standard
-from resilience.integrations.httpx import ResilienceTransport
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.integrations.exporters import Metrics, OpenTelemetry, Prometheus
+from tests.integrations.http_clients import client_of
 
 
 @pytest.fixture(params=[Prometheus, OpenTelemetry], ids=["prometheus", "opentelemetry"])
@@ -87,8 +87,7 @@ def test_instrumenting_one_registry_twice_counts_everything_once(
 def test_a_rejected_response_is_counted_by_its_status(clock: FakeClock, metrics: Metrics) -> None:
     """Although its caller gets a response, and no error."""
     metrics.instrument()
-    transport = ResilienceTransport(Retry(2, backoff=[1]), transport=httpx.MockTransport(lambda _: httpx.Response(503)))
-    with httpx.Client(transport=transport) as client:
+    with client_of(Retry(2, backoff=[1]), lambda _: httpx.Response(503)) as client:
         assert client.get("https://example.org/").status_code == 503
     assert metrics.labels("error_type", "retries") == {"503"}
 
@@ -108,8 +107,7 @@ def test_instrumenting_a_value_that_is_no_policy_is_refused(metrics: Metrics) ->
 def ask(policies: Any, hosts: range) -> None:
     """Send a request to each host; half of them answer 503."""
     turn = itertools.count()
-    answer = httpx.MockTransport(lambda request: httpx.Response(503 if next(turn) % 2 else 200))
-    with httpx.Client(transport=ResilienceTransport(policies, transport=answer)) as client:
+    with client_of(policies, lambda _: httpx.Response(503 if next(turn) % 2 else 200)) as client:
         for number in hosts:
             client.get(f"https://host-{number}.example/")
 

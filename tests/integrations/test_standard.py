@@ -20,15 +20,11 @@ from resilience.integrations.http import PerHost, Rules, standard
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
+from tests.integrations.http_clients import client_of
 from tests.integrations.servers import Answer, FlakyServer
 
 PATIENT = 10.0
 QUICK = {"backoff": [0], "total_timeout": PATIENT, "attempt_timeout": PATIENT}
-
-
-def client_of(policy: Any, handler: Callable[[httpx.Request], httpx.Response] | None = None) -> httpx.Client:
-    inner = httpx.HTTPTransport(verify=False) if handler is None else httpx.MockTransport(handler)
-    return httpx.Client(transport=ResilienceTransport(policy, inner), timeout=None)
 
 
 # --- the policies of the pipeline ------------------------------------------------------------

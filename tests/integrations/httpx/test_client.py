@@ -33,7 +33,7 @@ from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import World, no_collector
 from tests.custom import Recording
-from tests.integrations.http_clients import NO_TLS, QUICK, opened
+from tests.integrations.http_clients import NO_TLS, QUICK, client_of, opened
 from tests.integrations.httpx.conftest import Kit
 from tests.integrations.servers import PATIENCE, FlakyServer
 
@@ -232,8 +232,7 @@ def test_an_inner_transport_of_the_other_kind_is_refused(library: ModuleType) ->
 def test_the_called_function_is_named_by_method_and_host() -> None:
     """It has no other attribute of a function."""
     recording = Recording()
-    transport = ResilienceTransport(recording, httpx.MockTransport(lambda request: httpx.Response(200)))
-    with httpx.Client(transport=transport) as client:
+    with client_of(recording, lambda _: httpx.Response(200)) as client:
         client.get("http://example.org/users/42")
     [ctx] = recording.seen
     operation: Any = ctx.operation

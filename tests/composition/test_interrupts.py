@@ -227,14 +227,14 @@ def interrupted_in_race(at: int) -> int:
 
 
 class Counting:
-    """An algorithm that counts how often it was asked for a limit."""
+    """An algorithm that lowers the limit, and counts how often it was asked."""
 
     def __init__(self) -> None:
         self.updates = 0
 
     def update(self, limit: float, sample: Any) -> float:
         self.updates += 1
-        return limit
+        return limit - 1
 
     def reset(self) -> None: ...
 
@@ -245,7 +245,7 @@ def test_an_interrupt_anywhere_does_not_end_the_adaptation_of_a_limit() -> None:
 
 def interrupted_in_limit(at: int) -> int:
     algorithm = Counting()
-    limit = AdaptiveLimit(algorithm, window=1e-9, min_samples=1)
+    limit = AdaptiveLimit(algorithm, initial=2, window=1e-9, min_samples=1)
     with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
         limit.call(int)
     before = algorithm.updates

@@ -102,17 +102,22 @@ class PolicyDriven:
         In `redis.asyncio`, the results of `do`, `fail` and this method are awaitable.
         """
         call = Call(self, do, fail, is_retryable, with_failure_count)
-        return self._run(call.part(do) if self.current_call() is not None else self._execute(call))
+        if self.current_call() is not None:
+            return self._run(call.part(do))
+        if self._in_tasks:
+            return self._aexecute(call)
+        try:
+            return execution.protect(self.policy, call, takes_context=True)()
+        finally:
+            call.release_references()
 
     def _run(self, step: Coroutine[Any, Any, Any]) -> Any:
         """Run one of our coroutines to its end; in `redis.asyncio`, return it to be awaited."""
         return step if self._in_tasks else drive(step)
 
-    async def _execute(self, call: Call) -> Any:
+    async def _aexecute(self, call: Call) -> Any:
         try:
-            if self._in_tasks:
-                return await execution.aprotect(self.policy, call, takes_context=True)()
-            return execution.protect(self.policy, call, takes_context=True)()
+            return await execution.aprotect(self.policy, call, takes_context=True)()
         finally:
             call.release_references()
 

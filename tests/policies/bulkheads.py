@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 from resilience import Bulkhead, Context
 from tests.conftest import Script, World
-from tests.contention.beside import PATIENCE
 
 SHORT = 0.02
 
@@ -30,13 +27,3 @@ def calling(bulkhead: Bulkhead, served: list[str], name: str) -> threading.Threa
     thread = threading.Thread(target=lambda: bulkhead.execute(lambda ctx: served.append(name)), daemon=True)
     thread.start()
     return thread
-
-
-# --- waiting for another thread ----------------------------------------------------------------
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end, "the condition did not hold in time"
-        time.sleep(0.0005)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from resilience import Context, Policy, Retry
 from resilience.callables import maybe_await
-from tests.conftest import Script, World
+from resilience.clock import clock as process_clock
+from tests.conftest import FakeClock, Script, World
 
 
 class Other(Exception):
@@ -76,3 +79,15 @@ class RetryAfter(Exception):
     def __init__(self, retry_after: Any) -> None:
         super().__init__()
         self.retry_after = retry_after
+
+
+def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Make every wait take `seconds` longer."""
+    sleep = clock.sleep
+
+    def late(delay: float) -> None:
+        sleep(delay)
+        clock.advance(seconds)
+
+    monkeypatch.setattr(process_clock, "sleep", late)
+    monkeypatch.setattr(process_clock, "shorten", lambda delay: late(delay) or 0.0)

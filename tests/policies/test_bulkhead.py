@@ -23,9 +23,10 @@ from resilience import (
     events,
 )
 from resilience.testing import virtual_time
+from tests.callers import wait_until
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside, until
-from tests.policies.bulkheads import LONG, SHORT, calling, counts, wait_until, works
+from tests.policies.bulkheads import LONG, SHORT, calling, counts, works
 
 # --- the limit ---------------------------------------------------------------------------------
 

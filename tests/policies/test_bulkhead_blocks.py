@@ -12,10 +12,11 @@ import anyio.to_thread
 import pytest
 
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Fallback, Timeout, TimeoutExceeded, deadline
+from tests.callers import wait_until
 from tests.conftest import Boom, World
 from tests.contention.beside import beside, until
 from tests.policies.blocks import entered
-from tests.policies.bulkheads import LONG, SHORT, counts, wait_until, works
+from tests.policies.bulkheads import LONG, SHORT, counts, works
 
 # --- slot --------------------------------------------------------------------------------------
 

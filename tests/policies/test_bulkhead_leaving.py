@@ -16,9 +16,10 @@ import pytest
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.runtimes.tasks import AsyncioWaiter, TrioWaiter
+from tests.callers import wait_until
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside
-from tests.policies.bulkheads import LONG, SHORT, calling, counts, wait_until
+from tests.policies.bulkheads import LONG, SHORT, calling, counts
 
 
 def test_a_permit_that_is_granted_at_the_end_of_the_wait_is_used(

@@ -18,8 +18,6 @@ from resilience import (
     DeadlineExceeded,
     Rejected,
     SlowRatio,
-    Timeout,
-    TimeoutExceeded,
     WorkersExhausted,
     backoff,
 )
@@ -104,24 +102,6 @@ async def test_an_error_of_a_predicate_is_raised_and_the_call_is_not_recorded(
         assert await call() is broken  # each call is a probe: the slot was released
     assert breaker.state is HALF_OPEN
     assert breaker.stats().probes == 0
-
-
-async def test_an_outer_timeout_does_not_count_and_releases_the_slot_of_a_probe(world: World, clock: FakeClock) -> None:
-    """The impatience of a caller is no failure of the dependency."""
-    breaker = CircuitBreaker(1, open_for=5.0)
-
-    async def hang(ctx: Context) -> None:
-        await world.hang()
-
-    for _ in range(2):
-        assert isinstance(await world.attempt(Timeout(0.02).wrap(breaker), hang), TimeoutExceeded)
-    assert breaker.state is CLOSED
-    await fails(world, breaker)
-    clock.advance(5.0)
-    assert isinstance(await world.attempt(Timeout(0.02).wrap(breaker), hang), TimeoutExceeded)
-    assert breaker.state is HALF_OPEN
-    assert breaker.stats().probes == 0
-    world.release()
 
 
 # --- open --------------------------------------------------------------------------------------

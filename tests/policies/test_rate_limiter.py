@@ -37,6 +37,7 @@ from resilience.testing import Simulation, VirtualClock, virtual_time
 from tests.conftest import Boom, Script, World, no_collector
 from tests.policies.blocks import entered
 from tests.policies.bulkheads import works
+from tests.policies.retries import RetryAfter
 
 
 @pytest.fixture
@@ -44,14 +45,6 @@ def virtual() -> Iterator[VirtualClock]:
     """Virtual time, in each world."""
     with virtual_time() as clock:
         yield clock
-
-
-class TooMany(Exception):
-    """What the service raises above its quota."""
-
-    def __init__(self, retry_after: Any) -> None:
-        super().__init__(retry_after)
-        self.retry_after = retry_after
 
 
 class Arrivals:
@@ -80,7 +73,7 @@ class Arrivals:
                 await self.simulation.execute(self._limiter, fn, ctx)
             except RateLimited as error:
                 self.refused[name] = (self.simulation.now(), error.retry_after)
-            except (TimeoutExceeded, TooMany):
+            except (TimeoutExceeded, RetryAfter):
                 pass
 
         async def wait() -> None:
@@ -292,7 +285,7 @@ async def test_an_error_with_retry_after_pauses_the_limiter_for_at_most_a_minute
 ) -> None:
     """A value that is no finite number of seconds is ignored."""
     limiter = RateLimiter(1000)
-    await threads.attempt(limiter, Script(TooMany(retry_after)).function())
+    await threads.attempt(limiter, Script(RetryAfter(retry_after)).function())
     assert limiter.stats().next_turn == pause
     assert await works(threads, limiter) == "fine"
     assert virtual.now() == pause
@@ -306,10 +299,10 @@ async def test_rejections_and_switched_off_hints_do_not_pause(world: World, virt
     await world.attempt(limiter, Script(ExceptionGroup("children", [refusal])).function())
     assert limiter.stats().next_turn == 0
     limiter = RateLimiter(1000, retry_after=False)
-    await world.attempt(limiter, Script(TooMany(9)).function())
+    await world.attempt(limiter, Script(RetryAfter(9)).function())
     assert limiter.stats().next_turn == 0
     limiter = RateLimiter(1000, longest_pause=5)
-    await world.attempt(limiter, Script(ExceptionGroup("children", [TooMany(9)])).function())
+    await world.attempt(limiter, Script(ExceptionGroup("children", [RetryAfter(9)])).function())
     assert limiter.stats().next_turn == 5
 
 
@@ -364,8 +357,8 @@ async def test_a_block_takes_a_turn_and_its_errors_pause_the_limiter(world: Worl
         return virtual.now()
 
     assert [await enter(), await enter()] == [0, 0.5]
-    with pytest.raises(TooMany):
-        await enter(TooMany(5))
+    with pytest.raises(RetryAfter):
+        await enter(RetryAfter(5))
     assert (await enter(), virtual.now()) == (6, 6)
     with deadline(0.25), pytest.raises(RateLimited):
         await enter()
@@ -419,11 +412,11 @@ async def test_observe_only_admits_all_calls_and_blocks_and_reports_refusals(
     """A call without a turn takes none, and its result and its errors are no hints."""
     limiter = RateLimiter(Rate(1, burst=1), told=lambda result: (0, 60), observe_only=True, name="trial")
     assert isinstance(await world.attempt(limiter, Script(Boom("no")).function()), Boom)
-    for answer in ("fine", TooMany(60)):
+    for answer in ("fine", RetryAfter(60)):
         assert await world.attempt(limiter, Script(answer).function()) is answer
-    with pytest.raises(TooMany):
+    with pytest.raises(RetryAfter):
         async with entered(world, limiter.turn()):
-            raise TooMany(60)
+            raise RetryAfter(60)
     rejected = [it for it in heard if isinstance(it, events.CallRejected)]
     assert [(it.policy, it.reason, it.retry_after, it.shadow) for it in rejected] == [
         ("trial", "RateLimited", 1.0, True)
@@ -538,7 +531,7 @@ async def test_errors_and_refusals_leave_no_reference_cycle(world: World, virtua
     left: list[Any] = []
 
     async def fn(ctx: Context) -> None:
-        raise TooMany(0.5)
+        raise RetryAfter(0.5)
 
     async def fails(policy: Policy[Any]) -> None:
         left.append(weakref.ref(await world.attempt(policy, fn)))

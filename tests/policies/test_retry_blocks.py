@@ -19,9 +19,8 @@ from resilience import (
     deadline,
     events,
 )
-from resilience.clock import clock as process_clock
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
-from tests.policies.retries import Attempts, RetryAfter, notes_of
+from tests.policies.retries import Attempts, RetryAfter, notes_of, oversleep
 
 #: The error that a block raises in its n-th attempt; None for a success.
 Steps = list[BaseException | None]
@@ -157,21 +156,11 @@ async def test_a_block_is_not_entered_after_the_deadline(world: World, clock: Fa
     assert raised.value.policy == "reader"
 
 
-def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every wait take a minute."""
-
-    def late(seconds: float) -> None:
-        clock.advance(60)
-
-    monkeypatch.setattr(process_clock, "sleep", late)
-    monkeypatch.setattr(process_clock, "shorten", lambda seconds: late(seconds) or 0.0)
-
-
 async def test_a_block_is_not_entered_again_if_the_deadline_passes_in_the_wait(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop raises the last failure with a note; with `wrap`, `RetriesExhausted`."""
-    oversleep(clock, monkeypatch)
+    oversleep(clock, monkeypatch, 60)
     error = Boom()
 
     async def main(retry: Retry) -> None:
@@ -256,7 +245,7 @@ async def test_a_retried_error_is_released_before_the_next_attempt(
     with no_collector():
         await main(60)
         assert seen == [[]] * 3
-        oversleep(clock, monkeypatch)
+        oversleep(clock, monkeypatch, 60)
         await main(5)
         assert seen == [[]] * 4
         assert watched.alive == []

@@ -24,9 +24,8 @@ from resilience import (
     TimeoutExceeded,
     events,
 )
-from resilience.clock import clock as process_clock
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
-from tests.policies.retries import Other, Response, RetryAfter, bad, notes_of, run
+from tests.policies.retries import Other, Response, RetryAfter, bad, notes_of, oversleep, run
 
 # --- time --------------------------------------------------------------------------------------
 
@@ -92,18 +91,6 @@ async def test_a_closed_result_is_not_returned_after_a_wait_that_oversleeps_the_
     error = await run(world, Retry(on_result=bool, backoff=[2.0], wrap=True), Script(1), Context(timeout=5.0))
     assert type(error) is RetriesExhausted
     assert (error.last, error.attempts) == (Success(1), 1)
-
-
-def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Make every wait take `seconds` longer."""
-    sleep = clock.sleep
-
-    def late(delay: float) -> None:
-        sleep(delay)
-        clock.advance(seconds)
-
-    monkeypatch.setattr(process_clock, "sleep", late)
-    monkeypatch.setattr(process_clock, "shorten", lambda delay: late(delay) or 0.0)
 
 
 @pytest.mark.parametrize(("delay", "calls"), [(4.9, 2), (5.0, 1), (5.1, 1)])

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from resilience import Policy, Retry
-from tests.conftest import Boom, World
+from resilience import Policy
+from tests.conftest import World
 
 
 class Source:
@@ -90,10 +90,6 @@ async def outcome(stream: Consumed) -> tuple[list[Any], Any]:
     except Exception as error:
         return got, error
     return got, None
-
-
-def retry(attempts: int = 3, **settings: Any) -> Retry:
-    return Retry(attempts, **{"on": Boom, "backoff": [0], **settings})
 
 
 async def paced(*pauses: float) -> AsyncIterator[float]:

@@ -21,14 +21,15 @@ from resilience import (
     events,
 )
 from tests.conftest import Boom, FakeClock, Virtual, World
-from tests.streams.sources import Consumed, Source, outcome, retry, streamed
+from tests.functions import quick
+from tests.streams.sources import Consumed, Source, outcome, streamed
 
 # --- failures --------------------------------------------------------------------------------------
 
 
 async def test_a_failure_before_the_first_item_is_retried(world: World) -> None:
     source = Source(world, [Boom()], [Boom()], [1, 2, 3])
-    assert await streamed(world, retry(), source).all() == [1, 2, 3]
+    assert await streamed(world, quick(), source).all() == [1, 2, 3]
     assert source.closed == 3
 
 
@@ -36,7 +37,7 @@ async def test_a_failure_after_an_item_is_raised(world: World, heard: list[Any])
     """It is counted, and neither retried nor replaced by a fallback."""
     failed, breaker = Boom("mid"), CircuitBreaker(1, on=Boom)
     source = Source(world, [1, failed])
-    pipeline = Pipeline(Fallback(["no"]), retry(), breaker)
+    pipeline = Pipeline(Fallback(["no"]), quick(), breaker)
     assert await outcome(streamed(world, pipeline, source)) == ([1], failed)
     assert len(source.calls) == source.closed == 1
     assert breaker.state is CircuitState.OPEN
@@ -47,9 +48,9 @@ async def test_a_failure_after_an_item_is_raised(world: World, heard: list[Any])
 async def test_a_stream_of_many_items_ends_and_fails_like_a_short_one(world: World) -> None:
     """After the first item, a pull without a limit takes a shorter path."""
     source = Source(world, [1, 2, 3, 4])
-    assert await streamed(world, retry(), source).all() == [1, 2, 3, 4]
+    assert await streamed(world, quick(), source).all() == [1, 2, 3, 4]
     failed = Boom("late")
-    assert await outcome(streamed(world, retry(), Source(world, [1, 2, 3, failed]))) == ([1, 2, 3], failed)
+    assert await outcome(streamed(world, quick(), Source(world, [1, 2, 3, failed]))) == ([1, 2, 3], failed)
 
 
 async def test_a_function_may_fail_before_it_returns_an_iterator(world: World) -> None:
@@ -60,21 +61,21 @@ async def test_a_function_may_fail_before_it_returns_an_iterator(world: World) -
             raise failure
         return Source(world, [1]).function()
 
-    streaming = retry(on=Exception).streaming()
+    streaming = quick(on=Exception).streaming()
     stream = Consumed(world, streaming.call(opens) if world.blocking else streaming.acall(opens))
     assert await stream.all() == [1]
 
 
 async def test_with_resume_the_next_call_continues_after_the_last_item(world: World) -> None:
     source = Source(world, [1, 2, Boom()], [Boom()], [3, Boom()], [4, 5])
-    stream = streamed(world, retry(5), source, resume={"after": lambda item: item, "double": lambda item: 2 * item})
+    stream = streamed(world, quick(5), source, resume={"after": lambda item: item, "double": lambda item: 2 * item})
     assert await stream.all() == [1, 2, 3, 4, 5]
     assert source.calls == [{}, {"after": 2, "double": 4}, {"after": 2, "double": 4}, {"after": 3, "double": 6}]
 
 
 async def test_resume_replaces_a_keyword_that_the_caller_gave(world: World) -> None:
     source = Source(world, [6, 7, Boom()], [8])
-    streaming = retry().streaming(resume={"after": lambda item: item})
+    streaming = quick().streaming(resume={"after": lambda item: item})
     stream = Consumed(world, streaming.call(source.function, after=5, size=9))
     assert await stream.all() == [6, 7, 8]
     assert source.calls == [{"after": 5, "size": 9}, {"after": 7, "size": 9}]
@@ -82,7 +83,7 @@ async def test_resume_replaces_a_keyword_that_the_caller_gave(world: World) -> N
 
 async def test_an_error_of_resume_is_raised(world: World) -> None:
     source = Source(world, [1, 2])
-    got, error = await outcome(streamed(world, retry(1), source, resume={"after": lambda item: item.id}))
+    got, error = await outcome(streamed(world, quick(1), source, resume={"after": lambda item: item.id}))
     assert got == []
     assert isinstance(error, AttributeError)
     assert source.closed == 1
@@ -91,7 +92,7 @@ async def test_an_error_of_resume_is_raised(world: World) -> None:
 async def test_an_error_of_resume_is_not_retried(world: World) -> None:
     """As that of a predicate: the next call would bring the same item."""
     source = Source(world, [1, "two"])
-    stream = streamed(world, Pipeline(Fallback([]), retry(on=Exception)), source, resume={"after": lambda item: -item})
+    stream = streamed(world, Pipeline(Fallback([]), quick(on=Exception)), source, resume={"after": lambda item: -item})
     got, error = await outcome(stream)
     assert got == [1]
     assert isinstance(error, TypeError)
@@ -129,7 +130,7 @@ async def test_a_policy_cannot_replace_a_stream_after_its_first_item(world: Worl
 )
 async def test_the_result_of_a_fallback_is_iterated(world: World, answer: Any) -> None:
     source = Source(world, [Boom()])
-    stream = streamed(world, Pipeline(Fallback(answer()), retry(2)), source)
+    stream = streamed(world, Pipeline(Fallback(answer()), quick(2)), source)
     assert await stream.all() == ["a", "b"]
     assert len(source.calls) == 2
 
@@ -165,7 +166,7 @@ async def test_a_fallback_whose_result_has_no_items_is_a_type_error(world: World
 
 async def test_on_result_gets_none_for_a_stream(world: World) -> None:
     seen: list[Any] = []
-    policy = Pipeline(Fallback(["none"], on_result=lambda it: it is None), retry(on_result=seen.append))
+    policy = Pipeline(Fallback(["none"], on_result=lambda it: it is None), quick(on_result=seen.append))
     assert await streamed(world, policy, Source(world, [1])).all() == [1]
     assert await streamed(world, policy, Source(world, [])).all() == ["none"]
     assert seen == [None, None]
@@ -244,7 +245,7 @@ async def test_a_stream_that_its_consumer_closes_is_a_success(world: World, cloc
 
 async def test_a_stream_closed_before_its_first_pull_makes_no_call(world: World) -> None:
     source = Source(world, [1])
-    stream = streamed(world, retry(), source)
+    stream = streamed(world, quick(), source)
     await stream.close()
     assert await stream.all() == []
     assert source.calls == []
@@ -258,7 +259,7 @@ async def test_no_call_is_made_after_the_consumer_has_left(world: World) -> None
             await call(ctx)
             return await call(ctx)
 
-    for policy in (retry(on_result=lambda result: result is None), Again()):
+    for policy in (quick(on_result=lambda result: result is None), Again()):
         bulkhead, source = Bulkhead(1), Source(world, [1, 2])
         stream = streamed(world, Pipeline(policy, bulkhead), source, resume={"after": lambda item: item})
         assert await stream.next() == 1
@@ -293,7 +294,7 @@ async def test_a_cancelled_pull_cancels_the_source_and_is_no_failure(virtual_tas
 
 async def test_an_interrupt_in_a_pull_is_raised(world: World) -> None:
     bulkhead = Bulkhead(1)
-    stream = streamed(world, Pipeline(Fallback([]), retry(), bulkhead), Source(world, [1, KeyboardInterrupt()]))
+    stream = streamed(world, Pipeline(Fallback([]), quick(), bulkhead), Source(world, [1, KeyboardInterrupt()]))
     assert await stream.next() == 1
     with pytest.raises(KeyboardInterrupt):
         await stream.next()

@@ -27,7 +27,8 @@ from resilience import (
 )
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
 from tests.contention.storm import Gauge, Storm
-from tests.streams.sources import Consumed, Source, anext_of, outcome, paced, retry, streamed
+from tests.functions import quick
+from tests.streams.sources import Consumed, Source, anext_of, outcome, paced, streamed
 
 # --- resources -------------------------------------------------------------------------------------
 
@@ -159,7 +160,7 @@ def test_a_source_with_a_method_close_is_closed(threads: World) -> None:
             self.closed = True
 
     response = Response()
-    stream = retry().streaming().call(lambda: response)
+    stream = quick().streaming().call(lambda: response)
     assert [next(stream), next(stream)] == [1, 1]
     stream.close()
     assert response.closed
@@ -200,7 +201,7 @@ async def test_a_stream_leaves_no_reference_cycle(world: World, items: int) -> N
     source = Source(world, [*range(items), watched.fail])
     with no_collector():
         try:
-            await streamed(world, Pipeline(retry(2), CircuitBreaker(), Timeout(60)), source).all([])
+            await streamed(world, Pipeline(quick(2), CircuitBreaker(), Timeout(60)), source).all([])
         except Boom:
             pass
         assert watched.seen
@@ -214,7 +215,7 @@ async def test_the_context_is_ambient_in_the_source_only(world: World) -> None:
     seen: list[Any] = []
 
     source = Source(world, [lambda: (current_context().attempt, current_context().operation)] * 3)
-    stream = Consumed(world, retry().streaming().execute(source.function, Context(operation="list")))
+    stream = Consumed(world, quick().streaming().execute(source.function, Context(operation="list")))
     for _ in range(3):
         seen.append(await stream.next())
         assert current_context().operation is None
@@ -262,7 +263,7 @@ async def test_a_context_variable_of_a_source_is_kept_between_pulls(world: World
 
     restored: list[int] = []
     for leaves in (False, True):
-        stream = Consumed(world, retry().streaming(**limits).call(blocking if world.blocking else sets))
+        stream = Consumed(world, quick().streaming(**limits).call(blocking if world.blocking else sets))
         assert [await stream.next(), await stream.next()] == [1, 1]
         assert VARIABLE.get() == 0
         await (stream.close() if leaves else stream.all())

@@ -7,13 +7,14 @@ from typing import Any
 from resilience import Bulkhead, Context, Pipeline, events
 from resilience.events.dispatch import subscribers
 from tests.conftest import Boom, World
-from tests.streams.sources import Consumed, Source, outcome, retry, streamed
+from tests.functions import quick
+from tests.streams.sources import Consumed, Source, outcome, streamed
 
 
 async def test_events_and_context_report_the_attempts_and_items(world: World, heard: list[Any]) -> None:
     ctx = Context()
     source = Source(world, [Boom()], [1, 2])
-    pipeline = Pipeline(retry(), name="shop")
+    pipeline = Pipeline(quick(), name="shop")
     streaming = pipeline.streaming()
     stream = Consumed(world, (streaming.execute if world.blocking else streaming.aexecute)(source.function, ctx))
     assert await stream.all() == [1, 2]
@@ -31,7 +32,7 @@ async def test_listeners_of_a_pipeline_get_each_event_once(world: World) -> None
     """Those of a nested pipeline get its events only."""
     outer: list[Any] = []
     inner: list[Any] = []
-    pipeline = Pipeline(Bulkhead(9), Pipeline(retry(), listeners=[inner.append]), listeners=[outer.append])
+    pipeline = Pipeline(Bulkhead(9), Pipeline(quick(), listeners=[inner.append]), listeners=[outer.append])
     assert await streamed(world, pipeline, Source(world, [Boom()], [1])).all() == [1]
     kinds = [events.AttemptFailed, events.RetryScheduled, events.StreamOpened]
     assert [type(it) for it in outer] == [*kinds, events.ExecutionFinished]
@@ -42,7 +43,7 @@ async def test_each_attempt_is_reported_to_listeners_of_call_finished(world: Wor
     calls: list[Any] = []
     unsubscribe = events.subscribe(calls.append, events.CallFinished)
     try:
-        await streamed(world, retry(), Source(world, [Boom()], [1])).all()
+        await streamed(world, quick(), Source(world, [Boom()], [1])).all()
     finally:
         unsubscribe()
     assert [(it.attempt, type(it.outcome).__name__) for it in calls] == [(1, "Failure"), (2, "Success")]
@@ -51,7 +52,7 @@ async def test_each_attempt_is_reported_to_listeners_of_call_finished(world: Wor
 async def test_switched_off_policies_have_no_effect(world: World) -> None:
     was = subscribers.switch_policies_off(True)
     try:
-        error = (await outcome(streamed(world, retry(), Source(world, [Boom()], [1]))))[1]
+        error = (await outcome(streamed(world, quick(), Source(world, [Boom()], [1]))))[1]
     finally:
         subscribers.switch_policies_off(was)
     assert isinstance(error, Boom)

@@ -24,7 +24,8 @@ from resilience import (
     deadline,
 )
 from tests.conftest import Boom, Virtual, World
-from tests.streams.sources import Consumed, Source, outcome, paced, retry, streamed
+from tests.functions import quick
+from tests.streams.sources import Consumed, Source, outcome, paced, streamed
 
 
 class Sleeps(Policy[Any]):
@@ -36,7 +37,7 @@ class Sleeps(Policy[Any]):
 
 
 async def test_first_and_idle_each_limit_one_pull(in_virtual_asyncio: Virtual) -> None:
-    streaming = retry(2, on=TimeoutExceeded).streaming(first=5.0, idle=1.0)
+    streaming = quick(2, on=TimeoutExceeded).streaming(first=5.0, idle=1.0)
     got: list[float] = []
     with pytest.raises(TimeoutExceeded, match="no item within 1 s") as caught:
         async for item in streaming.call(paced, 4, 0.5, 1.5):
@@ -57,9 +58,9 @@ async def test_first_includes_the_opening_of_the_source(in_virtual_asyncio: Virt
         return paced(3)
 
     with pytest.raises(TimeoutExceeded, match="no item within 5 s"):
-        await anext(retry().streaming(first=5.0).call(opens))
+        await anext(quick().streaming(first=5.0).call(opens))
     with pytest.raises(TimeoutExceeded, match="no item within 2 s"):
-        await anext(retry().streaming(first=2.0).call(opens))
+        await anext(quick().streaming(first=2.0).call(opens))
 
 
 async def test_a_timeout_cuts_off_a_pull_or_a_wait_but_not_the_consumer(in_virtual_asyncio: Virtual) -> None:
@@ -102,7 +103,7 @@ def test_a_thread_abandons_a_pull_at_its_limit(threads: World) -> None:
         may_continue.wait(5)
         yield 2
 
-    limited = {"no result within": Timeout(0.1).streaming(), "no item": retry(1).streaming(idle=0.05)}
+    limited = {"no result within": Timeout(0.1).streaming(), "no item": quick(1).streaming(idle=0.05)}
     for message, streaming in limited.items():
         stream = streaming.call(source)
         assert next(stream) == 1
@@ -141,7 +142,7 @@ def test_the_source_of_an_abandoned_pull_is_closed(threads: World) -> None:
 
     connection = Connection()
     with pytest.raises(TimeoutExceeded):
-        next(retry(1).streaming(first=0.05).call(lambda: connection))
+        next(quick(1).streaming(first=0.05).call(lambda: connection))
     assert connection.closed.is_set()
 
 
@@ -165,7 +166,7 @@ async def test_no_source_is_opened_after_the_limit(world: World) -> None:
 
 async def test_a_stream_after_the_deadline_is_a_timeout(world: World) -> None:
     with deadline(0):
-        got, error = await outcome(streamed(world, retry(), Source(world, [1])))
+        got, error = await outcome(streamed(world, quick(), Source(world, [1])))
     assert got == []
     assert isinstance(error, TimeoutExceeded)
 

@@ -14,12 +14,13 @@ from resilience import Bulkhead, Cache, Context, Fallback, Hedge, Keyed, Pipelin
 from resilience.errors import ArgumentMisuse, RaceMisuse, SuspensionMisuse
 from tests.callers import run_all
 from tests.conftest import Boom, World
-from tests.streams.sources import Source, anext_of, outcome, paced, retry, streamed
+from tests.functions import quick
+from tests.streams.sources import Source, anext_of, outcome, paced, streamed
 
 
 async def test_any_callable_that_returns_an_iterator_may_be_a_source(world: World) -> None:
     """A generator function, a function or coroutine function that returns an iterator, a method, a partial."""
-    streaming = retry().streaming()
+    streaming = quick().streaming()
 
     class Client:
         @streaming
@@ -71,12 +72,12 @@ async def test_any_callable_that_returns_an_iterator_may_be_a_source(world: Worl
 )
 def test_misuse_is_refused(call: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        call(Fallback([]).wrap(retry()).streaming())
+        call(Fallback([]).wrap(quick()).streaming())
 
 
 def test_none_may_be_sent() -> None:
-    assert retry().streaming().call(iter, [1]).send(None) == 1
-    assert asyncio.run(anext_sent(retry().streaming().call(paced, 0))) == 0
+    assert quick().streaming().call(iter, [1]).send(None) == 1
+    assert asyncio.run(anext_sent(quick().streaming().call(paced, 0))) == 0
 
 
 async def anext_sent(stream: Any) -> Any:
@@ -106,7 +107,7 @@ async def test_a_policy_cannot_race_the_calls_of_a_stream(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [Cache(1), SingleFlight(), Hedge(0.1), Pipeline(retry(), Cache(1))], ids=lambda it: it.name
+    "policy", [Cache(1), SingleFlight(), Hedge(0.1), Pipeline(quick(), Cache(1))], ids=lambda it: it.name
 )
 def test_policies_that_share_results_or_race_calls_refuse_streaming(policy: Any) -> None:
     with pytest.raises(TypeError, match="cannot stand around a stream"):
@@ -157,7 +158,7 @@ async def test_a_source_cannot_pull_its_own_stream(tasks_world: World) -> None:
                     await other
             yield number
 
-    stream = retry().streaming().call(items)
+    stream = quick().streaming().call(items)
     assert [it async for it in stream] == [0, 1, 2]
 
 
@@ -171,7 +172,7 @@ def test_two_threads_cannot_pull_at_the_same_time(threads: World) -> None:
             assert may_continue.acquire(timeout=10)
             yield number
 
-    stream = retry().streaming().call(items)
+    stream = quick().streaming().call(items)
     got: list[int] = []
 
     def pull_meanwhile() -> None:
@@ -187,7 +188,7 @@ def test_two_threads_cannot_pull_at_the_same_time(threads: World) -> None:
 
 async def test_pulls_may_be_created_before_they_are_awaited(tasks_world: World) -> None:
     for ends in (True, False):
-        stream = retry().streaming().call(Source(tasks_world, [1, 2, 3]).function)
+        stream = quick().streaming().call(Source(tasks_world, [1, 2, 3]).function)
         assert await anext(stream, None) == 1
         made = [stream.__anext__() for _ in range(4)]
         if not ends:

@@ -13,9 +13,8 @@ import pytest
 from resilience import Context, Failure, Fallback, Retry, Timeout
 from resilience.clock import clock
 from resilience.testing import ScriptEnded, Simulation, ascript, hang, items, script, virtual_time
-from tests.callers import run_all
+from tests.callers import run_all, wait_until
 from tests.conftest import Boom
-from tests.policies.bulkheads import wait_until
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

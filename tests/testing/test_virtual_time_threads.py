@@ -21,8 +21,8 @@ import trio.testing
 from resilience import Bulkhead, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.testing import VirtualClock, clocks, hang, script, standstills, virtual_time
+from tests.callers import wait_until
 from tests.conftest import Boom, Virtual, World, no_collector
-from tests.policies.bulkheads import wait_until
 from tests.testing.virtual import in_threads
 
 

@@ -12,6 +12,7 @@ from resilience import Context, Hedge, Keyed, Pipeline, Policy, Retry, current_c
 from resilience.work import IdempotencyKey
 from resilience.work.idempotency import key_for
 from tests.conftest import Boom, Virtual, World
+from tests.functions import quick
 
 
 def numbered(prefix: str = "key") -> IdempotencyKey:
@@ -19,17 +20,13 @@ def numbered(prefix: str = "key") -> IdempotencyKey:
     return IdempotencyKey(lambda: f"{prefix}-{next(numbers)}")
 
 
-def twice() -> Retry:
-    return Retry(2, on=Boom, backoff=[0])
-
-
 @pytest.mark.parametrize("order", ["outside", "inside", "between"])
 async def test_each_execution_has_one_key_for_all_attempts(world: World, order: str) -> None:
     key = numbered()
     pipeline = {
-        "outside": Pipeline(key, twice()),
-        "inside": Pipeline(twice(), key),
-        "between": Pipeline(Retry(1), Pipeline(twice(), name="inner"), key),
+        "outside": Pipeline(key, quick(2)),
+        "inside": Pipeline(quick(2), key),
+        "between": Pipeline(Retry(1), Pipeline(quick(2), name="inner"), key),
     }[order]
     seen: list[Any] = []
 
@@ -46,12 +43,12 @@ async def test_the_key_is_in_the_ambient_context(world: World) -> None:
     async def fn() -> Any:
         return current_context().properties["idempotency_key"]
 
-    assert await world.call(Pipeline(twice(), numbered()), fn) == "key-1"
+    assert await world.call(Pipeline(quick(2), numbered()), fn) == "key-1"
 
 
 @pytest.mark.parametrize("inside", [False, True])
 async def test_a_key_of_the_caller_is_kept(world: World, inside: bool) -> None:
-    pipeline = Pipeline(twice(), numbered()) if inside else Pipeline(numbered(), twice())
+    pipeline = Pipeline(quick(2), numbered()) if inside else Pipeline(numbered(), quick(2))
     ctx = Context(properties={"idempotency_key": "order-7", "tenant": "blue"})
 
     async def fn(ctx: Context) -> Any:
@@ -69,10 +66,10 @@ async def test_a_nested_execution_has_its_own_key_or_none(world: World) -> None:
 
     async def fn(ctx: Context) -> None:
         seen.append(key_for(ctx))
-        await world.execute(Pipeline(twice(), inner), innermost)
-        await world.execute(twice(), innermost)
+        await world.execute(Pipeline(quick(2), inner), innermost)
+        await world.execute(quick(2), innermost)
 
-    await world.execute(Pipeline(outer, twice()), fn)
+    await world.execute(Pipeline(outer, quick(2)), fn)
     assert seen == ["outer-1", "inner-1", None]
 
 
@@ -85,7 +82,7 @@ async def test_a_key_of_the_caller_applies_to_nested_executions(world: World) ->
 
     async def fn(ctx: Context) -> None:
         await world.execute(numbered(), innermost)
-        await world.execute(twice(), innermost)
+        await world.execute(quick(2), innermost)
         await world.execute(numbered(), innermost, Context(properties={"idempotency_key": "second"}))
 
     await world.execute(numbered(), fn, Context(properties={"idempotency_key": "order-7"}))
@@ -106,7 +103,7 @@ def test_a_keyed_policy_may_choose_a_pipeline_with_an_idempotency_key() -> None:
         seen.append(current_context().properties["idempotency_key"])
         raise Boom
 
-    policy = numbered().wrap(twice())
+    policy = numbered().wrap(quick(2))
     keyed = Keyed(lambda _: policy, key=lambda: "all")
     for _ in range(2):
         with pytest.raises(Boom):
@@ -114,7 +111,7 @@ def test_a_keyed_policy_may_choose_a_pipeline_with_an_idempotency_key() -> None:
     assert seen == ["key-1", "key-1", "key-2", "key-2"]
 
 
-@pytest.mark.parametrize("repeats", [twice(), Hedge(5, on=Boom, eager=True)], ids=["retry", "hedge"])
+@pytest.mark.parametrize("repeats", [quick(2), Hedge(5, on=Boom, eager=True)], ids=["retry", "hedge"])
 def test_an_attempt_without_access_to_the_earlier_key_is_an_error(repeats: Policy[Any]) -> None:
     """With two keys the work would be done twice."""
     seen: list[Any] = []

@@ -1,6 +1,6 @@
 """Two real services: the first calls the second, and the deadline of the first one's caller reaches it.
 
-One is ASGI (uvicorn) and the other one WSGI (wsgiref), with httpx between them. They share one process, but only the
+The first is ASGI (uvicorn) and the second WSGI (wsgiref), with httpx between them. They share one process, but only the
 header carries the deadline from one to the other.
 """
 
@@ -15,13 +15,12 @@ from math import inf
 from typing import Any
 from urllib.parse import urlsplit
 
-import anyio
 import httpx
 import pytest
 
 from resilience import Retry, current_context
 from resilience.integrations import asgi, wsgi
-from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
+from resilience.integrations.httpx import AsyncResilienceTransport
 from tests.integrations.services import PATIENCE, asgi_service, wsgi_service
 
 HEADER = "x-envoy-expected-rq-timeout-ms"
@@ -50,20 +49,11 @@ class Log:
     given: list[float] = field(default_factory=list)  # the seconds left at that instant
 
 
-def second_asgi(work: Callable[[], Iterator[float]], log: Log) -> Any:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        log.began.append(time.monotonic())
-        log.given.append(current_context().remaining())
-        for pause in work():
-            await anyio.sleep(pause)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"done"})
+@contextlib.contextmanager
+def services(work: Callable[[], Iterator[float]], log: Log, rounds: int = 1) -> Iterator[str]:
+    """Start both; the first calls the second `rounds` times for each request, one call after the other."""
 
-    return asgi_service(asgi.DeadlineMiddleware(app, default=inf))
-
-
-def second_wsgi(work: Callable[[], Iterator[float]], log: Log) -> Any:
-    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+    def second(environ: Any, start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Type", "text/plain")])
         log.began.append(time.monotonic())
         log.given.append(current_context().remaining())
@@ -71,52 +61,23 @@ def second_wsgi(work: Callable[[], Iterator[float]], log: Log) -> Any:
             time.sleep(pause)
         yield b"done"
 
-    return wsgi_service(wsgi.DeadlineMiddleware(app, default=inf))
-
-
-def first_asgi(url: str, rounds: int) -> Any:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        transport = AsyncResilienceTransport(Retry(3, backoff=[0.01]), propagate_to=[urlsplit(url).netloc])
+    async def first(scope: Any, receive: Any, send: Any) -> None:
+        transport = AsyncResilienceTransport(Retry(3, backoff=[0.01]), propagate_to=[urlsplit(second_url).netloc])
         async with httpx.AsyncClient(transport=transport, timeout=PATIENCE) as client:
-            statuses = [(await client.get(url)).status_code for _ in range(rounds)]
+            statuses = [(await client.get(second_url)).status_code for _ in range(rounds)]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": repr(statuses).encode()})
 
-    return asgi_service(asgi.DeadlineMiddleware(app, default=inf))
+    with (
+        wsgi_service(wsgi.DeadlineMiddleware(second, default=inf)) as second_url,
+        asgi_service(asgi.DeadlineMiddleware(first, default=inf)) as url,
+    ):
+        yield url
 
 
-def first_wsgi(url: str, rounds: int) -> Any:
-    def app(environ: Any, start_response: Any) -> list[bytes]:
-        transport = ResilienceTransport(Retry(3, backoff=[0.01]), propagate_to=[urlsplit(url).netloc])
-        with httpx.Client(transport=transport, timeout=PATIENCE) as client:
-            statuses = [client.get(url).status_code for _ in range(rounds)]
-        start_response("200 OK", [("Content-Type", "text/plain")])
-        return [repr(statuses).encode()]
-
-    return wsgi_service(wsgi.DeadlineMiddleware(app, default=inf))
-
-
-@dataclass
-class Pair:
-    """A first and a second service, not started."""
-
-    first: Callable[..., Any]
-    second: Callable[..., Any]
-    log: Log = field(default_factory=Log)
-
-    @contextlib.contextmanager
-    def serve(self, work: Callable[[], Iterator[float]], *, rounds: int = 1) -> Iterator[str]:
-        """Start both; the first calls the second `rounds` times for each request, one call after the other."""
-        with self.second(work, self.log) as second_url, self.first(second_url, rounds) as url:
-            yield url
-
-
-@pytest.fixture(
-    params=[(first_asgi, second_wsgi), (first_wsgi, second_asgi)],
-    ids=["asgi-wsgi", "wsgi-asgi"],
-)
-def pair(request: pytest.FixtureRequest) -> Pair:
-    return Pair(*request.param)
+@pytest.fixture
+def log() -> Log:
+    return Log()
 
 
 def work_briefly() -> Iterator[float]:
@@ -130,21 +91,21 @@ def work_until_the_deadline() -> Iterator[float]:
         yield 0.005
 
 
-def test_a_caller_gets_a_504_at_the_deadline_and_no_work_begins_after_it(pair: Pair) -> None:
+def test_a_caller_gets_a_504_at_the_deadline_and_no_work_begins_after_it(log: Log) -> None:
     """The first service would call the second for a long time."""
-    with pair.serve(work_briefly, rounds=int(MUCH / 0.05)) as url, httpx.Client(timeout=PATIENCE) as client:
+    with services(work_briefly, log, rounds=int(MUCH / 0.05)) as url, httpx.Client(timeout=PATIENCE) as client:
         for budget in BUDGETS:
             began = time.monotonic()
             assert client.get(url, headers=within(budget)).status_code == 504
-            if pair.log.began:
+            if log.began:
                 break
         assert client.get(url, headers=within(0)).status_code == 504
-    assert max(time.monotonic(), *pair.log.began) < began + budget + SLACK
-    assert all(later < earlier for earlier, later in zip(pair.log.given, pair.log.given[1:], strict=False))
-    assert max(pair.log.given) <= budget
+    assert max(time.monotonic(), *log.began) < began + budget + SLACK
+    assert all(later < earlier for earlier, later in zip(log.given, log.given[1:], strict=False))
+    assert max(log.given) <= budget
 
 
-def test_work_that_has_begun_obeys_the_deadline(pair: Pair) -> None:
+def test_work_that_has_begun_obeys_the_deadline(log: Log) -> None:
     """The second service stops, although it is not cut off."""
     stopped = threading.Event()
 
@@ -154,19 +115,19 @@ def test_work_that_has_begun_obeys_the_deadline(pair: Pair) -> None:
         finally:
             stopped.set()
 
-    with pair.serve(work) as url, httpx.Client(timeout=PATIENCE) as client:
+    with services(work, log) as url, httpx.Client(timeout=PATIENCE) as client:
         for budget in BUDGETS:
             began = time.monotonic()
             client.get(url, headers=within(budget))
-            if pair.log.began:
+            if log.began:
                 break
         assert stopped.wait(PATIENCE)
         assert time.monotonic() - began < budget + SLACK
-    assert len(pair.log.began) == 1
-    assert 0 < pair.log.given[0] <= budget
+    assert len(log.began) == 1
+    assert 0 < log.given[0] <= budget
 
 
-def test_a_request_without_a_deadline_is_not_limited(pair: Pair) -> None:
-    with pair.serve(work_briefly, rounds=2) as url:
+def test_a_request_without_a_deadline_is_not_limited(log: Log) -> None:
+    with services(work_briefly, log, rounds=2) as url:
         assert httpx.get(url, timeout=PATIENCE).text == "[200, 200]"
-    assert pair.log.given == [inf, inf]
+    assert log.given == [inf, inf]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,8 +11,6 @@ import anyio
 import pytest
 
 from resilience import Policy, Retry, Timeout, TimeoutExceeded, deadline
-from resilience.callables import maybe_await
-from resilience.runtimes.driving import drive
 from tests.conftest import FakeClock
 from tests.integrations.http_clients import NO_TLS, QUICK, outcome_of
 from tests.integrations.httpx.conftest import Kit, full_port
@@ -55,7 +52,7 @@ def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(sync_kit: Kit, ser
             abandoned.wait(PATIENCE)
             return super().handle_request(request)
 
-    policy = Policy.wrap(Retry(18, backoff=[0], on_retry=lambda event: abandoned.set()), Timeout(0.1))
+    policy = Policy.wrap(Retry(18, backoff=[0], on_retry=lambda event: abandoned.set()), Timeout(0.3))
     with sync_kit.library.Client(transport=sync_kit.make(policy, Waiting(verify=NO_TLS))) as client:
         if method == "GET":
             assert client.get(server.url).content == b"ok"
@@ -65,53 +62,6 @@ def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(sync_kit: Kit, ser
             abandoned.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
     assert len(server.requests) == (1 if method == "GET" else 0)
-
-
-class Connecting:
-    """A transport that reports in its trace that it is connecting, which lasts the first time until `let` is set."""
-
-    def __init__(self, kit: Kit) -> None:
-        self.requests: list[Any] = []
-        self.sent: list[Any] = []
-        self.let = threading.Event()
-
-        async def handle(request: Any) -> Any:
-            self.requests.append(request)
-            await maybe_await(request.extensions["trace"]("connection.connect_tcp.started", {}))
-            if len(self.requests) == 1:
-                await anyio.sleep(PATIENCE) if not kit.blocking else self.let.wait(PATIENCE)
-            await maybe_await(request.extensions["trace"]("http11.send_request_headers.started", {}))
-            self.sent.append(request)
-            return kit.library.Response(200)
-
-        class Network(kit.library.BaseTransport, kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
-            def handle_request(self, request: Any) -> Any:
-                return drive(handle(request))
-
-            async def handle_async_request(self, request: Any) -> Any:
-                return await handle(request)
-
-        self.transport = Network()
-
-
-async def test_a_post_that_was_cut_off_while_connecting_is_tried_again(some_kit: Kit) -> None:
-    """The client's trace shows that nothing was sent; the abandoned attempt never sends."""
-    network = Connecting(some_kit)
-    traced: list[str] = []
-
-    def trace(event: str, info: Any) -> Any:
-        traced.append(event)
-        return None if some_kit.blocking else anyio.sleep(0)
-
-    async with some_kit.client(Policy.wrap(Retry(18, backoff=[0]), Timeout(0.1)), network.transport) as client:
-        options = {"content": some_kit.generator(b"a"), "extensions": {"trace": trace}}
-        assert (await client.post("http://example.org/", **options)).status_code == 200
-    network.let.set()
-    end = time.monotonic() + PATIENCE
-    while Timeout.abandoned() and time.monotonic() < end:
-        time.sleep(0.005)
-    assert len(network.sent) == 1
-    assert traced.count("connection.connect_tcp.started") == len(network.requests)
 
 
 def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit: Kit) -> None:
@@ -142,14 +92,21 @@ def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit:
 
 
 async def test_a_post_is_repeated_if_the_connection_was_not_established(kit: Kit, server: FlakyServer) -> None:
-    """A limit on the attempt leaves no doubt about what was sent."""
+    """The client's trace, which the user may read too, shows that nothing was sent."""
+    attempts: list[Any] = []
+    traced: list[str] = []
+
+    def trace(event: str, info: Any) -> Any:
+        traced.append(event)
+        return None if kit.blocking else anyio.sleep(0)
+
     with full_port() as url:
-        attempts: list[Any] = []
         policy = Policy.wrap(Retry(2, backoff=[0], on_retry=attempts.append), Timeout(0.05))
         async with kit.client(policy, timeout=None) as client:
-            error = await outcome_of(client.post(url, json={}))
+            error = await outcome_of(client.post(url, content=kit.generator(b"a"), extensions={"trace": trace}))
             assert isinstance(error, (TimeoutExceeded, kit.library.ConnectTimeout))
     assert len(attempts) == 1
+    assert traced.count("connection.connect_tcp.started") == 2
 
 
 @pytest.mark.parametrize("proxied", [False, True])

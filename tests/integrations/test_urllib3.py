@@ -69,7 +69,7 @@ def test_each_method_of_reading_a_stream_has_the_deadline(server: FlakyServer) -
         lambda it: list(it.stream(1)),
         lambda it: it.json(),
     ]
-    with ResiliencePoolManager(Timeout(0.5, cooperative=True), maxsize=1, block=True) as http:
+    with ResiliencePoolManager(Timeout(0.2, cooperative=True), maxsize=1, block=True) as http:
         for answer in stuck:
             for read in methods:
                 response = http.request("GET", server.script("/", answer), preload_content=False)

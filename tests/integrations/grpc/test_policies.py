@@ -224,7 +224,7 @@ class TestDeadline:
         """A call that runs into the context's deadline fails with DEADLINE_EXCEEDED, and is not repeated."""
         dependency.steps = [Dependency.hang]
         began = time.monotonic()
-        with deadline(0.5):
+        with deadline(0.3):
             assert status(lambda: client.call(NOW, method, REQUEST[method])) is EXCEEDED
         assert time.monotonic() - began < 10
         assert len(dependency.seen) == 1

@@ -188,10 +188,10 @@ async def test_a_client_without_timeouts_gets_no_longer_one_than_a_socket_takes(
 async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Kit, server: FlakyServer) -> None:
     """With `read_body`, the caller of a stream may take any time."""
     async with (
-        some_kit.client(Timeout(1.0), read_body=True) as client,
+        some_kit.client(Timeout(0.5), read_body=True) as client,
         client.stream("GET", server.url) as response,
     ):
-        await some_kit.world.sleep(1.05)
+        await some_kit.world.sleep(0.55)
         assert await some_kit.read(response) == b"ok"
 
 

@@ -97,7 +97,8 @@ def within(limits: Limits, until: float, limit: float, step: Callable[[], Any]) 
         job = real.begin(step, (), {})
         return step() if job is None else real.wait_for(job)
     except Expired:
-        raise limits.exceeded(until, limit) from None
+        pass
+    raise limits.exceeded(until, limit)
 
 
 # --- in tasks ---

@@ -44,7 +44,7 @@ class StreamWaiter(Waiter):
 
 @final
 class StreamRuntime(Runtime):
-    """The runtime of the consumer, with timers that are only deadlines.
+    """The runtime of the consumer, with timers that are only deadlines; and what the parts of a stream share.
 
     :param host: the runtime of threads or of tasks.
     :param resume: the functions that compute keyword arguments of the next call from an item, by keyword.

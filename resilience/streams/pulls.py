@@ -104,7 +104,6 @@ def within(limits: Limits, until: float, limit: float, step: Callable[[], Any]) 
 # --- in tasks ---
 
 
-@types.coroutine
 def apulls(ctx: Context, items: Any, limits: Limits, until: float | None) -> Generator[Any, Any, None]:
     """Yield the items, each as an `Item`.
 
@@ -124,7 +123,7 @@ def apulls(ctx: Context, items: Any, limits: Limits, until: float | None) -> Gen
                 deadline = limits.deadline(until)
                 with TASKS.timer(deadline, limit if timer is None else None):
                     if now < deadline:
-                        item.value = yield from (pull() if is_native else pull().__await__())
+                        item.value = yield from pull().__await__()
                 if item.value is END:
                     raise limits.exceeded(until, limit)
         except StopAsyncIteration:

@@ -101,7 +101,7 @@ async def hold_open(
     try:
         await Opened(pulls)
     except GeneratorExit:
-        is_collected = not (runtime.is_closed or runtime.host is BLOCKING)
+        is_collected = not runtime.is_closed
         raise
     finally:
         if is_collected:  # the collector closes this coroutine, which cannot await then: `Driver.close` does

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from resilience import Bulkhead, Context, Pipeline, events
+from resilience import Bulkhead, Context, Failure, Fallback, Pipeline, Success, events
 from resilience.events.dispatch import subscribers
 from tests.conftest import Boom, World
 from tests.functions import quick
@@ -26,6 +26,19 @@ async def test_events_and_context_report_the_attempts_and_items(world: World, he
     assert finished.called is not None
     assert finished.called.function == source.function
     assert [it.attempt for it in heard if isinstance(it, events.CallFinished)] == []
+
+
+async def test_an_execution_ends_as_its_consumer_sees_it(world: World, heard: list[Any]) -> None:
+    """A consumer that leaves after an item sees a success."""
+    failed = Boom()
+    await outcome(streamed(world, retry(), Source(world, [1, failed])))
+    assert await streamed(world, retry(), Source(world, [])).all() == []
+    for pipeline, script in ((retry(), [1, 2]), (Fallback([1, 2]), [Boom()])):
+        stream = streamed(world, pipeline, Source(world, script))
+        assert await stream.next() == 1
+        await stream.close()
+    ends = [(it.outcome, it.items) for it in heard if isinstance(it, events.ExecutionFinished)]
+    assert ends == [(Failure(failed), 1), (Success(None), 0), (Success(None), 1), (Success(None), 1)]
 
 
 async def test_listeners_of_a_pipeline_get_each_event_once(world: World) -> None:

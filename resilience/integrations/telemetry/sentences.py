@@ -49,7 +49,9 @@ def sentence(event: Event, *, messages: bool) -> str:
 
 def _said(event: Event) -> str:
     """Return what the event says besides its topic."""
-    match event:  # one case for each kind, the last one below
+    match event:  # one case for each kind, the most frequent first and the rarest below
+        case events.ExecutionFinished():
+            return _finished(event)
         case events.RetryScheduled():
             later = format_seconds(event.delay)
             return f"attempt {event.attempt} failed with {_what(event.outcome)}, the next one is in {later}"
@@ -84,11 +86,9 @@ def _said(event: Event) -> str:
             return f"{_subject(event)}answered with {_ANSWERS[event.how]}"
         case events.StreamOpened():
             return f"the first item came in attempt {event.attempt}, after {format_seconds(event.elapsed)}"
-        case events.Parked():
-            times = "1 restart" if event.restarts == 1 else f"{event.restarts} restarts"
-            return f"gave {event.name} up after {times}; the last failure was {_what(event.last)}"
-    assert isinstance(event, events.ExecutionFinished)
-    return _finished(event)
+    assert isinstance(event, events.Parked)
+    times = "1 restart" if event.restarts == 1 else f"{event.restarts} restarts"
+    return f"gave {event.name} up after {times}; the last failure was {_what(event.last)}"
 
 
 def _timed_out(event: events.TimedOut) -> str:

@@ -16,7 +16,7 @@ import pytest
 from resilience import Bulkhead, CircuitBreaker, Fallback, Retry, Timeout
 from resilience.errors import BulkheadFull
 from tests.clients import Client
-from tests.conftest import Boom, World, nothing_is_left_unawaited
+from tests.conftest import Boom, Virtual, World, nothing_is_left_unawaited
 from tests.functions import quick
 
 # --- aproxy ------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ async def test_a_rejected_entry_enters_nothing(tasks_world: World) -> None:
     assert session.requests == 1
 
 
-async def test_an_entry_that_is_cut_off_leaves_nothing_behind(tasks_world: World) -> None:
+async def test_an_entry_that_is_cut_off_leaves_nothing_behind(virtual_tasks: Virtual) -> None:
     """The Timeout limits the entry; the block may take longer."""
 
     class Slow:

@@ -216,6 +216,11 @@ def still_about_to_probe(breaker: CircuitBreaker) -> None:
     assert breaker.state is CircuitState.CLOSED
 
 
+def no_probe_is_left(breaker: CircuitBreaker) -> None:
+    stats = breaker.stats()
+    assert (stats.probes, stats.opened) == (0, 1), "the cancelled probe kept its slot, or was counted"
+
+
 def same(ctx: Context) -> str:
     return "same"
 
@@ -223,6 +228,11 @@ def same(ctx: Context) -> str:
 def no_flight_is_left(policy: SingleFlight | Cache) -> None:
     assert policy.execute(lambda ctx: "second call") in ("second call", "old"), "the cancelled flight never ends"
     assert policy._flights.leaders == {}
+
+
+def nothing_is_cached(cache: Cache) -> None:
+    assert cache.stats().size == 0
+    no_flight_is_left(cache)
 
 
 def no_turn_is_taken(limiter: RateLimiter) -> None:
@@ -259,15 +269,6 @@ def checked(policy: Any, as_before: Callable[[Any], None]) -> Scene:
 
 
 def single_policies() -> dict[str, Callable[[], Scene]]:
-    def probe_of_the_users() -> Scene:
-        policy = about_to_probe(probe=work)
-
-        def as_before() -> None:
-            stats = policy.stats()
-            assert (stats.probes, stats.opened) == (0, 1), "the cancelled probe kept its slot, or was counted"
-
-        return executing(policy, work, as_before)
-
     def once() -> Scene:
         store: dict[str, Any] = {}
         policy = Once(store, key=lambda ctx: "key")
@@ -296,15 +297,6 @@ def single_policies() -> dict[str, Callable[[], Scene]]:
         hedge = Hedge(0, hedges=2, budget=None, on=BaseException)
         return executing(hedge.wrap(policy), work, lambda: all_permits_are_free(policy))
 
-    def cache() -> Scene:
-        policy = Cache(LONG, key=same, keep_errors=BaseException)
-
-        def as_before() -> None:
-            assert policy.stats().size == 0
-            no_flight_is_left(policy)
-
-        return executing(policy, work, as_before)
-
     def refresh() -> Scene:
         policy = Cache(0.0001, key=same, stale=LONG, on=BaseException)
         policy.execute(lambda ctx: "old")
@@ -322,7 +314,7 @@ def single_policies() -> dict[str, Callable[[], Scene]]:
 
     return {
         "flight": lambda: checked(SingleFlight(key=same), no_flight_is_left),
-        "cache": cache,
+        "cache": lambda: checked(Cache(LONG, key=same, keep_errors=BaseException), nothing_is_cached),
         "refresh": refresh,
         "keyed": keyed,
         "limiter": limiter,
@@ -339,7 +331,7 @@ def single_policies() -> dict[str, Callable[[], Scene]]:
             one_failure_short(on=BaseException, on_result=lambda value: False), still_one_failure_short
         ),
         "probe": lambda: checked(about_to_probe(), still_about_to_probe),
-        "probe-of-the-users": probe_of_the_users,
+        "probe-of-the-users": lambda: checked(about_to_probe(probe=work), no_probe_is_left),
         "bulkhead": lambda: checked(Bulkhead(1), all_permits_are_free),
     }
 

@@ -166,7 +166,7 @@ async def waits_for_a_group(child: Children, clean_up: CleanUp) -> None:
 
 
 async def gathers(child: Children, clean_up: CleanUp) -> None:
-    await asyncio.gather(child(clean_up), child(clean_up))
+    await asyncio.gather(child(clean_up), child(clean_up), return_exceptions=True)  # else it waits for the first only
 
 
 @pytest.mark.parametrize("child", [in_a_timeout, in_the_same_timeout, in_a_block, in_a_pipeline])

@@ -80,28 +80,6 @@ class Entry:
 
 
 @final
-class Entries(OrderedDict[Hashable, Entry]):
-    """The store of a cache that was given none. Look-ups take no lock: no entry that is kept is ever missing."""
-
-    def __init__(self, max_size: int) -> None:
-        super().__init__()
-        self._max_size = max_size
-
-    @override
-    def __setitem__(self, key: Hashable, entry: Entry) -> None:
-        """Keep an entry as the newest one. If there is no room, drop the oldest that is not `is_used`."""
-        self.pop(key, None)
-        while len(self) >= self._max_size:
-            oldest, kept = next(iter(self.items()))
-            if kept.is_used:  # a second chance, so that hits need not reorder the entries
-                kept.is_used = False
-                self.move_to_end(oldest)
-            else:
-                del self[oldest]
-        super().__setitem__(key, entry)
-
-
-@final
 class Cache(Policy[Never]):
     """Answer a call with the result of an earlier one for the same key.
 
@@ -167,7 +145,9 @@ class Cache(Policy[Never]):
             raise TypeError(f"store must be a mutable mapping, not {store!r}")
         self.name: str = checks.optional_name(name) or "Cache"
         self._flights = Flights(self.name)
-        self._entries: MutableMapping[Any, Any] = Entries(self._max_size) if store is None else store
+        own: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._own = own if store is None else None
+        self._entries: MutableMapping[Any, Any] = own if store is None else store
         self._find: Callable[[Hashable], Entry | None] = self._entries.get if store is None else self._ask_store
         self._lock = forks.lock_of(self)
         self._hits, self._stale_hits, self._misses = Counter(), Counter(), Counter()
@@ -286,6 +266,8 @@ class Cache(Policy[Never]):
         try:
             with self._lock:
                 if self._flights.is_current(key):
+                    if self._own is not None:
+                        _make_room(self._own, key, self._max_size)
                     self._entries[key] = entry
         except Exception:
             logger.exception("the store of %s raised; the result is not kept", self.name)
@@ -324,8 +306,7 @@ class Cache(Policy[Never]):
     def describe(self) -> str:
         fresh = f"what {name_of(self._ttl)} says" if callable(self._ttl) else f"{format_number(self._ttl)} s"
         stale = f", {format_number(self._stale)} s more if a refresh fails" if self._stale else ""
-        is_own = isinstance(self._entries, Entries)
-        room = f"at most {self._max_size}" if is_own else f"in a {type(self._entries).__name__}"
+        room = f"at most {self._max_size}" if self._own is not None else f"in a {type(self._entries).__name__}"
         again = f"; tries again {format_number(self._errors_ttl)} s after a failure" if self._errors_ttl != 1 else ""
         return f"{self.name}: keeps values for {fresh}{stale}, by {key_in_words(self._key)}, {room}{again}"
 
@@ -333,3 +314,15 @@ class Cache(Policy[Never]):
 def _seconds(ttl: object) -> float:
     """Return the seconds that `ttl(value)` has returned; a value with 0 or less is not kept."""
     return ttl.total_seconds() if isinstance(ttl, timedelta) else checks.number("ttl(value)", ttl)
+
+
+def _make_room(entries: OrderedDict[Hashable, Entry], key: Hashable, max_size: int) -> None:
+    """Let the entry of this key become the newest one; drop the oldest that are not used, if there are too many."""
+    entries.pop(key, None)
+    while len(entries) >= max_size:
+        oldest, kept = next(iter(entries.items()))
+        if kept.is_used:  # a second chance, so that hits need no lock
+            kept.is_used = False
+            entries.move_to_end(oldest)  # never removed, so that readers always find it
+        else:
+            del entries[oldest]

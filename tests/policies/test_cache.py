@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import gc
 import random
+from collections import OrderedDict
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -14,7 +15,6 @@ import pytest
 
 from resilience import Cache, CacheStats, Context, DeadlineExceeded, Rejected
 from resilience.outcome import Failure, Success
-from resilience.policies.cache import Entries
 from tests.callers import KeywordsOnly, Slow, ask_from_everywhere
 from tests.conftest import Boom, FakeClock, Frozen, Script, Watched, World, no_collector
 from tests.contention.storm import Gauge, Storm
@@ -381,18 +381,20 @@ def test_replacing_a_value_evicts_no_other(clock: FakeClock) -> None:
     assert cache.stats().size == 2
 
 
-def test_a_used_entry_is_found_during_an_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_used_entry_is_found_during_an_eviction() -> None:
     """A hit takes no lock: it may happen between any two steps of an eviction."""
-    cache, lookups, often = Cache(60, max_size=2), [], (str, (1,))
-    drop = Entries.__delitem__
+    cache, lookups = Cache(60, max_size=2), []
 
-    def recorded(entries: Entries, key: Any) -> None:
-        lookups.append((key, often in entries))
-        drop(entries, key)
+    class Recorded(OrderedDict[Any, Any]):
+        def __delitem__(self, key: Any) -> None:
+            lookups.append((key, often in self))
+            super().__delitem__(key)
 
-    monkeypatch.setattr(Entries, "__delitem__", recorded)
-    for number in (1, 1, 2, 3):
+    for number in (1, 1, 2):
         cache.call(str, number)
+    often = (str, (1,))
+    cache._own = cache._entries = Recorded(cache._entries)
+    cache.call(str, 3)
     assert lookups == [((str, (2,)), True)]
 
 

@@ -66,7 +66,7 @@ def _starlette(endpoint: Endpoint, middleware: Any) -> Any:
     def answer(request: Any) -> PlainTextResponse:
         return PlainTextResponse(endpoint())
 
-    return Starlette(routes=[Route("/", answer, methods=["GET", "HEAD"])], middleware=[Middleware(middleware)])
+    return Starlette(routes=[Route("/", answer)], middleware=[Middleware(middleware)])
 
 
 def _fastapi(endpoint: Endpoint, middleware: Any) -> Any:
@@ -118,24 +118,24 @@ class Service:
     def __init__(self, framework: str) -> None:
         self._make, self._module = SERVICES[framework]
 
-    def get(self, endpoint: Endpoint, *names: str, method: str = "GET", **headers: str) -> httpx.Response:
+    def get(self, endpoint: Endpoint, *names: str, **headers: str) -> httpx.Response:
         """Answer a request, with these middlewares, the outermost last."""
         middlewares = [getattr(self._module, name) for name in names or ["ResilienceMiddleware"]]
         app = self._make(endpoint, lambda app: reduce(lambda inner, middleware: middleware(inner), middlewares, app))
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         if self._module is asgi:
-            return asyncio.run(self._aget(app, method, fields))
+            return asyncio.run(self._aget(app, fields))
         transport = httpx.WSGITransport(app, raise_app_exceptions=False)
         with httpx.Client(transport=transport, base_url="http://test") as client:
             try:
-                return client.request(method, "/", headers=fields)
+                return client.get("/", headers=fields)
             except Exception:  # in the body, which the WSGI transport of httpx does not handle
                 return httpx.Response(500)
 
-    async def _aget(self, app: Any, method: str, headers: dict[str, str]) -> httpx.Response:
+    async def _aget(self, app: Any, headers: dict[str, str]) -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, "/", headers=headers)
+            return await client.get("/", headers=headers)
 
 
 @pytest.fixture(params=list(SERVICES))

@@ -82,12 +82,10 @@ def test_a_provider_that_becomes_the_global_one_counts_once(monkeypatch: pytest.
     ends = [exporter.instrument()]
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: exporter.provider)
     ends.append(instrument())
-    try:
-        Policy.wrap(Retry(), name="p").execute(lambda ctx: None)
-        assert [value[0] for (name, _), value in exporter.series().items() if name == "execution.duration"] == [1]
-    finally:
-        for end in ends:
-            end()
+    Policy.wrap(Retry(), name="p").execute(lambda ctx: None)
+    assert [value[0] for (name, _), value in exporter.series().items() if name == "execution.duration"] == [1]
+    for end in ends:
+        end()
 
 
 # --- spans -----------------------------------------------------------------------------------

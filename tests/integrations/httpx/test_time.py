@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from resilience import Policy, Retry, Timeout, TimeoutExceeded, deadline
+from tests.callers import wait_until
 from tests.conftest import FakeClock
 from tests.integrations.http_clients import NO_TLS, QUICK, outcome_of
 from tests.integrations.httpx.conftest import Kit, full_port
@@ -62,6 +63,29 @@ def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(sync_kit: Kit, ser
             abandoned.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
     assert len(server.requests) == (1 if method == "GET" else 0)
+
+
+def test_an_attempt_that_is_abandoned_while_it_connects_never_sends(sync_kit: Kit) -> None:
+    """So the next one may send, also a POST."""
+    connected = threading.Event()
+    attempts: list[Any] = []
+    sent: list[Any] = []
+
+    def handler(request: Any) -> Any:
+        attempts.append(request)
+        request.extensions["trace"]("connection.connect_tcp.started", {})
+        if len(attempts) == 1:
+            connected.wait(PATIENCE)
+        request.extensions["trace"]("http11.send_request_headers.started", {})
+        sent.append(request)
+        return sync_kit.library.Response(200)
+
+    transport = sync_kit.make(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.3)), sync_kit.library.MockTransport(handler))
+    with sync_kit.library.Client(transport=transport) as client:
+        assert client.post("http://example.org/").status_code == 200
+    connected.set()
+    wait_until(lambda: Timeout.abandoned() == 0)
+    assert len(sent) == 1
 
 
 def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit: Kit) -> None:

@@ -120,7 +120,7 @@ def apulls(ctx: Context, items: Any, limits: Limits, until: float | None) -> Gen
             else:
                 now, item.value = clock.now(), END
                 until = now + limit if until is None else until
-                deadline = limits.deadline(until)
+                deadline = until if timer is None else limits.deadline(until)
                 with TASKS.timer(deadline, limit if timer is None else None):
                     if now < deadline:
                         item.value = yield from pull().__await__()

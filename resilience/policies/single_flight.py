@@ -67,11 +67,11 @@ class SingleFlight(Policy[Never]):
         flight = self._flights.board(key, ctx)
         try:
             with flight:
-                if flight.leads or not await flight.follows():
-                    return flight.publish(await call(ctx))
+                if not flight.leads and await flight.follows():
+                    return flight.share()  # type: ignore[no-any-return]
+                return flight.publish(await call(ctx))
         finally:
             flight.__exit__(None, None, None)  # again: see `Flight`
-        return flight.share()  # type: ignore[no-any-return]
 
     def forget(self, key: Hashable) -> None:
         """Let the next caller of this key start a new call, beside the running one. Keys are as for `Cache.forget`."""

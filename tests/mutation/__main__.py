@@ -39,8 +39,17 @@ _TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_coope
 
 #: The tests that should notice a fault in a module.
 TESTS = {
-    "state/windows.py": ["state/test_windows.py", "state/test_trips.py", "state/test_circuit.py"],
-    "state/trips.py": ["state/test_trips.py", "state/test_circuit.py", *_BREAKER],
+    "state/windows.py": [
+        *(
+            "state/test_windows.py",
+            "state/test_trips.py",
+            "state/test_circuit.py",
+            "policies/test_adaptive_throttle.py",
+        ),
+    ],
+    "state/trips.py": [
+        *("state/test_trips.py", "state/test_circuit.py", "test_misuse.py", "test_pipeline.py", *_BREAKER),
+    ],
     "state/circuit.py": ["state/test_circuit.py", *_BREAKER],
     "state/permits.py": ["state/test_permits.py", *_BULKHEAD, "policies/test_machines.py"],
     "state/rates.py": ["state/test_rates.py", *_RATES],

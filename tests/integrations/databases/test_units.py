@@ -17,7 +17,7 @@ import pytest
 
 from resilience import Cache, Fallback, Hedge, Policy, Retry, Timeout, current_context, deadline, events
 from resilience.errors import ArgumentMisuse
-from resilience.integrations.dbapi import OutcomeUnknown, StatementLimits, unit_of_work
+from resilience.integrations.dbapi import OutcomeUnknown, StatementLimits, transient, unit_of_work
 from resilience.testing import recording
 from tests.callers import wait_until
 from tests.integrations.databases.postgres import PostgresServer
@@ -319,6 +319,30 @@ def test_a_unit_with_a_serialization_failure_is_repeated(url: str, driver: Any) 
     count_and_add(other=count_and_add)
     assert len(attempts) == 3
     assert rows_in(url) == ["x", "x"]
+
+
+def test_a_connection_that_is_lost_during_the_commit_is_not_retried(url: str, driver: Any) -> None:
+    """Although the same error before the commit is."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "create or replace function leave() returns trigger language plpgsql as "
+            "$$ begin perform pg_terminate_backend(pg_backend_pid()); return null; end $$"
+        )
+        connection.execute(
+            "create constraint trigger leaving after insert on notes deferrable initially deferred "
+            "for each row execute function leave()"
+        )
+    attempts = []
+
+    @unit_of_work(AGAIN, lambda: driver.connect(url))
+    def add(connection: Any) -> None:
+        attempts.append(connection)
+        execute(connection, "insert into notes values ('lost')")
+
+    with pytest.raises(driver.OperationalError) as caught:
+        add()
+    assert transient(caught.value)
+    assert len(attempts) == 1
 
 
 @pytest.mark.parametrize("rows", ["dictionaries", "objects"])

@@ -213,7 +213,7 @@ class _Either(Tally):
     def __init__(self, left: Tally, right: Tally) -> None:
         self._left = left
         self._right = right
-        self._counting = left  # the tally that `count` reports: the one that has tripped
+        self._counting = left  # the tally that `count` reports, once one has tripped
         self.quiet: bool = left.quiet and right.quiet
 
     @override
@@ -221,7 +221,7 @@ class _Either(Tally):
         left = self._left.add(failed, duration, now)
         right = self._right.add(failed, duration, now)  # not in an `or`: both must count
         self.quiet = self._left.quiet and self._right.quiet
-        self._counting = self._right if right and not left else self._left
+        self._counting = self._left if left else self._right
         return left or right
 
     @override

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from math import inf
 from typing import Any, ClassVar
 
@@ -180,6 +181,21 @@ async def test_of_two_attempts_that_raise_base_exceptions_one_is_raised(anywhere
 
 
 # --- simulations and threads ----------------------------------------------------------------------
+
+
+def test_the_delay_of_an_attempt_that_has_failed_begins_no_other(threads: World) -> None:
+    """The next one has begun at once, and still runs when that delay ends."""
+    begun: list[int] = []
+
+    def fn(ctx: Context) -> str:
+        begun.append(ctx.hedge)
+        if ctx.hedge == 0:
+            raise ConnectionError
+        time.sleep(0.08)
+        return "second"
+
+    assert Hedge(0.05, eager=True, budget=None).execute(fn) == "second"
+    assert begun == [0, 1]
 
 
 def test_a_simulation_that_ends_during_a_race_closes_its_attempts() -> None:

@@ -42,9 +42,7 @@ class Repeatable:
         self._headers = headers
         self._body = body
         #: Why the request must not be sent again once the server may have received it; None if it may be sent again.
-        self.why_not_once_sent: str | None = settings.rules.why_not_again(
-            method, headers, sent=True, replayable=body.can_be_sent_again
-        )
+        self.why_not_once_sent: str | None = self._rule_against(headers)
         #: Whether an attempt may begin beside one that has not begun yet, which a Hedge reads besides `repeatable`.
         self._resilience_may_overlap: bool = self.why_not_once_sent is None
 
@@ -83,6 +81,10 @@ class Repeatable:
             forbidden = None
         return self.why_not_now() or forbidden or self._body.why_not_now
 
+    def _rule_against(self, headers: Mapping[str, str]) -> str | None:
+        replayable = self._body.can_be_sent_again
+        return self.settings.rules.why_not_again(self._method, headers, sent=True, replayable=replayable)
+
     def mark(self, error: Exception) -> None:
         """Mark an error if the request must not be sent again, and note the reason on it."""
         if (reason := self.why_not_again) is not None:
@@ -101,8 +103,7 @@ class Repeatable:
         rules = self.settings.rules
         if (key := key_for(ctx)) is not None and not rules.has_key(self._headers):
             headers = {**headers, rules.idempotency_header: key}
-            if self._body.can_be_sent_again:
-                self.why_not_once_sent = None
+            self.why_not_once_sent = self._rule_against(headers)
         self._forbidden = self.why_not_once_sent
         self._resilience_may_overlap = True
         self._body.begin()

@@ -79,9 +79,9 @@ class Feed:
         The values of policies with the same labels are added up: how many circuits are open, how many calls run.
         """
         groups = self._groups
-        sums: dict[tuple[Instrument, frozenset[tuple[str, str]]], float] = {}
+        sums: dict[tuple[Instrument, tuple[tuple[str, str], ...]], float] = {}
         for it, value, labels in gauges_of(groups) if groups else ():
-            key = it, frozenset(self.labels.bounded(labels).items())
+            key = it, tuple(self.labels.bounded(labels).items())
             sums[key] = sums.get(key, 0) + value
         return (Measurement(it, value, dict(labels)) for (it, labels), value in sums.items())
 

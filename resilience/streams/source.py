@@ -14,10 +14,10 @@ from resilience.callables import close_coroutine, is_awaitable, name_of
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.endings import end_attempt
-from resilience.errors import ArgumentMisuse, AwaitableMisuse
+from resilience.errors import ArgumentMisuse, AwaitableMisuse, TimeoutExceeded
 from resilience.events.dispatch import subscribers
 from resilience.innermost import raise_if_expired, refuse_mismatch
-from resilience.runtimes.base import PassiveTimer, Runtime
+from resilience.runtimes.base import Expired, PassiveTimer, Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
@@ -50,6 +50,8 @@ async def keep_open(first: float, idle: float, ctx: Context) -> None:
     runtime = cast("StreamRuntime", ctx.runtime)
     if runtime.is_closed:
         raise Closed
+    if runtime.failure is not None and not runtime.is_repeatable:
+        raise runtime.failure  # another call would deliver the same items again
     runtime.failure, runtime.is_exhausted = None, False
     record, now = ctx._info.record, clock.now()
     began = now if subscribers.calls else None
@@ -74,7 +76,10 @@ async def keep_open(first: float, idle: float, ctx: Context) -> None:
     except Closed:
         pass
     except BaseException as error:
-        if isinstance(error, Exception):
+        if isinstance(error, Expired):
+            timer = cast("PassiveTimer", error.timer)
+            runtime.failure = TimeoutExceeded("the stream was cut off", policy=timer.policy)
+        elif isinstance(error, Exception):
             runtime.failure = error
         if record is not None:
             end_attempt(record, ctx, began, None, error)

@@ -18,6 +18,7 @@ from resilience import (
     Policy,
     Retry,
     Timeout,
+    TimeoutExceeded,
     events,
 )
 from tests.conftest import Boom, FakeClock, Virtual, World
@@ -123,6 +124,26 @@ async def test_a_policy_cannot_replace_a_stream_after_its_first_item(world: Worl
     failed = Boom()
     assert await outcome(streamed(world, Answers(), Source(world, [1, failed]))) == ([1], failed)
     assert await outcome(streamed(world, Answers(), Source(world, [failed]))) == (["instead"], None)
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["answers", "repeats"])
+async def test_no_policy_hides_the_end_of_a_stream_after_its_first_item(
+    world: World, clock: FakeClock, answers: bool
+) -> None:
+    class Hides(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            try:
+                return await call(ctx)
+            except (Boom, TimeoutExceeded):
+                return ["instead"] if answers else await call(ctx)
+
+    failed = Boom()
+    assert await outcome(streamed(world, Hides(), Source(world, [1, failed]))) == ([1], failed)
+    cut_off = Source(world, [1, lambda: clock.advance(9), 3])
+    got, error = await outcome(streamed(world, Pipeline(Hides(), Timeout(5, name="total")), cut_off))
+    assert got[0] == 1
+    assert isinstance(error, TimeoutExceeded)
+    assert (error.policy, len(cut_off.calls)) == ("total", 1)
 
 
 @pytest.mark.parametrize(

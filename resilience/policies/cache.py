@@ -249,11 +249,13 @@ class Cache(Policy[Never]):
         try:
             with self._lock:
                 entry = self._entries.get(key)
-            return entry if isinstance(entry, Entry) else None
+            if entry is None or isinstance(entry, Entry):
+                return entry
+            logger.warning("the store of %s holds an unknown %s; the call is made", self.name, type(entry).__name__)
         except Exception:
             refuse_unhashable(key, self.name)
             logger.exception("the store of %s raised; the call is made", self.name)
-            return None
+        return None
 
     def _keep_value(self, key: Hashable, value: object) -> None:
         ttl = _seconds(self._ttl(value)) if callable(self._ttl) else self._ttl

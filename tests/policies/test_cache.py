@@ -429,9 +429,10 @@ class Broken(dict[Any, Any]):
         raise OSError("gone")
 
 
-def test_foreign_values_in_a_store_are_ignored() -> None:
+def test_foreign_values_in_a_store_are_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     cache = Cache(60, store=collections.defaultdict(str, same="not ours"), key=same_key)
     assert [cache.call(str, it) for it in (1, 2)] == ["1", "1"]
+    assert caplog.messages[0] == "the store of Cache holds an unknown str; the call is made"
 
 
 def test_errors_of_a_store_are_logged_and_the_call_is_made(caplog: pytest.LogCaptureFixture) -> None:

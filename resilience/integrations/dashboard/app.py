@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import aclosing
 from typing import Any, Final, TypeAlias, final
@@ -32,8 +31,6 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
-
-_Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 #: Seconds after which a stream ends, and the milliseconds that a browser then waits before it reconnects.
 STREAM_LASTS: Final = 20.0
@@ -98,7 +95,6 @@ class Dashboard:
         self._hosts = _hosts(allowed_hosts)
         self._max_viewers = checks.whole("max_viewers", max_viewers)
         self._is_closed = False
-        self._token = secrets.token_hex(4)
         self._keep = checks.whole("keep", keep)
         self._watch = Watch(
             Observed(*policies),
@@ -125,8 +121,7 @@ class Dashboard:
             raise ValueError(f"the dashboard answers http, not {scope['type']!r}")
 
     async def _answer(self, scope: Scope, receive: Receive, response: _Response) -> None:
-        headers = _fields(scope)
-        if not self._is_allowed(headers.get("host", "")):
+        if not self._is_allowed(dict(scope["headers"]).get(b"host", b"").decode("latin-1")):
             return await response.whole(421, b"this host name is not one of allowed_hosts\n")
         if scope["method"] not in {"GET", "HEAD"}:
             return await response.whole(405, b"the dashboard is read-only\n", (b"allow", b"GET, HEAD"))
@@ -140,7 +135,7 @@ class Dashboard:
                 update, _ = self._update(0)
                 return await response.whole(200, _json(update), kind=b"application/json")
             case "/events":
-                return await self._stream(headers.get("last-event-id", ""), receive, response)
+                return await self._stream(receive, response)
             case _:
                 return await response.whole(404, b"there is no such page\n")
 
@@ -157,20 +152,22 @@ class Dashboard:
         rows, latest = self._watch.rows(change)
         now = {
             "pid": os.getpid(),
+            "keep": self._keep,
             **self._watch.rates(),
             **state(self._watch.observed, messages=self._messages),
         }
         return {"now": now, "rows": rows}, latest
 
-    async def _stream(self, last_id: str, receive: Receive, response: _Response) -> None:
+    async def _stream(self, receive: Receive, response: _Response) -> None:
         if not response.with_body:
-            return await response.begin(200, kind=b"text/event-stream")
+            await response.start(200, kind=b"text/event-stream")
+            return await response.send(b"", more=False)
         if self._watch.viewers >= self._max_viewers:
             return await response.whole(503, b"there are too many viewers\n", (b"retry-after", b"5"))
         with self._watch.viewing():
             try:
-                await response.begin(200, (b"x-accel-buffering", b"no"), kind=b"text/event-stream")
-                async with aclosing(self._pieces(last_id)) as pieces, anyio.create_task_group() as tasks:
+                await response.start(200, (b"x-accel-buffering", b"no"), kind=b"text/event-stream")
+                async with aclosing(self._pieces()) as pieces, anyio.create_task_group() as tasks:
                     tasks.cancel_scope.deadline = anyio.current_time() + STREAM_LASTS + STALLS
                     tasks.start_soon(_cancel_on_disconnect, receive, tasks.cancel_scope)
                     async for piece in pieces:
@@ -181,15 +178,10 @@ class Dashboard:
                 pass  # some servers raise it when the viewer has disconnected
         return None
 
-    async def _pieces(self, last_id: str) -> AsyncGenerator[bytes]:
+    async def _pieces(self) -> AsyncGenerator[bytes]:
         """Generate the pieces of a stream, each when the one before has been sent: a slow viewer has no backlog."""
-        own = f"{self._token}.{os.getpid()}"  # a browser that reconnects to another process, or a fork, begins again
-        run, _, number = last_id.partition("-")
-        reconnects = run == own and number.isascii() and number.isdigit()
-        change = int(number[:18]) if reconnects else 0
-        yield f"retry: {_RECONNECT}\n\n".encode()
-        if not reconnects:
-            yield _event("reset", {"keep": self._keep}, f"{own}-0")
+        yield b"retry: %d\n\n" % _RECONNECT
+        change = 0
         ends_at = clock.now() + STREAM_LASTS
         shown: object = None
         shown_at = 0.0
@@ -197,7 +189,7 @@ class Dashboard:
             update, change = self._update(change)
             if update["rows"] or update["now"] != shown:
                 shown, shown_at = update["now"], now
-                yield _event("update", update, f"{own}-{change}")
+                yield b"event: update\ndata: %s\n\n" % _json(update)
             elif now - shown_at >= _HEARTBEAT:
                 shown_at = now
                 yield b": nothing new\n\n"
@@ -221,28 +213,18 @@ class _Response:
         self.with_body: bool = with_body
 
     async def whole(self, status: int, body: bytes, *headers: tuple[bytes, bytes], kind: bytes = _TEXT) -> None:
-        length = (b"content-length", b"%d" % len(body))
-        await self._start(status, (*headers, (b"content-type", kind), length))
+        await self.start(status, *headers, (b"content-length", b"%d" % len(body)), kind=kind)
         await self.send(body if self.with_body else b"", more=False)
 
-    async def begin(self, status: int, *headers: tuple[bytes, bytes], kind: bytes) -> None:
-        """Begin a response of unknown length; end it at once for a HEAD request."""
-        await self._start(status, (*headers, (b"content-type", kind)))
-        if not self.with_body:
-            await self.send(b"", more=False)
+    async def start(self, status: int, *headers: tuple[bytes, bytes], kind: bytes) -> None:
+        all_headers = [*headers, (b"content-type", kind), *HEADERS]
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
 
     async def send(self, body: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
-    async def _start(self, status: int, headers: _Headers) -> None:
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *HEADERS]})
-
 
 # --- ASGI ------------------------------------------------------------------------------------
-
-
-def _fields(scope: Scope) -> dict[str, str]:
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _path(scope: Scope) -> str:
@@ -265,10 +247,6 @@ def _hosts(names: Iterable[str] | None) -> frozenset[str] | None:
 
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _event(kind: str, data: object, number: str) -> bytes:
-    return b"id: %s\nevent: %s\ndata: %s\n\n" % (number.encode(), kind.encode(), _json(data))
 
 
 async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:

@@ -277,7 +277,6 @@ const METERS = { bulkheads: aboutBulkhead, throttles: aboutThrottle, limiters: a
 // --- the log ---
 
 const rows = new Map(); // number -> row, oldest first
-let most = 0; // how many are kept
 
 function makeRow() {
   const it = element("li", "row");
@@ -305,7 +304,7 @@ function levelOf(row) {
   return WARNINGS.includes(row.kind) || row.state === "isolated" ? "warning" : "calm";
 }
 
-function keep(changed) {
+function keep(changed, most) {
   for (const row of changed) rows.set(row.number, row);
   for (const number of [...rows.keys()].slice(0, Math.max(0, rows.size - most))) rows.delete(number);
 }
@@ -367,14 +366,11 @@ function connect() {
     clearTimeout(lost);
     lost = 0;
     link("live", "live");
-  });
-  source.addEventListener("reset", (event) => {
-    rows.clear();
-    most = JSON.parse(event.data).keep;
+    rows.clear(); // each stream begins with all of them
   });
   source.addEventListener("update", (event) => {
     const update = JSON.parse(event.data);
-    keep(update.rows);
+    keep(update.rows, update.now.keep);
     latest = update.now;
     if (!paused) show(latest);
   });

@@ -2,8 +2,7 @@
 
 An event is reported in the thread of its call. That thread adds one count, and perhaps one row, to bounded memory that
 all viewers share. Each viewer reads from it at its own pace, and continues at the change at which it stopped before.
-So there is no queue for each viewer, a slow viewer costs nothing, and a viewer that reconnects misses only rows that
-have been pushed out of the log in the meantime.
+So there is no queue for each viewer, and a slow viewer costs nothing.
 
 Every execution emits `ExecutionFinished`. It is listened to only while there is a viewer, and for a while after. The
 other events are emitted if something goes wrong, and are cheap enough to be recorded without a viewer.

@@ -48,16 +48,15 @@ class Answer:
         return [row for update in self.updates() for row in update["rows"]]
 
 
-def scope(path: str = "/", method: str = "GET", root: str = "", **headers: str) -> dict[str, Any]:
-    fields = {"host": "localhost:8000", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    raw = [(name.encode(), value.encode()) for name, value in fields.items()]
-    return {"type": "http", "method": method, "path": path, "root_path": root, "headers": raw}
+def scope(path: str = "/", method: str = "GET", root: str = "", host: str = "localhost:8000") -> dict[str, Any]:
+    headers = [(b"host", host.encode())]
+    return {"type": "http", "method": method, "path": path, "root_path": root, "headers": headers}
 
 
-async def ask(app: Dashboard, path: str = "/", method: str = "GET", root: str = "", **headers: str) -> Answer:
+async def ask(app: Dashboard, *request: str, **options: str) -> Answer:
     """Make a request that is answered at once."""
     answer = Answer()
-    await app(scope(path, method, root, **headers), anyio.sleep_forever, answer.take)  # type: ignore[arg-type]
+    await app(scope(*request, **options), anyio.sleep_forever, answer.take)  # type: ignore[arg-type]
     assert answer.is_whole
     return answer
 
@@ -65,9 +64,8 @@ async def ask(app: Dashboard, path: str = "/", method: str = "GET", root: str = 
 class Viewer:
     """A viewer who has the event stream open during a block."""
 
-    def __init__(self, app: Dashboard, **headers: str) -> None:
+    def __init__(self, app: Dashboard) -> None:
         self._app = app
-        self._headers = headers
         self.answer = Answer()
         self.has_ended = anyio.Event()
 
@@ -85,7 +83,7 @@ class Viewer:
         await self._tasks.__aexit__(*exc)
 
     async def _look(self) -> None:
-        await self._app(scope("/events", **self._headers), self._receive, self.take)
+        await self._app(scope("/events"), self._receive, self.take)
         self.has_ended.set()
 
     async def _receive(self) -> Any:
@@ -102,9 +100,9 @@ class Viewer:
 
 
 @contextlib.asynccontextmanager
-async def viewing(app: Dashboard, **headers: str) -> AsyncIterator[Viewer]:
+async def viewing(app: Dashboard) -> AsyncIterator[Viewer]:
     """Open the event stream, and wait for its first update."""
-    async with Viewer(app, **headers) as viewer:
+    async with Viewer(app) as viewer:
         await viewer.until(lambda it: bool(it.updates()))
         yield viewer
 

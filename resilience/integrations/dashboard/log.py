@@ -9,6 +9,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
+from weakref import WeakValueDictionary
 
 from resilience import forks
 from resilience.events import CallRejected, CircuitChanged, Event, TimedOut
@@ -25,7 +26,7 @@ _Json: TypeAlias = dict[str, Any]
 
 
 @final
-@dataclass(slots=True, kw_only=True)
+@dataclass
 class Row:
     """One row of the log.
 
@@ -33,7 +34,6 @@ class Row:
     :param began: the time of its first event on the process clock; `ended`: that of its latest event.
     """
 
-    key: object
     shown: _Json
     began: float
     ended: float
@@ -50,9 +50,8 @@ class Log:
     def __init__(self, keep: int, *, messages: bool) -> None:
         self._messages = messages
         self._lock = forks.lock_of(self)
-        self._rows: deque[Row] = deque()
-        self._keep = keep
-        self._latest: dict[object, Row] = {}  # by key; only rows that are in `_rows`
+        self._rows: deque[Row] = deque(maxlen=keep)
+        self._latest: WeakValueDictionary[object, Row] = WeakValueDictionary()  # by key
         self._changes = 0
 
     def add(self, event: Event, now: float) -> None:
@@ -63,7 +62,11 @@ class Log:
             self._changes += 1
             row = self._latest.get(key)
             if row is None or now - row.ended > _MAX_GAP or now - row.began > _MAX_DURATION:
-                row = self._append(event, key, now)
+                state = event.new.value if isinstance(event, CircuitChanged) else None
+                row = Row({"number": self._changes, "kind": kind_of(event), "state": state, "count": 0}, now, now)
+                self._rows.append(row)
+                if key is not None:
+                    self._latest[key] = row
             row.ended = now
             row.shown |= {"change": self._changes, "text": text, "at": time.time(), "count": row.shown["count"] + 1}
 
@@ -71,19 +74,6 @@ class Log:
         """Return the rows that were added or changed since a change, and the number of the latest change."""
         with self._lock:
             return [row.shown.copy() for row in self._rows if row.shown["change"] > change], self._changes
-
-    def _append(self, event: Event, key: object, now: float) -> Row:
-        if len(self._rows) >= self._keep:
-            oldest = self._rows.popleft()
-            if self._latest.get(oldest.key) is oldest:
-                del self._latest[oldest.key]
-        state = event.new.value if isinstance(event, CircuitChanged) else None
-        shown = {"number": self._changes, "kind": kind_of(event), "state": state, "count": 0}
-        row = Row(key=key, shown=shown, began=now, ended=now)
-        self._rows.append(row)
-        if key is not None:
-            self._latest[key] = row
-        return row
 
 
 def _key(event: Event) -> object:

@@ -84,8 +84,8 @@ def serve(
         raise ImportError("serve() needs uvicorn: pip install 'resilience-pipeline[dashboard]'") from error
     name = f"[{host}]" if ":" in host else host
     dashboard = Dashboard(*policies, allowed_hosts=allowed_hosts or (*_LOOPBACK, name), **options)
-    try:
-        listening = _bind(host, port)
+    try:  # in the caller's thread, so that the caller gets the error
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except BaseException:
         dashboard.close()
         raise
@@ -104,7 +104,9 @@ def serve(
     thread = threading.Thread(target=server.run, args=([listening],), name="resilience-dashboard", daemon=True)
     url = f"http://{name}:{listening.getsockname()[1]}/"
     thread.start()
-    _wait_for(server, thread)
+    deadline = time.monotonic() + _PATIENCE
+    while not server.started and thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.005)
     return Served(server, thread, url, dashboard)
 
 
@@ -119,15 +121,3 @@ async def aserve(*policies: Any, **options: Any) -> None:
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(served.close)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """Bind in the caller's thread, so that the caller gets the error."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)
-
-
-def _wait_for(server: uvicorn.Server, thread: threading.Thread) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while not server.started and thread.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.005)

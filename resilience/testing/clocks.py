@@ -109,7 +109,13 @@ class VirtualClock:
     def wait(self, waitable: Waitable, seconds: float | None) -> bool:
         """Wait for a lock that another thread releases."""
         deadline = inf if seconds is None else self._time + seconds
-        released = _Released(waitable)
+        is_released = False
+
+        def released() -> bool:  # it acquires the lock, so a true answer is kept
+            nonlocal is_released
+            is_released = is_released or waitable.acquire(False)
+            return is_released
+
         if self.wait_until(deadline, released, time.sleep):
             return True
         if not self._closed:
@@ -208,19 +214,3 @@ class VirtualClock:
         """End virtual time: sleeps that are not over end at once, and waits for a lock continue in real time."""
         self._closed = True
         self._standstills.clear()
-
-
-@final
-class _Released:
-    """A predicate for whether a lock was released. It acquires the lock, so it stores a true answer."""
-
-    __slots__ = ("_is", "_waitable")
-
-    def __init__(self, waitable: Waitable) -> None:
-        self._waitable = waitable
-        self._is = False
-
-    def __call__(self) -> bool:
-        if not self._is:
-            self._is = self._waitable.acquire(False)
-        return self._is

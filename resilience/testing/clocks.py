@@ -27,7 +27,7 @@ from resilience import checks
 from resilience.checks import Duration
 from resilience.clock import Waitable, wait_for_real
 from resilience.testing.standstills import Standstills, real_now
-from resilience.testing.stuck import Progress, is_ignored, stuck
+from resilience.testing.stuck import is_ignored, stuck
 
 #: How long a waiting thread pauses, in real seconds, before it looks at the other threads again.
 _SHORTEST_PAUSE = 0.00002
@@ -70,7 +70,8 @@ class VirtualClock:
 
     def __init__(self, patience: float, stuck_after: float) -> None:
         self._time = 0.0
-        self._progress = Progress(stuck_after)
+        self._stuck_after = stuck_after
+        self._stuck_since: float | None = None  # on the real clock; None if there was progress
         #: The threads, or patterns of their names, for which the clock does not wait.
         self.ignored: list[threading.Thread | str] = []
         self._patience = patience
@@ -146,7 +147,7 @@ class VirtualClock:
                 with self._lock:  # so that no other thread sees this one waiting after it was woken
                     if has_happened():
                         if not is_real:
-                            self._progress.made()
+                            self._stuck_since = None
                         self.leave()
                         return True
                     if self._time >= deadline or self._closed:
@@ -177,24 +178,27 @@ class VirtualClock:
         with self._lock:
             target = min((wait.deadline for wait in self._waits.values()), default=inf)
             if target == inf or self._closed:
-                self._progress.made()  # all waits are for real events, which may take any time
+                self._stuck_since = None  # all waits are for real events, which may take any time
                 return False
             # The check of the other threads takes a while, in which one of them may have woken another one.
             if busy := self._due() or self._busy(mine.looks) or self._due():
                 self._check_progress(busy)
                 return False
             self._time = target
-            self._progress.made()
+            self._stuck_since = None
             return True
 
     def _check_progress(self, busy: list[int]) -> None:
         if busy == [threading.get_ident()]:
             return  # this event loop waits for a socket, for no longer than the patience
-        seconds = self._progress.missed(real_now())
-        if seconds > self._patience + self._progress.limit:
+        now = real_now()
+        if self._stuck_since is None:
+            self._stuck_since = now
+        seconds = now - self._stuck_since
+        if seconds > self._patience + self._stuck_after:
             threads = [it for it in threading.enumerate() if it.ident in busy]
-            self._progress.made()  # the code that gets the error may end the standstill, before others get it, too
-            raise stuck(threads, seconds, self._progress.limit)
+            self._stuck_since = None  # the code that gets the error may end the standstill, before others get it, too
+            raise stuck(threads, seconds, self._stuck_after)
 
     def _due(self) -> list[int]:
         """Return the threads that have been woken, by an event or by time, or may be by something real."""

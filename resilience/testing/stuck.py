@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from types import FrameType
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 from resilience.errors import Misuse
 
@@ -41,7 +41,7 @@ def checked(ignore: Ignored) -> tuple[threading.Thread | str, ...]:
 
 def is_ignored(thread: threading.Thread, ignored: Iterable[threading.Thread | str]) -> bool:
     """Whether a thread, or its name, is in `ignored`."""
-    return any(thread is each if isinstance(each, threading.Thread) else _has_name(thread, each) for each in ignored)
+    return any(it in (thread, thread.name) or (isinstance(it, str) and fnmatchcase(thread.name, it)) for it in ignored)
 
 
 def stuck(threads: list[threading.Thread], seconds: float, limit: float) -> VirtualTimeStuck:
@@ -61,34 +61,6 @@ def stuck(threads: list[threading.Thread], seconds: float, limit: float) -> Virt
         + f"\nIf it has no part in the test, leave it out: virtual_time(ignore={names!r}). "
         f"If it needs longer, allow that: virtual_time(stuck_after={2 * limit:g})."
     )
-
-
-@final
-class Progress:
-    """Measures how long virtual time has made no progress.
-
-    :param limit: real seconds without progress after which waiting code gets an error.
-    """
-
-    __slots__ = ("_since", "limit")
-
-    def __init__(self, limit: float) -> None:
-        self.limit: float = limit
-        self._since: float | None = None
-
-    def made(self) -> None:
-        """Note progress."""
-        self._since = None
-
-    def missed(self, now: float) -> float:
-        """Note that there is no progress at `now`, and return for how many seconds there has been none."""
-        if self._since is None:
-            self._since = now
-        return now - self._since
-
-
-def _has_name(thread: threading.Thread, pattern: str) -> bool:
-    return thread.name == pattern or fnmatchcase(thread.name, pattern)
 
 
 def _where(frame: FrameType | None) -> str:

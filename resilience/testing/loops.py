@@ -25,7 +25,6 @@ import time
 from asyncio import base_events
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from math import inf
 from typing import Any, Final, NoReturn, final
 
@@ -109,16 +108,27 @@ class _LoopTime:
 
 @contextmanager
 def _asyncio_in(clock: VirtualClock) -> Iterator[None]:
-    loops = _AsyncioLoops(clock)
     loop_class: Any = base_events.BaseEventLoop
-    run_once = loop_class._run_once
+    run_once, real_time = loop_class._run_once, loop_class.time
+    adopted: dict[int, _Selector] = {}  # by the id of the loop
+
+    def adopt(loop: Any, *, is_fresh: bool = True) -> None:
+        """Let a loop run on the clock, if it is called in its own thread or does not run yet."""
+        if id(loop) in adopted or loop._thread_id not in (None, threading.get_ident()) or loop.is_closed():
+            return
+        ahead = vars(loop).pop("time", None)  # set by `release` at the end of an earlier block
+        now = real_time(loop) if ahead is None else ahead()
+        base = 0.0 if is_fresh and not loop._scheduled else float(now) - clock.now()
+        adopted[id(loop)] = loop._selector = _Selector(loop, clock, _LoopTime(clock, base))
 
     def run_once_adopted(loop: Any) -> None:
-        loops.adopt(loop)
+        adopt(loop)
         run_once(loop)
 
     def time_adopted(loop: Any) -> float:
-        return loops.time(loop)
+        adopt(loop)
+        selector = adopted.get(id(loop))
+        return real_time(loop) if selector is None else selector.time.now()
 
     try:
         with replaced(loop_class, _run_once=run_once_adopted, time=time_adopted):
@@ -127,50 +137,11 @@ def _asyncio_in(clock: VirtualClock) -> Iterator[None]:
                     raise RuntimeError(
                         f"virtual time needs a loop of asyncio's, not {running!r}, which brings its own timers"
                     )
-                loops.adopt(running, is_fresh=False)
+                adopt(running, is_fresh=False)
             yield
     finally:
-        loops.release()
-
-
-@final
-class _AsyncioLoops:
-    """The loops that run on a clock."""
-
-    def __init__(self, clock: VirtualClock) -> None:
-        self._clock = clock
-        self._real_time: Callable[[Any], float] = base_events.BaseEventLoop.time
-        self._adopted: dict[int, _Selector] = {}  # by the id of the loop
-
-    def adopt(self, loop: Any, *, is_fresh: bool = True) -> None:
-        """Let a loop run on the clock, if it is called in its own thread or does not run yet."""
-        if id(loop) in self._adopted or loop._thread_id not in (None, threading.get_ident()) or loop.is_closed():
-            return
-        ahead = vars(loop).pop("time", None)  # set by `release` at the end of an earlier block
-        now = self._real_time(loop) if ahead is None else ahead()
-        is_fresh = is_fresh and not loop._scheduled
-        base = 0.0 if is_fresh else float(now) - self._clock.now()
-        loop._selector = _Selector(loop, self._clock, _LoopTime(self._clock, base))
-        self._adopted[id(loop)] = loop._selector
-
-    def time(self, loop: Any) -> float:
-        """Return the time of a loop."""
-        self.adopt(loop)
-        adopted = self._adopted.get(id(loop))
-        return self._real_time(loop) if adopted is None else adopted.time.now()
-
-    def release(self) -> None:
-        """Let the loops wait in real time again; their clocks continue from their current time."""
-        for adopted in self._adopted.values():
-            loop = adopted.loop
-            if not loop.is_closed():
-                loop._selector = adopted.real
-                ahead = float(adopted.time.now()) - self._real_time(loop)
-                loop.time = partial(_later, self._real_time, loop, ahead)
-
-
-def _later(time: Callable[[Any], float], loop: Any, seconds: float) -> float:
-    return time(loop) + seconds
+        for selector in adopted.values():
+            selector.release(real_time)
 
 
 @final
@@ -197,6 +168,14 @@ class _Selector:
             if self._clock.now() >= deadline:
                 self.time.reach(when)
         return self.real.select(0)
+
+    def release(self, real_time: Callable[[Any], float]) -> None:
+        """Let the loop wait in real time again; its clock continues from its current time."""
+        loop = self.loop
+        if not loop.is_closed():
+            loop._selector = self.real
+            ahead = float(self.time.now()) - real_time(loop)
+            loop.time = lambda: real_time(loop) + ahead
 
     def _is_next_abandoned(self) -> bool:
         """Whether the next timer was an alarm whose calls are all over. If so, it is cancelled: time must not jump."""

@@ -71,17 +71,17 @@ class Standstills:
             del self._of[ident]
         frames = sys._current_frames() if threads else {}
         # Read the places of all threads first: they run while the kernel is asked about them below.
-        seen = [_Look(it, frames.get(it.ident or 0)) for it in threads]
+        seen = [(it, _place_of(frames.get(it.ident or 0)), _has_new_job(it)) for it in threads]
         del frames  # no cycle: one of them is this frame
-        return [look.thread.ident or 0 for look in seen if not self._stands_still(look, looks)]
+        return [it.ident or 0 for it, place, is_new in seen if is_new or not self._stands_still(it, place, looks)]
 
-    def _stands_still(self, look: _Look, looks: int) -> bool:
-        thread, ident, place = look.thread, look.thread.ident, look.place
-        if ident is None or look.is_at_work:
-            return False  # the thread starts, or has a new job
+    def _stands_still(self, thread: threading.Thread, place: _Place | None, looks: int) -> bool:
+        ident = thread.ident
+        if ident is None:
+            return False  # the thread starts
         if place is None:
             return isinstance(thread, threading._DummyThread) or not thread.is_alive()  # other threads are ending
-        if look.is_idle_worker:
+        if place[0].f_code is Worker.wait.__code__:  # a worker without a job
             self._of.pop(ident, None)
             return True
         now, ran, is_runnable = real_now(), _seconds_run(thread), _is_runnable(thread)
@@ -95,21 +95,13 @@ class Standstills:
         return now - standstill.since >= self._patience and min(standstill.idle_looks, looks) >= _MIN_LOOKS
 
 
-@final
-class _Look:
-    """The place of a thread at one instant.
+def _place_of(frame: FrameType | None) -> _Place | None:
+    return None if frame is None else (frame, frame.f_lasti)
 
-    :param frame: its topmost frame; None if it has none.
-    """
 
-    __slots__ = ("is_at_work", "is_idle_worker", "place", "thread")
-
-    def __init__(self, thread: threading.Thread, frame: FrameType | None) -> None:
-        self.thread: threading.Thread = thread
-        self.place: _Place | None = None if frame is None else (frame, frame.f_lasti)
-        #: Whether it has been given a job that it has not begun.
-        self.is_at_work: bool = isinstance(thread, Worker) and thread.has_new_job
-        self.is_idle_worker: bool = frame is not None and frame.f_code is Worker.wait.__code__
+def _has_new_job(thread: threading.Thread) -> bool:
+    """Whether a thread has been given a job that it has not begun."""
+    return isinstance(thread, Worker) and thread.has_new_job
 
 
 def _seconds_run(thread: threading.Thread) -> float:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any, NamedTuple, NoReturn, final
+from typing import Any, NamedTuple, final
 
 from resilience import checks
 from resilience.ambient import current_context
@@ -189,13 +189,11 @@ async def _aiterate(steps: tuple[Any, ...]) -> AsyncIterator[Any]:
 
 
 def _finish(step: Any) -> Any:
-    if isinstance(step, BaseException) or (isinstance(step, type) and issubclass(step, BaseException)):
-        _raise(step)
+    if isinstance(step, type) and issubclass(step, BaseException):
+        raise step
+    if isinstance(step, BaseException):
+        try:
+            raise step.with_traceback(None)
+        finally:
+            del step  # no cycle: error -> traceback -> this frame -> error
     return step
-
-
-def _raise(error: BaseException | type[BaseException]) -> NoReturn:
-    try:
-        raise error.with_traceback(None) if isinstance(error, BaseException) else error
-    finally:
-        del error  # no cycle: error -> traceback -> this frame -> error

@@ -188,15 +188,14 @@ class _Execution:
             raise OutcomeUnknown("the unit of work may have been committed when it was cut off; it is not done again")
         connect = self._unit._connect
         connection = await maybe_await(connect()) if self._in_tasks else _connect_for_plain(connect, self._fn)
-        limits = AsyncExitStack() if self._unit._limit_statements and ctx.deadline < inf else None
+        limits = AsyncExitStack()
         try:
-            if limits is not None:
+            if self._unit._limit_statements and ctx.deadline < inf:
                 await limits.enter_async_context(self._unit.limits(connection))
             result = await maybe_await(self._enter(connection, *args, **kwargs))
             await self._unit.prepare(connection)
             await self._commit(connection, ctx)
-            if limits is not None:
-                await limits.aclose()
+            await limits.aclose()
             await _close(connection)
             return result
         except BaseException:
@@ -247,7 +246,7 @@ def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> An
     return connection
 
 
-async def _undo(connection: Any, limits: AsyncExitStack | None) -> None:
+async def _undo(connection: Any, limits: AsyncExitStack) -> None:
     """Roll back and close the connection of an attempt whose error is being raised."""
     try:
         await _rollback(connection, limits)
@@ -255,7 +254,7 @@ async def _undo(connection: Any, limits: AsyncExitStack | None) -> None:
         await _close(connection)
 
 
-async def _undo_shielded(connection: Any, limits: AsyncExitStack | None) -> None:
+async def _undo_shielded(connection: Any, limits: AsyncExitStack) -> None:
     """Roll back and close, shielded from cancellation, and with a limit on the caller's wait."""
     if is_of("aiosqlite", "Connection", connection):
         with suppress(Exception):
@@ -268,10 +267,9 @@ async def _undo_shielded(connection: Any, limits: AsyncExitStack | None) -> None
     )
 
 
-async def _rollback(connection: Any, limits: AsyncExitStack | None) -> None:
-    if limits is not None:
-        with suppress(Exception):
-            await limits.aclose()
+async def _rollback(connection: Any, limits: AsyncExitStack) -> None:
+    with suppress(Exception):
+        await limits.aclose()
     with suppress(Exception):  # a broken connection raises
         await maybe_await(connection.rollback())
 

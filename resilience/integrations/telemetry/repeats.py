@@ -30,12 +30,11 @@ def key_of(event: Event) -> Key | None:
 @final
 @dataclass(slots=True)
 class _Interval:
-    """The lines of one key since `began`: how many were written, how many left out, and the latest one left out."""
+    """The lines of one key since `began`: how many, and the latest one."""
 
     began: float
-    written: int = 0
-    left_out: int = 0
-    latest: Line | None = None
+    latest: Line
+    lines: int = 0
 
 
 @final
@@ -66,7 +65,7 @@ class Repeats:
     def all_left_out(self) -> list[Line]:
         """Return lines with all counts that have not been reported, and end all intervals."""
         with self._lock:
-            lines = [line for interval in tuple(self._intervals.values()) for line in _count(interval, None)]
+            lines = [line for interval in tuple(self._intervals.values()) for line in self._count(interval, None)]
             self._intervals.clear()
         return lines
 
@@ -77,29 +76,23 @@ class Repeats:
             if -self._seconds < elapsed < self._seconds and len(self._intervals) <= _MAX_KEYS:
                 return
             if self._intervals.pop(key, None) is first:
-                yield from _count(first, now if elapsed > 0 else None)
+                yield from self._count(first, now if elapsed > 0 else None)
 
     def _admits(self, line: Line, key: Key, now: float) -> bool:
-        interval = self._intervals.get(key)
-        if interval is None:
-            interval = self._intervals[key] = _Interval(now)
-        if interval.written < self._limit:
-            interval.written += 1
-            return True
-        interval.left_out += 1
+        interval = self._intervals.setdefault(key, _Interval(now, line))
         interval.latest = line
-        return False
+        interval.lines += 1
+        return interval.lines <= self._limit
 
-
-def _count(interval: _Interval, now: float | None) -> Iterator[Line]:
-    """Yield the latest line that was left out, with the count; nothing if none was."""
-    line, count = interval.latest, interval.left_out
-    if line is None:
-        return
-    known: dict[str, Fact] = {**line.facts, "left_out": count}
-    since = ""
-    if now is not None:
-        known["seconds"] = round(now - interval.began, 3)
-        since = f" in {format_seconds(now - interval.began)}"
-    more = "" if count == 1 else f" (and {count - 1} more{since})"
-    yield line._replace(text=f"{line.text}{more}", facts=known)
+    def _count(self, interval: _Interval, now: float | None) -> Iterator[Line]:
+        """Yield the latest line that was left out, with the count; nothing if none was."""
+        line, count = interval.latest, interval.lines - self._limit
+        if count <= 0:
+            return
+        known: dict[str, Fact] = {**line.facts, "left_out": count}
+        since = ""
+        if now is not None:
+            known["seconds"] = round(now - interval.began, 3)
+            since = f" in {format_seconds(now - interval.began)}"
+        more = "" if count == 1 else f" (and {count - 1} more{since})"
+        yield line._replace(text=f"{line.text}{more}", facts=known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 from resilience.clock import clock
 from resilience.context import BareContext, Context
@@ -18,25 +18,16 @@ from resilience.streams.runtime import StreamRuntime
 from resilience.streams.source import Closed, hold_open
 
 
-class Settings(Protocol):
-    """The parameters of `policy.streaming(...)`."""
-
-    policy: Executed
-
-    @property
-    def stage(self) -> Callable[[Context], Any]:
-        """The chain around the source."""
-        ...
-
-
 async def execute(
-    streaming: Settings,
+    policy: Executed,
+    chain: Callable[[Context], Any],
     runtime: StreamRuntime,
     called: tuple[Callable[..., Any], tuple[Any, ...] | None, Mapping[str, Any]],
     given: Context | None,
 ) -> None:
     """Run the chain, and yield an `Opened` to the driver for each source, and for a value that replaces the items.
 
+    :param chain: the chain around the source.
     :param called: the function, its arguments (None if it takes the context), and its keyword arguments.
     :param given: the context that the caller passed in, if any.
     """
@@ -47,12 +38,12 @@ async def execute(
     ctx.runtime = runtime.host
     ctx._function, ctx._arguments, ctx._keywords = called
     ctx._info = NO_INFO
-    ctx._executed = streaming.policy
+    ctx._executed = policy
     ctx._timer = None
-    record, error = inherit(ctx, streaming.policy, given), None
+    record, error = inherit(ctx, policy, given), None
     ctx.runtime = runtime
     try:
-        answer = await streaming.stage(ctx)
+        answer = await chain(ctx)
         if runtime.items and runtime.failure is not None:
             raise runtime.failure  # a value cannot replace a stream that has begun
         if not (runtime.items or (runtime.is_exhausted and answer is None)):

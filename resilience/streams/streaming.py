@@ -77,10 +77,9 @@ class Streaming:
                 raise TypeError(f"{it.name} cannot stand around a stream: items that were handed out are gone")
         self._stage, self._innermost = compose(chain, innermost), innermost
 
-    @property
-    def stage(self) -> Callable[[Context], Any]:
-        """The chain; without its policies if they are switched off."""
-        return self._innermost if subscribers.policies_off else self._stage
+    def _chain(self, ctx: Context) -> Any:
+        """Run the chain; without its policies if they are switched off."""
+        return (self._innermost if subscribers.policies_off else self._stage)(ctx)
 
     def __repr__(self) -> str:
         limits = {"first": self.first, "idle": self.idle}
@@ -133,7 +132,7 @@ class Streaming:
         ctx: Context | None = None,
     ) -> Any:
         runtime = StreamRuntime(TASKS if is_async else BLOCKING, self.resume)
-        driver = Driver(runtime, functools.partial(execute, self, runtime, (fn, args, kwargs), ctx))
+        driver = Driver(runtime, functools.partial(execute, self.policy, self._chain, runtime, (fn, args, kwargs), ctx))
         return AsyncStream(driver) if is_async else Stream(driver)
 
     @overload

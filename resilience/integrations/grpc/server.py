@@ -9,24 +9,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import wraps
-from types import TracebackType
 from typing import Any, TypeAlias, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from resilience.callables import maybe_await
 from resilience.checks import Duration
+from resilience.context import Context
 from resilience.integrations.grpc.calls import Kind
 from resilience.integrations.wire import Acceptance, Steps, budget, ran_out
-from resilience.runtimes.driving import drive
 
 __all__ = ["AioDeadlineInterceptor", "DeadlineInterceptor"]
 
 _Behavior: TypeAlias = Callable[..., Any]
 
 _UNLIMITED = 1e9  # seconds; in a blocking server, about 9e18 remain if the caller has set no deadline
-_DETAILS = "the deadline of the call has passed"
+_TOO_LATE = grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the call has passed"
 
 
 @final
@@ -87,76 +85,71 @@ def _with_deadline(handler: Any, acceptance: Acceptance) -> Any:
 
 def _plain(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
     def wrapper(request: Any, context: Any) -> Any:
-        with _Limited(acceptance, context) as steps, steps:
-            return behavior(request, context)
+        ctx = _budget(acceptance, context)
+        try:
+            with Steps(ctx):
+                ctx.check()
+                return behavior(request, context)
+        except Exception as error:
+            if ran_out(error, ctx):
+                context.abort(*_TOO_LATE)
+            raise
 
     return wrapper
 
 
 def _stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
     def wrapper(request: Any, context: Any) -> Iterator[Any]:
-        with _Limited(acceptance, context) as steps:
+        ctx = _budget(acceptance, context)
+        steps = Steps(ctx)
+        try:
             with steps:
+                ctx.check()
                 replies = iter(behavior(request, context))
             yield from _stepwise(replies, steps)
+        except Exception as error:
+            if ran_out(error, ctx):
+                context.abort(*_TOO_LATE)
+            raise
 
     return wrapper
 
 
 def _coroutine(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
     async def wrapper(request: Any, context: Any) -> Any:
-        async with _Limited(acceptance, context) as steps:
-            with steps:
+        ctx = _budget(acceptance, context)
+        try:
+            with Steps(ctx):
+                ctx.check()
                 return await behavior(request, context)
+        except Exception as error:
+            if ran_out(error, ctx):
+                await context.abort(*_TOO_LATE)
+            raise
 
     return wrapper
 
 
 def _async_stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
     async def wrapper(request: Any, context: Any) -> AsyncIterator[Any]:
-        async with _Limited(acceptance, context) as steps:
-            with steps:  # around all replies: each call runs in its own task
+        ctx = _budget(acceptance, context)
+        try:
+            with Steps(ctx):  # around all replies: each call runs in its own task
+                ctx.check()
                 async for reply in behavior(request, context):
                     yield reply
+        except Exception as error:
+            if ran_out(error, ctx):
+                await context.abort(*_TOO_LATE)
+            raise
 
     return wrapper
 
 
-@final
-class _Limited:
-    """The block around a handler: opens the deadline, and reports an exceeded one as `DEADLINE_EXCEEDED`.
-
-    :param context: grpc's context of the call; in grpc.aio its `abort` has to be awaited.
-    """
-
-    def __init__(self, acceptance: Acceptance, context: Any) -> None:
-        remaining: float | None = context.time_remaining()
-        asked = None if remaining is None or remaining > _UNLIMITED else remaining
-        self._ctx = budget(acceptance.granted(asked))
-        self._context = context
-
-    def __enter__(self) -> Steps:
-        return drive(self.__aenter__())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        drive(self.__aexit__(kind, error, traceback))
-
-    async def __aenter__(self) -> Steps:
-        if self._ctx.expired:
-            await self._abort()
-        return Steps(self._ctx)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, Exception) and ran_out(error, self._ctx):
-            await self._abort()
-
-    async def _abort(self) -> None:
-        await maybe_await(self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, _DETAILS))
-        raise AssertionError("abort() raises")
+def _budget(acceptance: Acceptance, context: Any) -> Context:
+    """Return the context for a call, from grpc's own context of it."""
+    remaining: float | None = context.time_remaining()
+    return budget(acceptance.granted(None if remaining is None or remaining > _UNLIMITED else remaining))
 
 
 def _stepwise(replies: Iterator[Any], steps: Steps) -> Iterator[Any]:

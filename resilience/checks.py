@@ -131,14 +131,19 @@ def several(name: str, value: Iterable[V], what: str) -> tuple[V, ...]:
     return tuple(value)
 
 
+def function(name: str, value: F) -> F:
+    """Return a callable."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, not {value!r}")
+    return value
+
+
 def plain_function(name: str, value: F, takes: tuple[str, ...] | None = None) -> F:
     """Return a callable that is not a coroutine function.
 
     :param takes: the names of the positional arguments that it will be called with; it must be able to take them.
     """
-    if not callable(value):
-        raise TypeError(f"{name} must be callable, not {value!r}")
-    if is_coroutine_function(value):
+    if is_coroutine_function(function(name, value)):
         raise TypeError(
             f"{name} must be a plain function: the coroutine function {name_of(value)} would never be awaited"
         )
@@ -157,9 +162,7 @@ def optional_function(name: str, value: C, takes: tuple[str, ...] | None = None)
 def optional_callable(name: str, value: C, takes: tuple[str, ...]) -> C:
     """Return a callable that can be called with these positional arguments, or None."""
     if value is not None:
-        if not callable(value):
-            raise TypeError(f"{name} must be callable, not {value!r}")
-        parameters(name, value, takes)
+        parameters(name, function(name, value), takes)
     return value
 
 

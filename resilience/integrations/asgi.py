@@ -47,7 +47,7 @@ class ResilienceMiddleware:
     """
 
     def __init__(self, app: App) -> None:
-        self._app = _application(app)
+        self._app = checks.function("app", app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -88,7 +88,7 @@ class DeadlineMiddleware:
         default: Duration | None = None,
         cut_off: bool = False,
     ) -> None:
-        self._app = _application(app)
+        self._app = checks.function("app", app)
         self._acceptance = Acceptance(headers, cap=cap, default=default)
         self._believed = frozenset(name.encode() for name in self._acceptance.headers)
         self._cut_off = checks.flag("cut_off", cut_off)
@@ -165,12 +165,6 @@ class _Server:
             with Steps(self._outside):
                 await self._send(message)
         return None
-
-
-def _application(app: App) -> App:
-    if not callable(app):
-        raise TypeError(f"app must be an ASGI application, not {app!r}")
-    return app
 
 
 async def _respond(send: Send, answer: Answer) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias, final
 
+from resilience import checks
 from resilience.checks import Duration
 from resilience.integrations.answers import TOO_LATE, Answer, Answering, FrameworkErrors, answer_to
 from resilience.integrations.wire import HEADERS, Acceptance, Steps, budget, ran_out
@@ -37,7 +38,7 @@ class ResilienceMiddleware:
     """
 
     def __init__(self, app: App) -> None:
-        self._app = _application(app)
+        self._app = checks.function("app", app)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
@@ -76,7 +77,7 @@ class DeadlineMiddleware:
         cap: Duration | None = None,
         default: Duration | None = None,
     ) -> None:
-        self._app = _application(app)
+        self._app = checks.function("app", app)
         self._acceptance = Acceptance(headers, cap=cap, default=default)
         self._variables = {f"HTTP_{it.upper().replace('-', '_')}": it for it in self._acceptance.headers}
 
@@ -182,12 +183,6 @@ class _Body:
         if close is not None:
             with self._request.steps:
                 close()
-
-
-def _application(app: App) -> App:
-    if not callable(app):
-        raise TypeError(f"app must be a WSGI application, not {app!r}")
-    return app
 
 
 def _is_plain(result: object, environ: Environ) -> bool:

@@ -103,10 +103,8 @@ class UnitOfWork(Generic[W, D]):
     ) -> None:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be a policy, not {policy!r}")
-        if not callable(connect):
-            raise TypeError(f"connect must be callable, not {connect!r}")
         self._policy = policy
-        self._connect: Callable[[], Any] = connect
+        self._connect: Callable[[], Any] = checks.function("connect", connect)
         self._repeat_unknown_commits = checks.flag("repeat_unknown_commits", repeat_unknown_commits)
         self._limit_statements = checks.flag("limit_statements", limit_statements)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 import queue
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -198,8 +197,8 @@ class _Threads(Iterator[Any]):
         self._items = items
         self._error: Exception | None = None  # raised by the items, and to the consumer after the last pair
         self._pool = ThreadPoolExecutor(job.limit, thread_name_prefix="resilience-each")
-        self._begun: deque[_Call] | None = deque() if job.ordered else None
-        self._ended: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._delivered: queue.SimpleQueue[_Call] = queue.SimpleQueue()  # in order as they begin, else as they end
+        self._next: _Call | None = None  # the first of them
         self._undelivered = 0  # the number of items that were read, and not yet delivered
         self._has_more = True
 
@@ -212,12 +211,9 @@ class _Threads(Iterator[Any]):
                 raise error
             finally:
                 del error  # no cycle: error -> traceback -> this frame -> error
-        if self._begun is None:
-            call = self._ended.get()
-        else:
-            call = self._begun[0]
-            wait([call.future])  # a KeyboardInterrupt in this wait loses no outcome
-            self._begun.popleft()
+        call = self._next = self._next or self._delivered.get()
+        wait([call.future])  # a KeyboardInterrupt in this wait loses no outcome
+        self._next = None
         self._undelivered -= 1
         try:
             pair = call.result()
@@ -242,20 +238,21 @@ class _Threads(Iterator[Any]):
             self._undelivered += 1
             call = _Call(item)
             call.future = self._pool.submit(contextvars.copy_context().run, self._run, call)
-            if self._begun is not None:
-                self._begun.append(call)
-            else:
-                call.future.add_done_callback(functools.partial(self._end, call))
+            if self._job.ordered:
+                self._delivered.put(call)
 
     def _has_outcome(self) -> bool:
         """Whether the next outcome is ready."""
-        return not self._ended.empty() if self._begun is None else self._begun[0].future.done()
+        if self._next is None and not self._delivered.empty():
+            self._next = self._delivered.get()
+        return self._next is not None and self._next.future.done()
 
     def _run(self, call: _Call) -> None:
-        call.outcome = self._job.call(call.item)
-
-    def _end(self, call: _Call, future: Future[None]) -> None:
-        self._ended.put(call)
+        try:
+            call.outcome = self._job.call(call.item)
+        finally:
+            if not self._job.ordered:
+                self._delivered.put(call)
 
     def close(self) -> None:
         """Begin no more calls, and wait for the running ones."""

@@ -66,11 +66,11 @@ def as_claim_store(store: Store) -> ClaimStore:
     if isinstance(store, MutableMapping):
         store = MemoryStore(store)
     if isinstance(store, MemoryStore):
-        return MemoryClaims(store)
+        return _MemoryClaims(store)
     if hasattr(store, "eval") and hasattr(store, "pttl"):
-        return RedisClaims(store)
+        return _RedisClaims(store)
     if callable(store) or (hasattr(store, "cursor") and hasattr(store, "commit")):
-        return DbApiClaims(store)
+        return _DbApiClaims(store)
     raise TypeError(
         f"store must be a mapping, a MemoryStore, a redis client, or a function that opens a DB-API connection, "
         f"not {store!r}"
@@ -92,7 +92,7 @@ _DROP_FROM: Final = 1000
 
 
 @final
-class MemoryClaims:
+class _MemoryClaims:
     """Claims in a mapping, on the process clock."""
 
     def __init__(self, store: MemoryStore) -> None:
@@ -100,7 +100,6 @@ class MemoryClaims:
         self._drop_at = _DROP_FROM  # the number of entries at which expired ones are dropped next
 
     def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Claim:
-        """Take the key for `lease` seconds, if it is free."""
         with self._store.lock:
             now = clock.now()
             if len(self._store.entries) >= self._drop_at:
@@ -112,14 +111,12 @@ class MemoryClaims:
             return Claim(True)
 
     def finish(self, key: str, token: str, result: str, keep: float) -> None:
-        """Keep the result for `keep` seconds, if the claim still holds."""
         with self._store.lock:
             row = self._store.entries.get(key)
             if row is not None and row.token == token:
                 self._store.entries[key] = _Row(token, row.fingerprint, result, clock.now() + keep)
 
     def give_up(self, key: str, token: str) -> None:
-        """Free the key, if the claim still holds."""
         with self._store.lock:
             row = self._store.entries.get(key)
             if row is not None and row.token == token:
@@ -162,7 +159,7 @@ class StoreMisuse(Misuse, TypeError):
 
 
 @final
-class DbApiClaims:
+class _DbApiClaims:
     """Claims in a table of a database, through any DB-API driver.
 
     Keys are stored as digests: they may have any length, and databases differ in which texts they treat as equal.
@@ -175,15 +172,12 @@ class DbApiClaims:
         self._has_table = False
 
     def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Claim:
-        """Take the key for `lease` seconds, if it is free."""
         return self._step(lambda run: self._claim(run, _digest(key), token, fingerprint, lease))
 
     def finish(self, key: str, token: str, result: str, keep: float) -> None:
-        """Keep the result for `keep` seconds, if the claim still holds."""
         self._step(lambda run: run(_FINISH, result, time.time() + keep, _digest(key), token))
 
     def give_up(self, key: str, token: str) -> None:
-        """Free the key, if the claim still holds."""
         self._step(lambda run: run(_GIVE_UP, _digest(key), token))
 
     def _claim(self, run: _Run, key: str, token: str, fingerprint: str, lease: float) -> Claim:
@@ -295,23 +289,20 @@ return 0
 
 
 @final
-class RedisClaims:
+class _RedisClaims:
     """Claims in Redis or Valkey, through a client of `redis` or `redis.asyncio`."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
     def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Any:
-        """Take the key for `lease` seconds, if it is free."""
         answer = self._client.eval(_CLAIM_SCRIPT, 1, key, token, fingerprint, _milliseconds(lease))
         return _await_claim(answer) if isinstance(answer, Awaitable) else _claim_of(answer)
 
     def finish(self, key: str, token: str, result: str, keep: float) -> Any:
-        """Keep the result for `keep` seconds, if the claim still holds."""
         return self._client.eval(_FINISH_SCRIPT, 1, key, token, result, _milliseconds(keep))
 
     def give_up(self, key: str, token: str) -> Any:
-        """Free the key, if the claim still holds."""
         return self._client.eval(_GIVE_UP_SCRIPT, 1, key, token)
 
 

@@ -103,11 +103,9 @@ class _Job(NamedTuple):
     progress: Progress | None
 
     def call(self, item: Any) -> Outcome[Any]:
-        """Call the function with this item, under the policy."""
         return captured(self.policy.call, self.function, item)
 
     async def acall(self, item: Any) -> Outcome[Any]:
-        """Call the function with this item in a task, under the policy."""
         return await acaptured(self.policy.acall(self.function, item))
 
     def report(self) -> None:
@@ -270,7 +268,6 @@ class _Pending:
         self.ready = anyio.Event()
 
     def put(self, outcome: Outcome[Any] | BaseException) -> None:
-        """Set the outcome, and wake the consumer."""
         self.outcome = outcome
         self.ready.set()
 

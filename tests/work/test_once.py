@@ -361,7 +361,7 @@ def test_two_processes_can_create_the_table_at_the_same_time(tmp_path: Path, mon
         return sqlite3.connect(tmp_path / "once.db")
 
     other = Once(connect, key=by_order)
-    late = claims.DbApiClaims(connect)
+    late = claims.as_claim_store(connect)
     bound = claims._bound
 
     def overtaken(style: str, statement: str, values: Any) -> Any:
@@ -403,7 +403,8 @@ def test_two_processes_that_insert_a_key_at_the_same_time_make_one_claim(tmp_pat
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "once.db", timeout=10)
 
-    other, late = claims.DbApiClaims(connect), claims.DbApiClaims(connect)
+    other: Any = claims.as_claim_store(connect)
+    late: Any = claims.as_claim_store(connect)
     claim, steps = late._claim, []
 
     def overtaken(run: Any, *arguments: Any) -> Claim:
@@ -412,7 +413,7 @@ def test_two_processes_that_insert_a_key_at_the_same_time_make_one_claim(tmp_pat
             return run(claims._INSERT, arguments[0], "ours", "print", 0.0)  # as if it had read before that
         return claim(run, *arguments)
 
-    late._claim = overtaken  # type: ignore[method-assign]
+    late._claim = overtaken
     answer = late.claim("key", "ours", "print", 30)
     assert steps == [Claim(True)]
     assert (answer.is_mine, answer.fingerprint, answer.result) == (False, "print", None)
@@ -420,7 +421,7 @@ def test_two_processes_that_insert_a_key_at_the_same_time_make_one_claim(tmp_pat
 
 def test_a_failed_statement_leaves_no_transaction_open(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "once.db")
-    kept = claims.DbApiClaims(connection)
+    kept = claims.as_claim_store(connection)
     with pytest.raises(sqlite3.Error):
         kept.claim("key", object(), "print", 30)  # type: ignore[arg-type]
     assert not connection.in_transaction
@@ -429,13 +430,14 @@ def test_a_failed_statement_leaves_no_transaction_open(tmp_path: Path) -> None:
 
 def test_a_failed_second_statement_leaves_no_transaction_open(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "once.db")
-    kept, failures = claims.DbApiClaims(connection), [sqlite3.IntegrityError(), sqlite3.OperationalError("locked")]
+    kept: Any = claims.as_claim_store(connection)
+    failures = [sqlite3.IntegrityError(), sqlite3.OperationalError("locked")]
 
     def overtaken(run: Any, *arguments: Any) -> Claim:
         run(claims._INSERT, arguments[0], "ours", "print", 0.0)
         raise failures.pop(0)
 
-    kept._claim = overtaken  # type: ignore[method-assign]
+    kept._claim = overtaken
     with pytest.raises(sqlite3.OperationalError):
         kept.claim("key", "ours", "print", 30)
     assert not connection.in_transaction

@@ -41,11 +41,7 @@ class Row:
 
 @final
 class Log:
-    """The latest rows.
-
-    :param keep: the maximum number of rows.
-    :param messages: whether the messages of errors are shown.
-    """
+    """The latest rows. The parameters are those of `Dashboard`."""
 
     def __init__(self, keep: int, *, messages: bool) -> None:
         self._messages = messages

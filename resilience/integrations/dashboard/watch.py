@@ -50,12 +50,7 @@ _Json: TypeAlias = dict[str, Any]
 
 @final
 class Watch:
-    """Listens to the events that the viewers of one dashboard need.
-
-    :param keep: the maximum number of rows of the log.
-    :param history: whether events are also recorded without a viewer, except the ends of executions.
-    :param messages: whether the messages of errors are shown.
-    """
+    """Listens to the events that the viewers of one dashboard need. The parameters are those of `Dashboard`."""
 
     def __init__(self, observed: Observed, *, keep: int, history: bool, messages: bool) -> None:
         self._lock = forks.lock_of(self)

@@ -24,6 +24,7 @@ from resilience.policy import Policy
 
 Item = TypeVar("Item")
 R = TypeVar("R")
+D = TypeVar("D")
 
 #: Called with the number of items whose outcome has been delivered since the last time: `tqdm`'s `update`.
 Progress: TypeAlias = Callable[[int], object]
@@ -31,24 +32,24 @@ Progress: TypeAlias = Callable[[int], object]
 
 @overload
 def each(
-    policy: Policy[Any],
+    policy: Policy[D],
     function: Callable[[Item], Awaitable[R]],
     items: Iterable[Item] | AsyncIterable[Item],
     *,
     limit: int,
     ordered: bool = False,
     progress: Progress | None = None,
-) -> Each[Item, R]: ...
+) -> Each[Item, R | D]: ...
 @overload
 def each(
-    policy: Policy[Any],
+    policy: Policy[D],
     function: Callable[[Item], R],
     items: Iterable[Item],
     *,
     limit: int,
     ordered: bool = False,
     progress: Progress | None = None,
-) -> Each[Item, R]: ...
+) -> Each[Item, R | D]: ...
 def each(
     policy: Policy[Any],
     function: Callable[[Any], Any],

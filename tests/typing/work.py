@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import assert_type
 
-from resilience import Failure, Retry, Success, events
+from resilience import Failure, Fallback, Retry, Success, events
 from resilience.shared import MemoryStore
 from resilience.work import Gate, IdempotencyKey, KeyInUse, Once, Supervisor, each
 from tests.typing.execute import fetch
@@ -52,6 +52,8 @@ def many() -> None:
         for text, outcome in pairs:
             assert_type(text, str)
             assert_type(outcome, Success[int] | Failure)
+    with each(Fallback(None), length, ["a"], limit=2) as pairs_or_none:
+        assert_type(next(pairs_or_none)[1], Success[int | None] | Failure)
     each(Retry(), length, ["a"])  # type: ignore[call-overload]
     each(Retry(), length, texts(), limit=2)  # type: ignore[arg-type]
 

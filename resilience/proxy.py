@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast, final
@@ -26,6 +25,7 @@ from resilience.callables import (
     why_lazy,
 )
 from resilience.errors import AwaitableMisuse, BlockMisuse
+from resilience.runtimes.base import trio_task
 
 C = TypeVar("C")
 Run: TypeAlias = Callable[..., Any]
@@ -220,10 +220,7 @@ async def _aenter(self: Any) -> Any:
 
 def _cancel_scope() -> Any:
     """Return trio's internal state of the innermost cancel scope of this task; None in other event loops."""
-    lowlevel: Any = sys.modules.get("trio.lowlevel")
-    if lowlevel is None or not lowlevel.in_trio_task():
-        return None
-    return getattr(lowlevel.current_task(), "_cancel_status", None)
+    return getattr(trio_task(), "_cancel_status", None)
 
 
 @final

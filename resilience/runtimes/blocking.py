@@ -31,6 +31,7 @@ from resilience.runtimes.base import (
     Waiter,
     refuse_undeclared_race,
     timeout_exceeded,
+    trio_task,
 )
 from resilience.runtimes.driving import drive
 
@@ -111,8 +112,7 @@ class BlockingWaiter(Waiter):
 def _warn_in_event_loop(what: str) -> None:
     """Warn of a wait that blocks an event loop and all its tasks; not in a notebook, whose cells run in a loop."""
     running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
-    in_trio = getattr(sys.modules.get("trio.lowlevel"), "in_trio_task", None)
-    is_in_loop = (running is not None and running() is not None) or (in_trio is not None and in_trio())
+    is_in_loop = (running is not None and running() is not None) or trio_task() is not None
     if is_in_loop and "ipykernel" not in sys.modules:
         checks.warn(
             f"{what} of a blocking call stops the event loop that runs in this thread, with all its tasks: use "

@@ -29,6 +29,7 @@ from resilience.runtimes.base import (
     Timer,
     Waiter,
     refuse_undeclared_race,
+    trio_task,
 )
 from resilience.runtimes.blocking import BLOCKING
 
@@ -64,14 +65,9 @@ def asyncio_task() -> asyncio.Task[Any] | None:
     return current_task()
 
 
-def _in_trio() -> bool:
-    asked = getattr(sys.modules.get("trio.lowlevel"), "in_trio_task", None)  # None also during its import
-    return asked is not None and bool(asked())
-
-
 def _library() -> Any:
     """Return trio if it runs this code, otherwise anyio, which has the same names, but takes twice as long in trio."""
-    if _in_trio():
+    if trio_task() is not None:
         return sys.modules["trio"]
     import anyio  # here, because it may take as long as importing all that `Retry` needs
 
@@ -166,7 +162,7 @@ class TrioWaiter(Waiter):
 
     @override
     def wake(self) -> None:
-        if _in_trio() and sys.modules["trio"].lowlevel.current_trio_token() is self._token:
+        if trio_task() is not None and sys.modules["trio"].lowlevel.current_trio_token() is self._token:
             self._event.set()
         else:
             self._token.run_sync_soon(self._event.set)
@@ -272,13 +268,13 @@ def shielded_timer(deadline: float) -> Timer | None:
     An asyncio task is cancelled once, except by a cancel scope of anyio, which cancels every wait, as trio does.
     """
     effective = getattr(sys.modules.get("anyio"), "current_effective_deadline", None)  # None also during its import
-    is_needed = _in_trio() or (effective is not None and effective() == -inf)
+    is_needed = trio_task() is not None or (effective is not None and effective() == -inf)
     return ScopeTimer(deadline, shield=True) if is_needed else None
 
 
 def find_runtime() -> Runtime:
     """Return the runtime of the calling code."""
-    return TASKS if current_task() is not None or _in_trio() else BLOCKING
+    return BLOCKING if current_task() is None and trio_task() is None else TASKS
 
 
 def _detected(method: str) -> Any:

@@ -11,8 +11,9 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from typing import Any, Never
@@ -537,6 +538,23 @@ def test_the_first_task_of_a_process_is_found() -> None:
 
     assert asyncio.run(find()) == [runtimes.TASKS] * 2
     assert runtimes.find_runtime() is BLOCKING
+
+
+def test_a_task_of_trio_is_found_in_its_older_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The `in_trio_task` of its 0.29 is not needed."""
+    monkeypatch.delattr(trio.lowlevel, "in_trio_task", raising=False)
+
+    async def find() -> object:
+        async with Retry().aproxy(Client(), "get").get() as found:
+            return found
+
+    class Client:
+        @asynccontextmanager
+        async def get(self) -> AsyncIterator[object]:
+            yield tasks.find_runtime()
+
+    assert trio.run(find) is tasks.TASKS
+    assert tasks.find_runtime() is BLOCKING
 
 
 @pytest.mark.parametrize("policy", [Retry(2, on=Boom, backoff=[1]), Timeout(1)], ids=["retry", "timeout"])

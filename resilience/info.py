@@ -29,8 +29,8 @@ class ExecutionInfo:
 
     :param cap: the cap on the repeats of this execution and of all executions inside it; None without a cap.
     :param hedge: the number of the attempt that a `Hedge` started beside the first; otherwise 0.
-    :param chosen: the policies that each `Keyed` around this call has chosen: always a pipeline that can foresee
-        refusals; the others only if the function asks for them.
+    :param chosen: the pipelines that can foresee refusals to which another policy, such as a `Keyed`, has passed the
+        call; and, if the function asks for them, the rate limiters around it.
     """
 
     __slots__ = ("cap", "chosen", "hedge", "listeners", "operation", "properties", "record")
@@ -71,7 +71,7 @@ class ExecutionInfo:
         return self._copy(self.listeners, self.cap, hedge, self.chosen)
 
     def with_chosen(self, policy: Named) -> ExecutionInfo:
-        """Return a copy with a policy added to which another one, such as a `Keyed`, passes the call."""
+        """Return a copy with a policy added to `chosen`."""
         return self._copy(self.listeners, self.cap, self.hedge, (*self.chosen, policy))
 
     def _copy(

@@ -18,7 +18,6 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import KeyMisuse
 from resilience.formats import format_number
-from resilience.info import BARE
 from resilience.policies.keys import Key, key_of, refuse_unhashable
 from resilience.policy import Call, Policy
 
@@ -119,8 +118,6 @@ class Keyed(Policy[D_co], Generic[P_co, D_co]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
         policy: Policy[D_co] = self.policy_for(key_of(ctx, self))
-        if ctx._info is not BARE and getattr(type(ctx._function), "_resilience_asks_for_chosen", False):
-            ctx = ctx._with_info(ctx._info.with_chosen(policy))
         return await policy.around(call, ctx)
 
     def policy_for(self, key: Hashable) -> P_co:

@@ -19,6 +19,7 @@ from resilience.errors import RateLimited, is_refusal
 from resilience.events.dispatch import report_refusal
 from resilience.formats import format_number, format_seconds
 from resilience.hints import asked_delay
+from resilience.info import BARE
 from resilience.outcome import ErrorAnswer
 from resilience.policies.rate import Rate, in_words, meter_of
 from resilience.policy import Call, Policy
@@ -112,6 +113,8 @@ class RateLimiter(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         turns, has_turn = self._turns, False
+        if ctx._info is not BARE and getattr(type(ctx._function), "_resilience_asks_for_limiters", False):
+            ctx = ctx._with_info(ctx._info.with_chosen(self))
         began, fast_path = clock.now(), turns.fast_path
         if fast_path:
             try:

@@ -83,7 +83,7 @@ class Exchange(Repeatable):
     #: That instant, if a policy sets another one than the deadline of the attempt.
     body_may_last_until: float | None = None
 
-    _resilience_asks_for_chosen: ClassVar[bool] = True  # a Keyed records its chosen policy, for the limiters in it
+    _resilience_asks_for_limiters: ClassVar[bool] = True  # to let them obey the headers of responses
     _budget = inf  # the caller's deadline
 
     def __init__(

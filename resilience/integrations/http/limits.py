@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from math import inf
 from time import time
-from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Final, NamedTuple
 
 from resilience.context import Context
 from resilience.policies.rate_limiter import RateLimiter
@@ -76,25 +75,12 @@ def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
 
 def inform_limiters(ctx: Context, headers: Mapping[str, str]) -> None:
     """Let the limiters around an attempt obey the headers of its response."""
-    limiters = [it for policy in (ctx._executed, *ctx._info.chosen) for it in _limiters_in(policy)]
-    if limiters and (limit := learned(headers)) is not None:
-        for limiter in limiters:
-            limiter._learn_from_headers(*limit)
+    for policy in ctx._info.chosen:
+        if isinstance(policy, RateLimiter) and (limit := learned(headers)) is not None:
+            policy._learn_from_headers(*limit)
 
 
 # --- inside ----------------------------------------------------------------------------------
-
-#: The limiters of each policy, once they have been searched for: a search takes 3 us, for each response.
-_limiters: WeakKeyDictionary[Any, tuple[RateLimiter, ...]] = WeakKeyDictionary()
-
-
-def _limiters_in(policy: Any) -> tuple[RateLimiter, ...]:
-    limiters = _limiters.get(policy)
-    if limiters is None:
-        if isinstance(policy, RateLimiter):
-            return (policy,)  # not cached: the value would keep its own key alive
-        limiters = _limiters[policy] = tuple(it for it in policy._resilience_chain() if isinstance(it, RateLimiter))
-    return limiters
 
 
 def _quotas_in(headers: Mapping[str, str]) -> Iterator[_Quota]:

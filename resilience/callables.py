@@ -156,8 +156,10 @@ def name_of(fn: object) -> str:
         return fn.__qualname__
     while isinstance(fn, functools.partial):
         fn = fn.func
-    name = getattr(fn, "__qualname__", None)
-    return name if isinstance(name, str) else type(fn).__qualname__
+    for attribute in ("_resilience_operation", "__qualname__"):  # the first is that of an object that is no function
+        if isinstance(name := getattr(fn, attribute, None), str):
+            return name
+    return type(fn).__qualname__
 
 
 def named_like(wrapper: Callable[..., Any], fn: object) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from math import inf
 from typing import Any, TypeAlias
@@ -27,9 +27,9 @@ with needed_by("aiohttp"):
 from typing_extensions import override
 
 from resilience.clock import clock
-from resilience.context import Context
+from resilience.context import Context, waits_until
 from resilience.integrations.http.bodies import IN_MEMORY, Body
-from resilience.integrations.http.exchange import Attempt, Exchange
+from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, IDEMPOTENT_METHODS, NotRepeatable, Rules
 from resilience.integrations.http.settings import Settings
@@ -75,7 +75,7 @@ def resilience_middleware(
         _end_second_try(request)
         sending = _Sending(settings, request, handler)
         try:
-            response: ClientResponse = await sending.run()
+            response: ClientResponse = await sending.arun()
         except Exception as error:
             _expect_second_try(request, error)
             raise
@@ -98,29 +98,28 @@ class _Sending(Exchange):
         self._handler = handler
         self._was_sent = False
 
+    @property
     @override
-    def why_not_now(self) -> str | None:
-        if self._request.session.closed:
-            return "its session was closed"
-        return "the total timeout of its session is over" if _has_run_out(self._request) else None
+    def why_not_again(self) -> str | None:
+        return super().why_not_again or _why_not_now(self._request)
 
     @override
-    def _begin(self, ctx: Context) -> Attempt:
+    def count_as_sent(self, ctx: Context, headers: Mapping[str, str]) -> Mapping[str, str]:
         if not self._is_over and self._request.session.closed:  # closed during the wait before this attempt
             raise RuntimeError("Session is closed")
-        return super()._begin(ctx)
+        return super().count_as_sent(ctx, headers)
 
     @override
-    async def send(self, attempt: Attempt) -> ClientResponse:
+    async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> ClientResponse:
         request = self._request
-        if attempt.headers:
-            request.headers.update(attempt.headers)
+        if headers:
+            request.headers.update(headers)
         if self._was_sent and hdrs.EXPECT in request.headers:
             request.update_expect_continue()  # each attempt needs a new future that waits for `100 Continue`
         self._was_sent = True
-        if not attempt.must_end:
+        if waits_until(ctx) == inf:  # a timer cuts it off, if there is a deadline
             return await self._response_to(request)
-        async with asyncio.timeout(attempt.left):
+        async with asyncio.timeout(left):
             return await self._response_to(request)
 
     async def _response_to(self, request: ClientRequest) -> ClientResponse:
@@ -139,11 +138,12 @@ class _Sending(Exchange):
             return response  # the whole body has arrived
 
         known = weakref.ref(response)  # the timer does not keep a response alive that was closed and released
+        is_late = self.body_is_late
 
         def end() -> None:
             response = known()
             if response is not None and not response.closed and response.content.exception() is None:
-                response.content.set_exception(self.body_is_late())
+                response.content.set_exception(is_late())
                 response.close()
 
         timer = asyncio.get_running_loop().call_later(max(0.0, self.body_deadline - clock.now()), end)
@@ -153,7 +153,6 @@ class _Sending(Exchange):
 
     @override
     def _release_request(self) -> None:
-        super()._release_request()
         del self._request, self._handler
 
 
@@ -184,13 +183,15 @@ def _payloads(body: Any) -> Iterator[Any]:
         yield from _payloads(part)
 
 
-def _has_run_out(request: ClientRequest) -> bool:
-    """Whether aiohttp's total timeout, which covers all attempts and the body, is over."""
+def _why_not_now(request: ClientRequest) -> str | None:
+    """Return why the session can send no further request; None if it can."""
+    if request.session.closed:
+        return "its session was closed"
     try:
         request._timer.assert_timeout()
     except TimeoutError:
-        return True
-    return False
+        return "the total timeout of its session is over"  # which covers all attempts and the body
+    return None
 
 
 # --- aiohttp's own second try ----------------------------------------------------------------

@@ -10,7 +10,6 @@ the policy, as a part of the attempt. So a body that breaks off is a failure lik
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import inf
 from typing import Any
 
 from resilience.integrations.extras import needed_by
@@ -24,8 +23,9 @@ with needed_by("requests"):
 
 from typing_extensions import override
 
+from resilience.context import Context
 from resilience.integrations.http.bodies import OneShot, body_of
-from resilience.integrations.http.exchange import Attempt, attempt_is_late
+from resilience.integrations.http.exchange import attempt_is_late
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, Rules
 from resilience.integrations.http.settings import Settings
@@ -168,17 +168,17 @@ class _Sending(Urllib3Exchange):
         self._options = options
 
     @override
-    async def send(self, attempt: Attempt) -> Response:
+    async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Response:
         request, timeout = self._request, self._timeout
-        if attempt.left is not None:
-            timeout = self._adapter._shortened(timeout, attempt.left)
-        if attempt.headers:
+        if left is not None:
+            timeout = self._adapter._shortened(timeout, left)
+        if headers:
             request = request.copy()  # the request belongs to the user, and a redirect sends it to another host
-            request.headers.update(attempt.headers)
+            request.headers.update(headers)
         response = self._adapter._transmit(request, timeout=timeout, **self._options)
         if not self._options["stream"]:
-            if attempt.ctx.deadline < inf:
-                limit_body(response.raw, self._timeout, attempt.ctx.deadline, attempt_is_late)
+            if left is not None:
+                limit_body(response.raw, self._timeout, ctx.deadline, attempt_is_late)
             try:
                 response.content  # noqa: B018  # reads the body, and returns the connection to the pool
             except ContentDecodingError:

@@ -35,7 +35,7 @@ class GeneratedKey(str):
 
 def key_for(ctx: Context) -> str | None:
     """Return the idempotency key of a context's execution: its own, or one that the caller passed."""
-    key = ctx.properties.get(PROPERTY)
+    key = ctx._info.properties.get(PROPERTY)
     if isinstance(key, GeneratedKey) and key.record is not ctx._info.record:
         return None
     return key if isinstance(key, str) else None

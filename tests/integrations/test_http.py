@@ -22,7 +22,7 @@ from resilience.integrations.http import (
     retry_after,
 )
 from resilience.integrations.http.bodies import OneShot, body_of
-from resilience.integrations.http.exchange import Attempt, Exchange
+from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.settings import Settings
 from tests.conftest import Frozen, Virtual
 from tests.integrations.upload_bodies import ONCE, OnlyRead, OnlySeek, Reader, SeekableStream, pieces, pipe
@@ -153,7 +153,7 @@ class Scripted(Exchange):
         self.answers = iter(answers)
         self.sent = 0
 
-    async def send(self, attempt: Attempt) -> Any:
+    async def send(self, *_: Any) -> Any:
         self.sent += 1
         answer = next(self.answers)
         if isinstance(answer, Exception):
@@ -194,7 +194,7 @@ async def test_a_cancelled_exchange_closes_all_its_responses(virtual_tasks: Virt
             closed.append(self.status)
 
     with anyio.move_on_after(0.05) as scope:
-        await Scripted(Collecting(), Slow(200), Slow(201), in_tasks=True).run()
+        await Scripted(Collecting(), Slow(200), Slow(201), in_tasks=True).arun()
     assert scope.cancelled_caught
     assert closed == ([200] if stuck else [201, 200])
     assert virtual_tasks.now() < 10

@@ -2,7 +2,7 @@
 
 An exchange is the function that the policy calls. Each call is one attempt, and each attempt takes the same steps:
 
-    _begin         Check that there is time left and that the request may be sent (again). Rewind the body.
+    count_as_sent  Check that the request may be sent (again). Rewind the body.
     send           Let the client send the request, within the time left.
     note_failure   Find out from an error whether the server may have the request.
     _judge         Decide by the status whether the response is a result or a failure (`TransientStatus`).
@@ -15,20 +15,19 @@ closed: those that a fallback replaced, those inside errors, and those that came
 A subclass describes a client: how it sends, what its errors mean, and how it limits the time of a body. Whether the
 request may be sent again is answered by the base class, `Repeatable`.
 
-Attempts can overlap: a thread that a `Timeout` has abandoned continues, and a policy may hedge. So each attempt has its
-own data (`Attempt`), and a lock guards the list of open responses. If the response of an abandoned attempt arrives, the
-exchange closes it.
+Attempts can overlap: a thread that a `Timeout` has abandoned continues, and a policy may hedge. So a lock guards the
+list of open responses. If the response of an abandoned attempt arrives, the exchange closes it.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
@@ -36,7 +35,7 @@ import anyio
 
 from resilience.ambient import get_ambient, innermost_open
 from resilience.clock import clock
-from resilience.context import Context, is_out_of_time, waits_until
+from resilience.context import Context, is_out_of_time
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.execution import aprotect, protect
 from resilience.integrations.http.bodies import IN_MEMORY, Body
@@ -54,18 +53,7 @@ from resilience.runtimes.tasks import TASKS
 #: unless something is broken: for example, a closing handshake with a server that does not answer.
 CLOSING_GRACE: Final = 2.0
 
-
-class Attempt(NamedTuple):
-    """The data of one attempt."""
-
-    ctx: Context
-    left: float | None  #: seconds; None for no limit
-    headers: Mapping[str, str]  #: to add to the headers of the request
-
-    @property
-    def must_end(self) -> bool:
-        """Whether there is a deadline at which the client has to end the attempt, as no timer cuts it off by then."""
-        return waits_until(self.ctx) < inf
+_BODY_IS_LATE = "the time was over before the whole body was read; Rules(limit_body=False) lets bodies take longer"
 
 
 class Exchange(Repeatable):
@@ -94,17 +82,20 @@ class Exchange(Repeatable):
         self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
         self._open: list[tuple[Any, float]] = []  # responses, each with the deadline of its attempt
 
-    def __getattr__(self, name: str) -> Any:
-        """Return the name of the operation, which is built only if something reads it."""
-        if name != "__qualname__":
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+    @property
+    def _resilience_operation(self) -> str:
+        """The name of the operation, which is built only if something reads it."""
         return OfHost(f"{self._method} {urlsplit(str(self._url)).hostname or ''}", common=self._method)
 
     # --- the description of a client ---
 
     @abstractmethod
-    async def send(self, attempt: Attempt) -> Any:
-        """Send the request once, within `attempt.left`, and return the response."""
+    async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
+        """Send the request once, and return the response.
+
+        :param left: the seconds within which the attempt has to end; None for no limit.
+        :param headers: to add to the headers of the request.
+        """
 
     def status_of(self, response: Any) -> tuple[int, Mapping[str, str]]:
         """Return the status and the headers of a response."""
@@ -126,9 +117,12 @@ class Exchange(Repeatable):
         return attempt if self.in_tasks else drive(attempt)
 
     async def _attempt(self, ctx: Context) -> Any:
-        attempt = self._begin(ctx)
+        left = ctx.timeout()
+        propagation = self.settings.propagation
+        propagated = propagation.headers_for(str(self._url), ctx) if propagation.hosts else {}
+        headers = self.count_as_sent(ctx, propagated)
         try:
-            response = await self.send(attempt)
+            response = await self.send(ctx, left, headers)
         except Exception as error:
             self.note_failure(error, is_over=self._was_abandoned(ctx))
             if is_out_of_time(ctx) and self.has_timed_out(error):
@@ -141,12 +135,6 @@ class Exchange(Repeatable):
             await self._close(response)
             raise DeadlineExceeded("the response came after its time")
         return self._judge(response, ctx)
-
-    def _begin(self, ctx: Context) -> Attempt:
-        left = ctx.timeout()
-        propagation = self.settings.propagation
-        headers = propagation.headers_for(str(self._url), ctx) if propagation.hosts else {}
-        return Attempt(ctx, left, self.count_as_sent(ctx, headers))
 
     def _keep(self, response: Any, ctx: Context) -> bool:
         """Keep a response until the exchange is over; return False if it came too late and has to be closed."""
@@ -185,11 +173,11 @@ class Exchange(Repeatable):
     # --- around the attempts ---
 
     def run(self) -> Any:
-        """Run the request through its policy. Return the response or a fallback's answer; in tasks a coroutine."""
-        result = self._run()
-        return result if self.in_tasks else drive(result)
+        """Run the request of a blocking client. See `arun`."""
+        return drive(self.arun())
 
-    async def _run(self) -> Any:
+    async def arun(self) -> Any:
+        """Run the request through its policy, and return the response or a fallback's answer."""
         outer = innermost_open(get_ambient())
         if outer is not None:
             self._budget = outer.deadline
@@ -222,7 +210,8 @@ class Exchange(Repeatable):
         """End the exchange, and return the responses to close."""
         with self._lock:
             self._is_over = True
-            received, self._open = self._open, []  # no cycle: the kept response may refer to the exchange, for its body
+            received, self._open = self._open, []
+        self._body = IN_MEMORY
         self._release_request()
         longer = self.body_may_last_until
         discarded = []
@@ -234,12 +223,11 @@ class Exchange(Repeatable):
         return discarded
 
     def _release_request(self) -> None:
-        """Release the request, which may be large.
+        """Release what refers to the request, besides its body. It may be large.
 
         A context refers to the function that it calls, and a connection in a client's pool refers to the context in
         which it was created. So an open connection keeps the exchange alive.
         """
-        self._body = IN_MEMORY
 
     async def _close(self, *responses: Any) -> None:
         async with AsyncExitStack() as closing:  # closes all of them, even if the task is cancelled while one is closed
@@ -248,21 +236,15 @@ class Exchange(Repeatable):
 
     # --- the time of the body ---
 
-    def body_is_late(self) -> TimeoutExceeded:
-        """Return the error for a body that is not read by `body_deadline`."""
-        kind = DeadlineExceeded if self.body_deadline >= self._budget else TimeoutExceeded
-        return kind("the time was over before the whole body was read; Rules(limit_body=False) lets bodies take longer")
+    @property
+    def body_is_late(self) -> Callable[[], TimeoutExceeded]:
+        """What creates the error for a body that is not read by `body_deadline`. It does not refer to the exchange."""
+        return partial(DeadlineExceeded if self.body_deadline >= self._budget else TimeoutExceeded, _BODY_IS_LATE)
 
 
 def attempt_is_late() -> DeadlineExceeded:
     """Return the error for an attempt that has used up the time that was left, including that for a body in it."""
     return DeadlineExceeded("the time that was left ran out while the server was asked")
-
-
-def exchange_of(ctx: Context) -> Exchange | None:
-    """Return the exchange that is executed with this context; None if the executed function is no exchange."""
-    function = ctx._function
-    return function if isinstance(function, Exchange) else None
 
 
 async def _close_in_time(response: Any) -> None:

@@ -56,10 +56,6 @@ class Repeatable:
         """Return the status with which a proxy has refused to connect; None if this is another error."""
         return None
 
-    def why_not_now(self) -> str | None:
-        """Return why no further attempt may begin, regardless of what has been sent; None if one may."""
-        return "its client was closed" if self.settings.client_is_closed else None
-
     def was_never_sent(self) -> bool:
         """Whether the client knows that an attempt that was cut off had not begun to send."""
         return False
@@ -76,10 +72,12 @@ class Repeatable:
         """Why the request must not be sent again; None if it may be sent again."""
         if self._is_over:
             return "its caller has left"
+        if self.settings.client_is_closed:
+            return "its client was closed"
         forbidden = self._forbidden
         if forbidden is not None and self.was_never_sent():
             forbidden = None
-        return self.why_not_now() or forbidden or self._body.why_not_now
+        return forbidden or self._body.why_not_now
 
     def _rule_against(self, headers: Mapping[str, str]) -> str | None:
         replayable = self._body.can_be_sent_again

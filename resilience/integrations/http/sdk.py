@@ -25,7 +25,7 @@ from typing_extensions import override
 from resilience.ambient import current_context
 from resilience.context import Context
 from resilience.integrations.http.bodies import Body
-from resilience.integrations.http.exchange import Attempt, Exchange
+from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.limits import inform_limiters
 from resilience.integrations.http.perhost import Policies
 from resilience.integrations.http.rules import IDEMPOTENT_METHODS, Rules, retry_after
@@ -99,7 +99,8 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
 
     @functools.wraps(send)
     def request(cast_to: Any, options: Any, **stream: Any) -> Any:
-        return _Call(settings, sdk, client, functools.partial(send, cast_to, **stream), options, in_tasks).run()
+        call = _Call(settings, sdk, client, functools.partial(send, cast_to, **stream), options, in_tasks)
+        return call.arun() if in_tasks else call.run()
 
     @functools.wraps(send)
     async def arequest(*args: Any, **kwargs: Any) -> Any:
@@ -142,26 +143,25 @@ class _Call(Exchange):
             self._options.idempotency_key = f"resilience-{uuid.uuid4()}"
 
     @override
-    async def send(self, attempt: Attempt) -> Any:
+    async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
         try:
-            reply = self._send(self._prepared(attempt))
+            reply = self._send(self._prepared(left))
             return await reply if self.in_tasks else reply
         except self._known as error:
             if (response := getattr(error, "response", None)) is not None:
-                inform_limiters(attempt.ctx, response.headers)
+                inform_limiters(ctx, response.headers)
             if self._sdk.is_failure(error):
                 raise
             return ErrorAnswer(error)
 
-    def _prepared(self, attempt: Attempt) -> Any:
+    def _prepared(self, left: float | None) -> Any:
         """Return the options of one attempt: the timeouts of the call or the client, shortened to the time left."""
         options = copy.copy(self._options)
-        if attempt.left is not None:
+        if left is not None:
             own = options.timeout if _is_timeout(options.timeout) else self._client.timeout
             if not hasattr(own, "connect"):
                 own = self._sdk.timeout(own)
             phases = {phase: getattr(own, phase) for phase in ("connect", "read", "write", "pool")}
-            left = attempt.left
             options.timeout = self._sdk.timeout(
                 **{it: left if own is None else min(own, left) for it, own in phases.items()}
             )
@@ -189,7 +189,6 @@ class _Call(Exchange):
 
     @override
     def _release_request(self) -> None:
-        super()._release_request()
         if self.in_tasks:  # an abandoned thread may still need them
             del self._options
 

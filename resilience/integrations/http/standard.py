@@ -23,7 +23,7 @@ from resilience.checks import Duration
 from resilience.context import Context
 from resilience.events import Listener
 from resilience.formats import format_number
-from resilience.integrations.http.exchange import exchange_of
+from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.wire import OfHost
 from resilience.network_errors import transient
@@ -168,9 +168,8 @@ class _Body(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        exchange = exchange_of(ctx)
-        if exchange is not None:
-            exchange.body_may_last_until = ctx.deadline
+        if isinstance(ctx._function, Exchange):
+            ctx._function.body_may_last_until = ctx.deadline
         return await call(ctx)
 
     @override

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, final
 from typing_extensions import override
 
 from resilience.clock import MAX_CLIENT_TIMEOUT, clock
+from resilience.context import Context, waits_until
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.http.exchange import Attempt, Exchange, attempt_is_late
+from resilience.integrations.http.exchange import Exchange, attempt_is_late
 from resilience.integrations.http.rules import NotRepeatable
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.bodies import (
@@ -130,26 +131,26 @@ class _Sending(Exchange):
         self._request = request
         self._transport = transport
 
-    def _prepared(self, attempt: Attempt) -> Any:
+    def _prepared(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
         """Return the request for one attempt. The client's own request is not changed."""
-        request, ends_at = self._request, attempt.ctx.deadline
+        request = self._request
         self._timeouts = self._progress = None
         changes: dict[str, Any] = {}
         # A thread needs them even if a timer abandons it, so that it ends. A task must not have them beside a timer: a
         # timeout while httpcore cleans up after the cancellation would lose the connection.
-        if attempt.left is not None and (attempt.must_end or not self.in_tasks):
+        if left is not None and (not self.in_tasks or waits_until(ctx) < inf):
             given = request.extensions.get("timeout") or {}
-            self._timeouts = changes["timeout"] = _Timeouts(given, attempt.left, ends_at)
-        if attempt.left is not None and self.why_not_once_sent is not None:
-            self._progress = _Progress(ends_at, request.extensions.get("trace"))
+            self._timeouts = changes["timeout"] = _Timeouts(given, left, ctx.deadline)
+        if left is not None and self.why_not_once_sent is not None:
+            self._progress = _Progress(ctx.deadline, request.extensions.get("trace"))
             changes["trace"] = self._progress.atrace if self.in_tasks else self._progress.trace
-        if not changes and not attempt.headers:
+        if not changes and not headers:
             return request
         prepared = object.__new__(type(request))
         prepared.__dict__ = {**vars(request), "extensions": {**request.extensions, **changes}}
-        if attempt.headers:
+        if headers:
             prepared.headers = type(request.headers)(request.headers)
-            prepared.headers.update(attempt.headers)
+            prepared.headers.update(headers)
         return prepared
 
     @override
@@ -169,31 +170,19 @@ class _Sending(Exchange):
     def status_of(self, response: Any) -> tuple[int, Mapping[str, str]]:
         return response.status_code, response.headers
 
-    def _reads_body_of(self, response: Any) -> bool:
-        """Whether the attempt includes the body. A response that switches protocols has none."""
-        return (
-            self.settings.read_body
-            and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS
-            and not is_in_memory(response)
-        )
-
     @override
     def limit(self, response: Any) -> Any:
         deadline = self.body_deadline
-        if deadline == inf:
-            self._limit_waits(inf)  # the deadline of the attempt does not apply to the body
-        elif not is_in_memory(response):
+        if deadline < inf and not is_in_memory(response):
             response.stream = self._limited(response.stream, deadline, self.body_is_late)
+        elif self._timeouts is not None:
+            self._timeouts.deadline = inf  # the deadline of the attempt does not apply to the body
         return response
-
-    def _limit_waits(self, deadline: float, late: Callable[[], Exception] = attempt_is_late) -> None:
-        """Shorten the client's waits for a body to this deadline, in addition to its own timeouts."""
-        if self._timeouts is not None:
-            self._timeouts.deadline, self._timeouts.late = deadline, late
 
     def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
         """Return the body of a response, with a deadline."""
-        self._limit_waits(inf if self.in_tasks else deadline, late)  # in tasks, a timer cuts the body off instead
+        if self._timeouts is not None:  # in tasks, a timer cuts the body off instead
+            self._timeouts.deadline, self._timeouts.late = inf if self.in_tasks else deadline, late
         return (AsyncLimitedStream if self.in_tasks else LimitedStream)(stream, deadline, late)
 
 
@@ -202,12 +191,12 @@ class BlockingSending(_Sending):
     """The exchange of one request of a `Client`."""
 
     @override
-    async def send(self, attempt: Attempt) -> Any:
-        response = self._transport.handle_request(self._prepared(attempt))
-        if not self._reads_body_of(response):
+    async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
+        response = self._transport.handle_request(self._prepared(ctx, left, headers))
+        if not (self.settings.read_body and _has_body(response)):
             return response
         try:
-            return with_body(response, b"".join(self._limited(response.stream, attempt.ctx.deadline, attempt_is_late)))
+            return with_body(response, b"".join(self._limited(response.stream, ctx.deadline, attempt_is_late)))
         finally:
             response.close()
 
@@ -219,20 +208,20 @@ class AsyncSending(_Sending):
     in_tasks = True
 
     @override
-    async def send(self, attempt: Attempt) -> Any:
+    async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
         try:
-            response = await self._transport.handle_async_request(self._prepared(attempt))
-            return await self._read(response, attempt) if self._reads_body_of(response) else response
+            response = await self._transport.handle_async_request(self._prepared(ctx, left, headers))
+            return await self._read(response, ctx) if self.settings.read_body and _has_body(response) else response
         except BaseException:
             if self._progress is not None:
                 self._progress.is_over = True
             await reclaim_slots(self._transport)
             raise
 
-    async def _read(self, response: Any, attempt: Attempt) -> Any:
+    async def _read(self, response: Any, ctx: Context) -> Any:
         stream = response.stream
-        if attempt.must_end:
-            stream = self._limited(stream, attempt.ctx.deadline, attempt_is_late)
+        if waits_until(ctx) < inf:
+            stream = self._limited(stream, ctx.deadline, attempt_is_late)
         try:
             return with_body(response, b"".join([piece async for piece in stream]))
         finally:
@@ -240,9 +229,13 @@ class AsyncSending(_Sending):
 
     @override
     def _release_request(self) -> None:
-        super()._release_request()
         self._progress = None  # it refers to the caller's trace
         del self._request
+
+
+def _has_body(response: Any) -> bool:
+    """Whether a response has a body to wait for. One that switches protocols has none."""
+    return response.status_code != HTTPStatus.SWITCHING_PROTOCOLS and not is_in_memory(response)
 
 
 def _found_closed_connection(error: Exception) -> bool:

@@ -154,7 +154,7 @@ class AsyncResilienceTransport(_InnerTransports, AsyncTransport):
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request through the policy. The client calls this."""
         library = library_of(request)
-        return await AsyncSending(self._settings, request, library, self._transport_of(library)).run()
+        return await AsyncSending(self._settings, request, library, self._transport_of(library)).arun()
 
     @override
     async def aclose(self) -> None:

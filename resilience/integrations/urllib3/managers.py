@@ -12,8 +12,9 @@ from typing import Any
 from typing_extensions import override
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, PoolManager, ProxyManager, Retry
 
+from resilience.context import Context
 from resilience.integrations.http.bodies import OneShot, body_of
-from resilience.integrations.http.exchange import Attempt, attempt_is_late
+from resilience.integrations.http.exchange import attempt_is_late
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, Rules
 from resilience.integrations.http.settings import Settings
@@ -119,17 +120,17 @@ class _Sending(Urllib3Exchange):
         self._options = {**options, "retries": False, "redirect": False, "preload_content": False}
 
     @override
-    async def send(self, attempt: Attempt) -> BaseHTTPResponse:
+    async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> BaseHTTPResponse:
         urlopen, *where = self._send
-        timeout = self._timeout if attempt.left is None else bounded(self._timeout, attempt.left)
-        headers = self._headers
-        if attempt.headers:
-            headers = HTTPHeaderDict(headers)
-            headers.update(attempt.headers)
-        response: BaseHTTPResponse = urlopen(*where, headers, timeout=timeout, **self._options)
+        timeout = self._timeout if left is None else bounded(self._timeout, left)
+        all_headers = self._headers
+        if headers:
+            all_headers = HTTPHeaderDict(all_headers)
+            all_headers.update(headers)
+        response: BaseHTTPResponse = urlopen(*where, all_headers, timeout=timeout, **self._options)
         response.retries = self._retries  # the manager counts redirects with it
-        if attempt.left is not None or not self._reads:
-            limit_body(response, self._timeout, attempt.ctx.deadline, attempt_is_late)
+        if left is not None or not self._reads:
+            limit_body(response, self._timeout, ctx.deadline, attempt_is_late)
         if self._reads:
             response.data  # noqa: B018  # reads the body, and returns the connection to the pool
         return response

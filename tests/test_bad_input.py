@@ -206,7 +206,7 @@ CASES: list[Case] = [
         Quantile,
         share=wrong(["1", True, None, [1]], [0, 1, 95, -0.1, NAN, INF]),
         least=required(NO_DURATION),
-        most=NO_DURATION,
+        most=wrong(NO_DURATION["type_errors"], [0, -1, NAN, -INF, timedelta(0)]),
     ),
     *of(Quantile, {"least": 0.5}, most=wrong([], [0.4]), window=required(NO_DURATION), warm_up=NO_COUNT),
     *every(RetryBudget, ratio=NO_SHARE, saved=NO_SAVINGS, per_second=NO_INCOME),

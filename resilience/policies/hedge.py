@@ -61,7 +61,7 @@ class Quantile:
         set_field = object.__setattr__
         set_field(self, "share", checks.fraction("share", share))
         set_field(self, "least", checks.seconds("least", least))
-        set_field(self, "most", inf if most is None else checks.seconds("most", most))
+        set_field(self, "most", inf if most is None else checks.seconds("most", most, infinite=True))
         set_field(self, "window", checks.seconds("window", window))
         set_field(self, "warm_up", checks.whole("warm_up", warm_up))
         if self.most < self.least:

@@ -174,7 +174,7 @@ class RateLimiter(Policy[Never]):
         """
         left = checks.within("remaining", remaining, 0)
         seconds, now = checks.seconds("reset_after", reset_after, zero=True), clock.now()
-        self._wake(self._turns.change(lambda: self._turns.quota.learn(left, now + seconds, now)))
+        self._wake(self._turns.change(lambda: self._turns.quota.learn(left, now + seconds, now), now))
 
     def pause(self, seconds: Duration) -> None:
         """Let no call begin for that many seconds, then begin waiting calls evenly. The later end of two counts."""
@@ -194,12 +194,12 @@ class RateLimiter(Policy[Never]):
             self._set_rates((rate,))
             self._turns.rates[0].resize(rate.limit, rate.per, now)
 
-        self._wake(self._turns.change(change))
+        self._wake(self._turns.change(change, now))
 
     def reset(self) -> None:
         """Discard the past use, and what the service has reported. Waiting calls keep their places."""
-        quota = Quota(clock.now())
-        self._wake(self._turns.change(lambda: self._turns.replace(tuple(map(meter_of, self._rates)), quota)))
+        now = clock.now()
+        self._wake(self._turns.change(lambda: self._turns.replace(tuple(map(meter_of, self._rates)), Quota()), now))
 
     def stats(self) -> RateLimiterStats:
         """Return a snapshot of the limiter."""
@@ -273,7 +273,7 @@ class RateLimiter(Policy[Never]):
         """Wait for a turn, and return the instant at which it was taken; or raise the refusal."""
         turns, joined = self._turns, clock.now()
         while (first := turns.first()) is not None and not first.waiter.is_alive():
-            self._wake(turns.leave(first))
+            self._wake(turns.leave(first, joined))
         gives_up_at = inf if self._max_wait is None else joined + self._max_wait + EPSILON
         turn = Turn(costs, min(gives_up_at, nextafter(ctx.deadline, -inf)), runtime.waiter())
         now = joined
@@ -285,7 +285,7 @@ class RateLimiter(Policy[Never]):
                 now = clock.now()
                 self._wake(turns.go(turn, now))
         except BaseException:  # cancelled, cut off or interrupted
-            self._wake(turns.leave(turn))
+            self._wake(turns.leave(turn, clock.now()))
             raise
         if not turn.has_begun:
             raise self._refusal(ctx, turn.instant - now, now - joined)
@@ -330,7 +330,8 @@ class RateLimiter(Policy[Never]):
                 0.0 if rate.actual is None else checks.within("actual", rate.actual(result), 0) - cost
                 for rate, cost in zip(self._rates, costs, strict=False)
             ]
-            self._wake(self._turns.change(lambda: self._turns.correct(used, began, clock.now())))
+            now = clock.now()
+            self._wake(self._turns.change(lambda: self._turns.correct(used, began, now), now))
 
     def _wake(self, woken: Woken[Waiter]) -> None:
         """Wake a turn. If its event loop has ended, remove it from the queue and wake the next one, if necessary."""
@@ -340,7 +341,7 @@ class RateLimiter(Policy[Never]):
             try:
                 waiter.wake()
             except RuntimeError:
-                woken = self._turns.leave(turn)
+                woken = self._turns.leave(turn, clock.now())
 
 
 @final

@@ -160,7 +160,7 @@ class Turns(Generic[W]):
             self._update_instant_locked(turn, is_first, now)
             if turn.instant > turn.latest:
                 self.rejected += 1
-                return self._leave_locked(turn)
+                return self._leave_locked(turn, self._held_until_locked(now))
             if turn.instant > now + EPSILON:
                 turn.due = turn.instant
                 return None
@@ -171,29 +171,31 @@ class Turns(Generic[W]):
             plan = None
             if is_first:
                 self._first_since, plan = now, self._plan
-            woken = self._leave_locked(turn)
+            woken = self._leave_locked(turn, -inf)
             self._plan_error += max(late)
             if self._queue and self._plan_error <= WAKE_TOLERANCE + PLAN_TOLERANCE * (self._plan_ends - now):
                 self._plan = plan
             return woken
 
-    def leave(self, turn: Turn[W]) -> Woken[W]:
+    def leave(self, turn: Turn[W], now: float) -> Woken[W]:
         """Leave the queue. A no-op if the turn does not wait."""
         with self._lock:
-            return self._leave_locked(turn) if turn.waits else None
+            held_until = self._held_until_locked(now)
+            return self._leave_locked(turn, held_until) if turn.waits else None
 
     def first(self) -> Turn[W] | None:
         """Return the first turn of the queue."""
         with self._lock:
             return self._queue[0] if self._queue else None
 
-    def change(self, change: Callable[[], None]) -> Woken[W]:
+    def change(self, change: Callable[[], None], now: float) -> Woken[W]:
         """Apply a change of the rates under the lock."""
         with self._lock:
             self._close_fast_path_locked()
+            held_until = self._held_until_locked(now)
             change()
             self._plan = None
-            return self._first_if_late_locked()
+            return self._first_if_late_locked(held_until)
 
     def replace(self, rates: tuple[Spread | Window, ...], quota: Quota) -> None:
         """Replace the rates, within a `change`."""
@@ -283,15 +285,26 @@ class Turns(Generic[W]):
         if turn.instant <= now + EPSILON:  # due by the plan: compute it exactly. Turns before it are late, so few
             self._look_ahead_locked(turn)
 
-    def _leave_locked(self, turn: Turn[W]) -> Woken[W]:
+    def _leave_locked(self, turn: Turn[W], held_until: float) -> Woken[W]:
         turn.waits = False  # no call since the check of `waits`, so it leaves only once
         with contextlib.suppress(ValueError):
             self._queue.remove(turn)
         self._plan = None
-        return self._first_if_late_locked()
+        return self._first_if_late_locked(held_until)
 
-    def _first_if_late_locked(self) -> Woken[W]:
-        """Return the first turn of the queue if its caller would sleep too long."""
+    def _held_until_locked(self, now: float) -> float:
+        """Return until when the first turn has held up the others: until now, or its instant if it is late."""
+        if not self._queue:
+            return -inf
+        first = self._queue[0]
+        return min(now, _instant(self._rates, first.costs, first.joined))
+
+    def _first_if_late_locked(self, held_until: float) -> Woken[W]:
+        """Return the first turn of the queue if its caller would sleep too long.
+
+        It was held up until `held_until`, so it is not late, and makes up for nothing before that.
+        """
+        self.quota.closed_until = max(self.quota.closed_until, held_until)
         if not self._queue:
             return None
         first = self._queue[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -70,6 +71,7 @@ def test_a_quantile_is_immutable_and_checks_its_share() -> None:
     with pytest.raises(AttributeError, match="cannot assign to field"):
         quantile.share = 0.5
     assert (repr(quantile), quantile.most) == ("Quantile(0.9)", inf)
+    assert replace(quantile, share=0.5) == Quantile(0.5, most=inf)
     assert repr(Hedge(Quantile(0.95, most=0.5))) == "Hedge(delay=Quantile(0.95, most=0.5))"
     with pytest.raises(ValueError, match=r"did you mean 0.95\?"):
         Quantile(95)

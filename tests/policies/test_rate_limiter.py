@@ -135,6 +135,33 @@ async def test_a_cancelled_caller_moves_those_behind_it_forward(tasks_world: Wor
     assert limiter.stats().next_turn == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize(
+    ("used", "instants"), [(60, [0, 2.0, 2.1]), (0, [0, 1.0, 1.1, 1.2])], ids=["gives up", "is let through"]
+)
+async def test_callers_behind_one_that_has_held_them_up_begin_one_by_one(
+    tasks_world: World, virtual: VirtualClock, used: float, instants: list[float]
+) -> None:
+    """The second caller needs units that the first one has, which may refund them after 1 s; it gives up after 2 s."""
+    rates = Rate(10, burst=1), Rate(60, per=60, cost=lambda ctx: ctx.properties["tokens"], actual=lambda used: used)
+    limiter = RateLimiter(*rates)
+    began: list[float] = []
+
+    async def caller(tokens: float) -> None:
+        async def fn(ctx: Context) -> float:
+            began.append(virtual.now())
+            await anyio.sleep(tokens / 60)
+            return used if tokens == 60 else tokens
+
+        with anyio.move_on_after(2.0 if tokens == 30 else inf):
+            await limiter.aexecute(fn, Context(properties={"tokens": tokens}))
+
+    async with anyio.create_task_group() as group:
+        for tokens in (60, 30, 0, 0):
+            group.start_soon(caller, tokens)
+            await anyio.sleep(0)
+    assert began == pytest.approx(instants)
+
+
 async def test_tasks_whose_turns_come_at_the_same_instant_begin_in_the_order_of_arrival(tasks_world: World) -> None:
     """Timers of the same instant fire in any order: here four at a time."""
     limiter = RateLimiter(Rate(4, per=0.02))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -34,9 +35,9 @@ def test_a_turn_that_was_left_does_not_begin() -> None:
     """A coroutine may be closed at the very instant of its turn."""
     turns = turns_of(Window(1, 1.0))
     turn = joined(turns, "a")
-    turns.leave(turn)
+    turns.leave(turn, 0.0)
     assert turns.go(turn, 1.0) is None
-    assert turns.leave(turn) is None
+    assert turns.leave(turn, 0.0) is None
     assert not turn.has_begun
 
 
@@ -66,7 +67,7 @@ def test_a_turn_that_is_not_the_first_is_checked_exactly_at_its_instant() -> Non
 def test_a_turn_that_is_not_the_first_comes_earlier_if_the_rate_rises() -> None:
     turns = turns_of(Spread(1, 1.0, 1))
     _, second = joined(turns, "a"), joined(turns, "b")
-    turns.change(lambda: turns.rates[0].resize(4, 1.0, 0.0))
+    turns.change(lambda: turns.rates[0].resize(4, 1.0, 0.0), 0.0)
     turns.go(second, 0.2)
     assert second.due == 0.5
 
@@ -85,10 +86,31 @@ def test_a_late_caller_delays_no_other_and_takes_a_turn_that_is_left() -> None:
     assert turns.counts(COST, 2.25) == (0, 0.75, 0)
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda turns, first: turns.leave(first, 2.0),
+        lambda turns, first: turns.change(lambda: turns.rates[1].resize(3, 5.0, 2.0), 2.0),
+    ],
+    ids=["leaves", "is let through"],
+)
+def test_turns_behind_one_that_has_held_them_up_are_not_late(end: Callable[[Any, Any], object]) -> None:
+    """They do not make up for the time in which the first one waited for another rate."""
+    turns: Turns[str] = Turns((Spread(10, 1.0, 1), Window(2, 5.0)), Quota())
+    assert turns.take((0.0, 1.0, 1.0), 0.0)
+    first, second, third = (Turn((costs, 2 - 2 * costs, 1.0), 1e9, "") for costs in (0.0, 1.0, 1.0))
+    for turn in (first, second, third):
+        turns.join(turn, 0.0)
+    end(turns, first)
+    for turn in (first, second, third):
+        turns.go(turn, 2.0)
+    assert (second.has_begun, third.has_begun, third.due) == (True, False, 2.1)
+
+
 def test_a_turn_lets_the_first_one_begin_before_it_and_is_then_woken() -> None:
     """Timers of the same instant fire in any order. It does not wait beyond its own limit."""
     turns = turns_of(Window(1, 1.0))
-    turns.change(lambda: turns.rates[0].resize(3, 1.0, 0.0))
+    turns.change(lambda: turns.rates[0].resize(3, 1.0, 0.0), 0.0)
     assert turns.take((2.0, 1.0), 0.0)
     first, second, third = joined(turns, "a"), joined(turns, "b"), joined(turns, "c", latest=1.0)
     turns.go(second, 1.0)
@@ -130,13 +152,13 @@ def test_leaving_wakes_the_first_caller_once_if_its_turn_is_earlier_now() -> Non
     """It does not for a change of a millisecond."""
     turns = turns_of(Spread(1, 1.0, 1))
     first, second, third = (joined(turns, name) for name in "abc")
-    assert woken(turns.leave(second)) is None
-    assert woken(turns.leave(first)) == "c"
-    assert woken(turns.change(lambda: None)) is None
+    assert woken(turns.leave(second, 0.0)) is None
+    assert woken(turns.leave(first, 0.0)) == "c"
+    assert woken(turns.change(lambda: None, 0.0)) is None
     assert turns.go(third, 0.5) is None
     assert third.due == 1.0
-    assert woken(turns.change(lambda: turns.rates[0].resize(1.0005, 1.0, 0.5))) is None
-    assert woken(turns.change(lambda: turns.rates[0].resize(4, 1.0, 0.5))) == "c"
+    assert woken(turns.change(lambda: turns.rates[0].resize(1.0005, 1.0, 0.5), 0.5)) is None
+    assert woken(turns.change(lambda: turns.rates[0].resize(4, 1.0, 0.5), 0.5)) == "c"
 
 
 def test_a_caller_whose_turn_would_be_too_late_is_rejected() -> None:

@@ -11,12 +11,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import count
-from typing import Any, Literal, Protocol, TypeAlias, final
+from typing import Any, Final, Literal, Protocol, TypeAlias, final
 
 from resilience import checks, forks
 from resilience.clock import clock
 from resilience.counter import Counter
 from resilience.formats import format_number
+from resilience.outcome import is_annotated
+
+#: What the note contains that a Retry adds to the last failure.
+FAILED: Final = ", failed with "
 
 #: Ten successes at 0.1 must pay for one repeat, although the sum of ten times 0.1 is slightly less than 1.
 _ROUNDING = 1e-9
@@ -207,3 +211,9 @@ def give_back_repeat(cap: Cap | None, budget: Budget | None) -> None:
         cap.give_back()
     if budget is not None:
         budget.give_back()
+
+
+def give_back_refused(refusal: Exception, cap: Cap | None, budget: Budget | None) -> None:
+    """Return a repeat that a policy inside has refused, unless a Retry inside says that it has made calls before."""
+    if not is_annotated(refusal, FAILED):
+        give_back_repeat(cap, budget)

@@ -10,15 +10,15 @@ from typing import Any, Final, final
 from resilience import forks
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.errors import DeadlineExceeded, Rejected
+from resilience.errors import ends_with_the_deadline, is_refusal
 from resilience.events.dispatch import emit
 from resilience.events.kinds import BudgetSpent, HedgeFinished, HedgeStarted
 from resilience.hints import may_overlap
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult, rejects
-from resilience.outcome import Failure, Outcome, Success, annotate, closable, unwrap_stop_iteration
+from resilience.outcome import Failure, Outcome, Success, annotate, closable
 from resilience.record import History
-from resilience.repeats import Budget, give_back_repeat, take_repeat
+from resilience.repeats import Budget, give_back_refused, take_repeat
 from resilience.state.quantiles import Histogram
 
 _BESIDE: Final = " beside it failed with "
@@ -129,8 +129,8 @@ class HedgePlan:
             is_good = False
             others_run = self._running > 0 or self.due <= now
             decides = not (rules.failures.handles(outcome.error) or (others_run and _is_inconclusive(outcome.error)))
-            if number and isinstance(outcome.error, Rejected):  # it made no call
-                give_back_repeat(self._ctx._info.cap, rules.budget)
+            if number and is_refusal(outcome.error):
+                give_back_refused(outcome.error, self._ctx._info.cap, rules.budget)
         if is_good:
             self.won = number
             if self._latencies is not None and (number == 0 or self._first_runs):
@@ -193,4 +193,4 @@ class HedgePlan:
 
 
 def _is_inconclusive(error: Exception) -> bool:
-    return isinstance(unwrap_stop_iteration(error), (Rejected, DeadlineExceeded))
+    return is_refusal(error) or ends_with_the_deadline(error)

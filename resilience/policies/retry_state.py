@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Final, Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 from resilience.backoff import Backoff, Randomness
 from resilience.clock import clock
@@ -19,17 +19,15 @@ from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, Ret
 from resilience.formats import format_seconds
 from resilience.hints import asked_delay, is_repeatable
 from resilience.info import Listener
-from resilience.outcome import Failed, Success, annotate, as_outcome, closable, is_annotated
+from resilience.outcome import Failed, Success, annotate, as_outcome, closable
 from resilience.record import History
-from resilience.repeats import Budget, Refuser, give_back_repeat, take_repeat
+from resilience.repeats import FAILED, Budget, Refuser, give_back_refused, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
 
 _Reason: TypeAlias = (
     Literal["attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open"] | Refuser
 )
-
-_FAILED: Final = ", failed with "
 
 
 @final
@@ -97,7 +95,7 @@ class RetryState:
         """Return the delay after this failure in seconds, or None if it is the last one; report the decision."""
         rules, ctx = self._rules, self._ctx
         if self.attempt > 1 and isinstance(failed, Exception) and is_refusal(failed):
-            self._give_back_after(failed)
+            give_back_refused(failed, ctx._info.cap, rules.budget)
         self._history.add(failed)
         info = ctx._info
         if info.record is not None and ctx._function is not None:  # a block is no attempt of the execution around it
@@ -164,11 +162,6 @@ class RetryState:
         """Refund the cost of a retry that was not made."""
         give_back_repeat(self._ctx._info.cap, self._rules.budget)
 
-    def _give_back_after(self, refusal: Exception) -> None:
-        """Refund a retry that a policy inside has refused, unless a Retry inside says that it has made calls before."""
-        if not is_annotated(refusal, _FAILED):
-            self._give_back()
-
     def _give_up(self, reason: _Reason, failed: Failed) -> None:
         if subscribers.retries or self._ctx._info.listeners:
             elapsed, outcome = clock.now() - self._began, as_outcome(failed)
@@ -181,12 +174,12 @@ class RetryState:
         """Add the note to the last exception; with `wrap`, raise `RetriesExhausted` instead."""
         if self._rules.wrap:
             raise self._exhausted(error) from error
-        annotate(error, self._summary(self.attempt), replaces=_FAILED)
+        annotate(error, self._summary(self.attempt), replaces=FAILED)
 
     def explain(self, refusal: Exception, failed: Exception | None) -> None:
         """Add the history of the attempts to the refusal that ended them, and set the last failure as its context."""
-        self._give_back_after(refusal)
-        annotate(refusal, self._summary(self.attempt - 1), replaces=_FAILED)  # the refused attempt made no call
+        give_back_refused(refusal, self._ctx._info.cap, self._rules.budget)
+        annotate(refusal, self._summary(self.attempt - 1), replaces=FAILED)  # the refused attempt made no call
         if failed is not None and refusal.__context__ is None:
             refusal.__context__ = failed
 
@@ -201,7 +194,7 @@ class RetryState:
 
     def _summary(self, attempts: int) -> str:
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        return f"{times} in {format_seconds(clock.now() - self._began)}{_FAILED}{self._history}"
+        return f"{times} in {format_seconds(clock.now() - self._began)}{FAILED}{self._history}"
 
 
 def too_late(policy: str) -> DeadlineExceeded:

@@ -16,6 +16,8 @@ from resilience import (
     Hedge,
     Policy,
     Quantile,
+    Rate,
+    RateLimiter,
     RepeatCap,
     Retry,
     RetryBudget,
@@ -192,7 +194,11 @@ async def test_an_unhandled_error_ends_the_call_at_once(anywhere: Virtual) -> No
         assert notes_of(error) == []
 
 
-@pytest.mark.parametrize("rejection", [BulkheadFull("full"), DeadlineExceeded("late")], ids=repr)
+@pytest.mark.parametrize(
+    "rejection",
+    [BulkheadFull("full"), DeadlineExceeded("late"), ExceptionGroup("children", [BulkheadFull("full")])],
+    ids=repr,
+)
 async def test_a_rejected_attempt_does_not_decide_while_another_runs(anywhere: Virtual, rejection: Exception) -> None:
     """A rejection of the only attempt is raised at once."""
     service = Service(anywhere, (0.5, "first"), (0.1, rejection))
@@ -239,6 +245,15 @@ async def test_a_rejected_hedge_costs_nothing(in_simulation: Virtual) -> None:
     for _ in range(2):
         assert await Service(in_simulation, (0.5, "first")).under(policy) == ("first", 0.5)
     assert budget.balance == 1
+
+
+async def test_a_hedge_is_paid_if_a_retry_inside_has_made_a_call_before_it_was_rejected(in_simulation: Virtual) -> None:
+    """As a retry is: otherwise neither a budget nor a cap would bound such hedges."""
+    budget = RetryBudget(0, saved=1)
+    inside = Retry(2, on=Boom, backoff=[0]).wrap(RateLimiter(Rate(2, per=10), max_wait=0))
+    service = Service(in_simulation, (0.5, "first"), (0.1, Boom()))
+    assert await service.under(Hedge(0.1, budget=budget).wrap(inside)) == ("first", 0.5)
+    assert (len(service.begun), budget.balance) == (2, 0)
 
 
 async def test_a_repeat_cap_counts_hedges(in_simulation: Virtual) -> None:

@@ -23,7 +23,7 @@ from resilience import (
     current_context,
     deadline,
 )
-from tests.conftest import Boom, Virtual, World
+from tests.conftest import Boom, FakeClock, Virtual, World
 from tests.functions import quick
 from tests.streams.sources import Consumed, Source, outcome, paced, streamed
 
@@ -61,6 +61,13 @@ async def test_first_includes_the_opening_of_the_source(in_virtual_asyncio: Virt
         await anext(quick().streaming(first=5.0).call(opens))
     with pytest.raises(TimeoutExceeded, match="no item within 2 s"):
         await anext(quick().streaming(first=2.0).call(opens))
+
+
+async def test_a_cooperative_timeout_does_not_warn_of_the_consumers_time(world: World, clock: FakeClock) -> None:
+    stream = streamed(world, Timeout(2, cooperative=True), Source(world, [1, 2]))
+    assert await stream.next() == 1
+    clock.advance(9)
+    assert await stream.all() == [2]
 
 
 async def test_a_timeout_cuts_off_a_pull_or_a_wait_but_not_the_consumer(in_virtual_asyncio: Virtual) -> None:

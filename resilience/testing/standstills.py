@@ -69,9 +69,11 @@ class Standstills:
         # A stored place keeps a frame alive, with all of its variables, so it is dropped as soon as possible.
         for ident in self._of.keys() - {it.ident for it in threads}:
             del self._of[ident]
+        # First who has a new job: a worker that takes it before the places are read no longer waits for one there.
+        jobs = [(it, _has_new_job(it)) for it in threads]
         frames = sys._current_frames() if threads else {}
-        # Read the places of all threads first: they run while the kernel is asked about them below.
-        seen = [(it, _place_of(frames.get(it.ident or 0)), _has_new_job(it)) for it in threads]
+        # Then the places of all threads: they run while the kernel is asked about them below.
+        seen = [(it, _place_of(frames.get(it.ident or 0)), is_new) for it, is_new in jobs]
         del frames  # no cycle: one of them is this frame
         return [it.ident or 0 for it, place, is_new in seen if is_new or not self._stands_still(it, place, looks)]
 

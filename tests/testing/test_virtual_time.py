@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import sys
 import threading
 import time
 from collections import deque
@@ -370,6 +371,22 @@ def test_progress_during_the_check_of_the_threads_is_detected(monkeypatch: pytes
     finally:
         released.set()
         bystander.join()
+
+
+def test_a_worker_that_takes_its_job_while_the_places_are_read_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place says that it waits for a job, and it has none any more."""
+    Timeout(1).call(len, "")  # an idle worker is there
+    worker = workers.pool.idle[-1]
+    read = sys._current_frames
+
+    def begin_meanwhile() -> object:
+        places = read()
+        worker._job = None
+        return places
+
+    monkeypatch.setattr(sys, "_current_frames", begin_meanwhile)
+    worker._job = cast(Any, "a job")
+    assert standstills.Standstills(0.001).moving([worker], looks=9) == [worker.ident]
 
 
 def test_a_patience_that_is_no_duration_is_refused() -> None:

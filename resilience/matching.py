@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import GenericAlias, UnionType
-from typing import Any, TypeAlias, final
+from types import UnionType
+from typing import Any, TypeAlias, Union, final, get_origin
 
 from resilience import checks
 from resilience.errors import DeadlineExceeded, Misuse, Rejected
@@ -104,8 +104,10 @@ def _condition(name: str, value: Any) -> Callable[[Exception], object]:
         _exception_type(name, value)
         # What `isinstance` calls, without a Python frame: 60 ns less. A class with a metaclass may define its own.
         return type.__instancecheck__.__get__(value) if type(value) is type else partial(_is_one_of, (value,))
-    if not callable(value) or isinstance(value, GenericAlias):  # `ExceptionGroup[ValueError]` can be called
-        hint = "; did you mean a tuple?" if isinstance(value, (list, set, frozenset, UnionType)) else ""
+    origin = get_origin(value)  # `ExceptionGroup[ValueError]` and `Optional[ValueError]` can be called
+    if not callable(value) or origin is not None:
+        is_several = isinstance(value, (list, set, frozenset)) or origin in (Union, UnionType)
+        hint = "; did you mean a tuple?" if is_several else ""
         raise TypeError(f"{name} must be an exception type, a tuple of them or a predicate, not {value!r}{hint}")
     predicate: Callable[[Exception], object] = checks.plain_function(name, value, ("error",))
     return predicate

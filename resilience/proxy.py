@@ -105,12 +105,14 @@ def _build(client: Any, names: Iterable[str], protect: Protect, policy: str, all
     here: dict[str, Any] = {"_resilience_client": client, "_resilience_policy": policy}
     nested: dict[str, list[str]] = {}
     for name in names:
-        head, _, rest = name.partition(".")
-        if rest:
+        head, dot, rest = name.partition(".")
+        if dot:
             nested.setdefault(head, []).append(rest)
         else:
             here[head] = _protected(head, getattr(client, head), protect, allow_generators)
     for head, rests in nested.items():
+        if head in here:  # a method that is a namespace, too
+            rests.append("__call__")
         here[head] = _build(getattr(client, head), rests, protect, policy, allow_generators)
     proxy.__dict__.update(here)
     return proxy

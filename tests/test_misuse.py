@@ -9,7 +9,8 @@ import types
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from operator import getitem
+from typing import Any, Optional
 
 import anyio
 import anyio.to_thread
@@ -115,6 +116,11 @@ MISUSES: dict[str, tuple[type[Exception], str, Callable[[], object]]] = {
     "a list of types": (TypeError, r"must be an exception type.*did you mean a tuple\?", lambda: Retry(on=[OSError])),
     "a set of types": (TypeError, r"must be an exception type.*did you mean a tuple\?", lambda: Retry(on={OSError})),
     "a union": (TypeError, r"must be an exception type.*did you mean a tuple\?", lambda: Retry(on=OSError | KeyError)),
+    "an optional type": (
+        TypeError,
+        r"exception type.*did you mean a tuple\?",
+        lambda: Retry(on=getitem(Optional, OSError)),
+    ),
     "a list to ignore": (
         TypeError,
         r"must be an exception type.*did you mean a tuple",

@@ -141,7 +141,7 @@ def test_a_client_with_slots_can_be_wrapped() -> None:
 def test_unknown_names_are_refused_when_the_proxy_is_made(how: str) -> None:
     """A misspelt name must not leave a method unprotected."""
     make = getattr(quick(), how)
-    for names in (["gte"], ["get", "gte"], ["get.it"], ["nothing.at.all"], [""], [".get"]):
+    for names in (["gte"], ["get", "gte"], ["get.it"], ["nothing.at.all"], [""], [".get"], ["get."]):
         with pytest.raises(AttributeError):
             make(Client(), *names)
 
@@ -183,6 +183,13 @@ def test_a_callable_attribute_can_be_named() -> None:
 
     stub = types.SimpleNamespace(SayHello=functools.partial(Client(failures=2).get))
     assert quick().proxy(stub, "SayHello").SayHello("me") == "get me"
+
+
+def test_a_callable_namespace_and_a_method_in_it_can_both_be_named() -> None:
+    """In either order: what is named is protected."""
+    for names in (["get", "get.__call__"], ["get.__call__", "get"], ["get", "get.func"]):
+        stub = types.SimpleNamespace(get=functools.partial(Client(failures=2).get))
+        assert quick().proxy(stub, *names).get("a") == "get a"
 
 
 def test_a_module_can_be_wrapped() -> None:

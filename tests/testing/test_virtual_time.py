@@ -115,6 +115,14 @@ def test_the_users_own_sleeps_are_virtual() -> None:
     assert clock.sleeps == []
 
 
+def test_a_class_of_loops_may_have_its_own_method_for_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The `real_asyncio=True` of freezegun leaves one behind."""
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "time", asyncio.BaseEventLoop.time, raising=False)
+    with virtual_time() as clock, asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(asyncio.sleep(50))
+        assert clock.now() == 50
+
+
 async def test_a_block_in_a_running_loop_makes_its_time_virtual_and_real_again(tasks_world: World) -> None:
     """The loop's own time continues, so that every timer has as much time left as before."""
     began = anyio.current_time()

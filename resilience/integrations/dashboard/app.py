@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mutab
 from contextlib import aclosing
 from typing import Any, Final, TypeAlias, final
 from urllib.parse import quote
+from weakref import finalize
 
 import anyio
 
@@ -102,6 +103,7 @@ class Dashboard:
             history=checks.flag("history", history),
             messages=self._messages,
         )
+        finalize(self, self._watch.close).atexit = False
 
     def close(self) -> None:
         """End the streams, and listen to no more events. Not needed if it lives as long as the process."""

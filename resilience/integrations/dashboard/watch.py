@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from typing import Any, Final, TypeAlias, final
-from weakref import finalize, ref
 
 from resilience import events, forks
 from resilience.clock import clock
-from resilience.events import Event, Listener
+from resilience.events import Event
 from resilience.integrations.dashboard.log import Log
 from resilience.integrations.dashboard.rates import Rates
 from resilience.integrations.telemetry import Observed
@@ -50,7 +49,10 @@ _Json: TypeAlias = dict[str, Any]
 
 @final
 class Watch:
-    """Listens to the events that the viewers of one dashboard need. The parameters are those of `Dashboard`."""
+    """Listens to the events that the viewers of one dashboard need, until it is closed: a subscription keeps it alive.
+
+    The parameters are those of `Dashboard`.
+    """
 
     def __init__(self, observed: Observed, *, keep: int, history: bool, messages: bool) -> None:
         self._lock = forks.lock_of(self)
@@ -92,11 +94,8 @@ class Watch:
                 self._unsubscribe_locked(kinds)
 
     def _subscribe_locked(self, kinds: _Kinds) -> None:
-        """Subscribe with a weak reference, so that the subscription does not keep this object alive."""
         if kinds not in self._subscriptions:
-            end = finalize(self, events.subscribe(_weak_listener(ref(self)), *kinds))
-            end.atexit = False
-            self._subscriptions[kinds] = clock.now(), end
+            self._subscriptions[kinds] = clock.now(), events.subscribe(self.record, *kinds)
 
     def _unsubscribe_locked(self, kinds: _Kinds) -> None:
         _, end = self._subscriptions.pop(kinds, _NO_SUBSCRIPTION)
@@ -151,12 +150,3 @@ class Watch:
         """Return the `rates` of the process, and those of its `pipelines`."""
         with self._lock:
             return self._rates.summary(clock.now(), self._since(_EXECUTIONS), self._since(_TROUBLE))
-
-
-def _weak_listener(reference: ref[Watch]) -> Listener:
-    def listen(event: Event) -> None:
-        watch = reference()
-        if watch is not None:
-            watch.record(event)
-
-    return listen

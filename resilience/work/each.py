@@ -279,17 +279,16 @@ class _Tasks(AsyncIterator[Any]):
 
     def __init__(self, job: _Job) -> None:
         self._job = job
-        self._is_closed = False
         self._room = anyio.Semaphore(2 * job.limit)
         self._running = anyio.Semaphore(job.limit)
         self._delivered: deque[_Pending] = deque()
         self._has_news = anyio.Event()  # set with each delivery, and at the end
-        self._has_ended = False
+        self._is_over = False
 
     @override
     async def __anext__(self) -> Any:
         while not self._delivered:
-            if self._has_ended:
+            if self._is_over:
                 raise StopAsyncIteration
             if self._has_news.is_set():
                 self._has_news = anyio.Event()
@@ -311,7 +310,6 @@ class _Tasks(AsyncIterator[Any]):
 
     def close(self) -> None:
         """Begin no more calls, and deliver no more outcomes."""
-        self._is_closed = True
         self._delivered.clear()
         self._end()
 
@@ -324,7 +322,7 @@ class _Tasks(AsyncIterator[Any]):
                     await self._room.acquire()
                     async for item in items:
                         await self._running.acquire()
-                        if self._is_closed:  # a cancelled call has released the semaphore
+                        if self._is_over:  # closed: a cancelled call has released the semaphore
                             return
                         pending = _Pending(item)
                         if self._job.ordered:
@@ -340,12 +338,12 @@ class _Tasks(AsyncIterator[Any]):
             self._end()
 
     def _deliver(self, pending: _Pending) -> None:
-        if not self._is_closed:
+        if not self._is_over:
             self._delivered.append(pending)
             self._has_news.set()
 
     def _end(self) -> None:
-        self._has_ended = True
+        self._is_over = True
         self._has_news.set()
 
     async def _run(self, pending: _Pending) -> None:

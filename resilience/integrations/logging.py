@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from resilience.checks import Duration
@@ -59,17 +59,13 @@ def log_events(
         raise TypeError(f"logger must be a logging.Logger or LoggerAdapter, not {logger!r}")
 
     def write(line: Line) -> None:
-        _log(chosen, line.level, line.text, {"kind": line.kind, **line.facts})
+        target, text, extra = chosen, line.text, {"kind": line.kind, **line.facts}
+        options: Any = {"extra": extra}
+        while isinstance(target, logging.LoggerAdapter):  # its own values would replace ours
+            text, options = target.process(text, options)
+            options["extra"] = extra = {**extra, **(options.get("extra") or {})}
+            target = target.logger
+        target.log(line.level, text, **options)
 
     lines = Lines(write, chosen.isEnabledFor, levels=levels, repeats=repeats, interval=interval, messages=messages)
     return lines.begin()
-
-
-def _log(logger: Logger, level: int, text: str, extra: Mapping[str, object]) -> None:
-    """Log with these attributes, merged with those of adapters, which would replace them."""
-    options: Any = {"extra": extra}
-    while isinstance(logger, logging.LoggerAdapter):
-        text, options = logger.process(text, options)
-        options["extra"] = extra = {**extra, **(options.get("extra") or {})}
-        logger = logger.logger
-    logger.log(level, text, **options)

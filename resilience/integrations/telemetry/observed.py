@@ -68,7 +68,8 @@ class Observed:
         for given in policies:
             if isinstance(given, Policy):
                 # The parts are referenced, not the pipeline: it may exist for one call only, and its parts live on.
-                self._given += [(given.name, ref(part)) for part in _parts(given)]
+                parts = given.policies if isinstance(given, Pipeline) else (given,)
+                self._given += [(given.name, ref(part)) for part in parts]
             elif not isinstance(given, type) and isinstance(getattr(given, "policies", None), Mapping):
                 self._given.append((None, ref(given)))
             else:
@@ -88,10 +89,6 @@ class Observed:
                 yield from ((pipeline, policy) for policy in _watched(reference()))
             else:
                 yield from ((each.name, policy) for each in _inside(reference()) for policy in _watched(each))
-
-
-def _parts(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
-    return policy.policies if isinstance(policy, Pipeline) else (policy,)
 
 
 def _watched(policy: object) -> Iterator[Watched]:

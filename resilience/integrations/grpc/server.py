@@ -14,10 +14,12 @@ from typing import Any, TypeAlias, final
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
+from resilience.callables import maybe_await
 from resilience.checks import Duration
 from resilience.context import Context
 from resilience.integrations.grpc.calls import Kind
 from resilience.integrations.wire import Acceptance, Steps, budget, ran_out
+from resilience.runtimes.driving import drive
 
 __all__ = ["AioDeadlineInterceptor", "DeadlineInterceptor"]
 
@@ -72,30 +74,32 @@ def _with_deadline(handler: Any, acceptance: Acceptance) -> Any:
     behavior = getattr(handler, kind)
     if getattr(behavior, "experimental_non_blocking", False):  # it answers through a callback, at any later time
         return handler
-    if inspect.iscoroutinefunction(behavior):
-        wrapper = _coroutine
-    elif inspect.isasyncgenfunction(behavior):
+    if inspect.isasyncgenfunction(behavior):
         wrapper = _async_stream
+    elif handler.response_streaming and not inspect.iscoroutinefunction(behavior):
+        wrapper = _stream
     else:
-        wrapper = _stream if handler.response_streaming else _plain
+        wrapper = _one_reply  # also for a coroutine function that writes its replies
     make = getattr(grpc, f"{kind}_rpc_method_handler")
     limited = wraps(behavior)(wrapper(behavior, acceptance))
     return make(limited, handler.request_deserializer, handler.response_serializer)
 
 
-def _plain(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
-    def wrapper(request: Any, context: Any) -> Any:
+def _one_reply(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
+    async def answer(request: Any, context: Any) -> Any:
         ctx = _budget(acceptance, context)
         try:
             with Steps(ctx):
                 ctx.check()
-                return behavior(request, context)
+                return await maybe_await(behavior(request, context))
         except Exception as error:
             if ran_out(error, ctx):
-                context.abort(*_TOO_LATE)
+                await maybe_await(context.abort(*_TOO_LATE))
             raise
 
-    return wrapper
+    if inspect.iscoroutinefunction(behavior):
+        return answer
+    return lambda request, context: drive(answer(request, context))
 
 
 def _stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
@@ -110,21 +114,6 @@ def _stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
         except Exception as error:
             if ran_out(error, ctx):
                 context.abort(*_TOO_LATE)
-            raise
-
-    return wrapper
-
-
-def _coroutine(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
-    async def wrapper(request: Any, context: Any) -> Any:
-        ctx = _budget(acceptance, context)
-        try:
-            with Steps(ctx):
-                ctx.check()
-                return await behavior(request, context)
-        except Exception as error:
-            if ran_out(error, ctx):
-                await context.abort(*_TOO_LATE)
             raise
 
     return wrapper

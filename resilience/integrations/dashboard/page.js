@@ -134,6 +134,14 @@ function makeCard(...more) {
   return [it, top];
 }
 
+function updateCard(it, policy, counts) {
+  const { name, where, facts, about } = parts(it, ["name", "where", "facts", "about"]);
+  write(name, policy.name);
+  write(where, `in ${policy.pipelines.join(", ")}`);
+  fill(facts, counts);
+  write(about, policy.about);
+}
+
 function lever() {
   return drawing(
     "svg",
@@ -156,20 +164,15 @@ function makeCircuit() {
 }
 
 function updateCircuit(it, circuit) {
-  const names = ["name", "where", "state", "why", "facts", "about", "meter"];
-  const { name, where, state, why, facts, about, meter } = parts(it, names);
+  updateCard(it, circuit, [["opened", `${digits(circuit.opened)}×`], ["refused", digits(circuit.rejected)]]);
+  const { state, why, meter } = parts(it, ["state", "why", "meter"]);
   it.dataset.state = circuit.state;
-  write(name, circuit.name);
-  write(where, whereOf(circuit));
   write(state, STATES[circuit.state]);
   const waits = circuit.state === "open" && circuit.open_for !== null;
   meter.hidden = !waits;
   if (waits) meter.firstChild.style.width = `${Math.min(100, (100 * circuit.retry_after) / circuit.open_for)}%`;
   why.hidden = circuit.state === "closed";
   write(why, reasonOf(circuit));
-  const opened = `${digits(circuit.opened)}×`;
-  fill(facts, [["opened", opened], ["refused", digits(circuit.rejected)]]);
-  write(about, circuit.about);
 }
 
 function reasonOf(circuit) {
@@ -180,8 +183,6 @@ function reasonOf(circuit) {
   const seconds = Math.ceil(circuit.retry_after);
   return (seconds > 0 ? `A probe may go in ${seconds} s.` : "The next call is a probe.") + after;
 }
-
-const whereOf = (it) => `in ${it.pipelines.join(", ")}`;
 
 function fill(it, facts) {
   const text = facts.map(([name, value]) => `${name} ${value}`).join(";");
@@ -209,17 +210,14 @@ function makeMeterCard() {
 }
 
 function updateMeterCard(it, policy, { word, label, value, max, counts }) {
-  const { name, where, facts, about, meter } = parts(it, "name where facts about meter".split(" "));
-  write(name, policy.name);
-  write(where, whereOf(policy));
+  updateCard(it, policy, counts);
+  const meter = it.querySelector(".meter");
   write(it.querySelector(".full-word"), word);
   meter.classList.toggle("full", word !== "");
   meter.firstChild.style.width = `${Math.min(100, (100 * value) / max)}%`;
   meter.setAttribute("aria-label", label);
   meter.setAttribute("aria-valuemax", max);
   meter.setAttribute("aria-valuenow", value);
-  fill(facts, counts);
-  write(about, policy.about);
 }
 
 function aboutBulkhead({ name, in_flight, limit, queue, queued, rejected }) {

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from math import inf
 from typing import Any
 
 from resilience.clock import clock
-from resilience.context import BareContext, Context
+from resilience.context import Context
 from resilience.endings import end_execution
 from resilience.errors import ArgumentMisuse
 from resilience.execution import Executed, inherit
-from resilience.info import NO_INFO
 from resilience.runtimes.blocking import BLOCKING
 from resilience.streams.pulls import Item
 from resilience.streams.runtime import StreamRuntime
@@ -32,14 +30,10 @@ async def execute(
     :param given: the context that the caller passed in, if any.
     """
     runtime.began = clock.now()
-    ctx: Any = BareContext()
-    ctx.deadline = inf
-    ctx.attempt = 1
+    ctx = Context()
     ctx.runtime = runtime.host
     ctx._function, ctx._arguments, ctx._keywords = called
-    ctx._info = NO_INFO
     ctx._executed = policy
-    ctx._timer = None
     record, error = inherit(ctx, policy, given), None
     ctx.runtime = runtime
     try:

@@ -151,7 +151,7 @@ class Dashboard:
 
     def _update(self, change: int) -> tuple[dict[str, Any], int]:
         """Return the data that is new since a change of the log, and the number of the latest change."""
-        rows, latest = self._watch.rows(change)
+        rows, latest = self._watch.log.since(change)
         now = {
             "pid": os.getpid(),
             "keep": self._keep,

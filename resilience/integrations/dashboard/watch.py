@@ -56,10 +56,10 @@ class Watch:
 
     def __init__(self, observed: Observed, *, keep: int, history: bool, messages: bool) -> None:
         self._lock = forks.lock_of(self)
-        self._log = Log(keep, messages=messages)
+        self.log: Log = Log(keep, messages=messages)
         self._rates = Rates()
         self._history = history
-        self._viewers = 0
+        self.viewers: int = 0
         self._left_at = 0.0
         self._subscriptions: dict[_Kinds, _Subscription] = {}
         self.observed: Observed = observed
@@ -68,23 +68,18 @@ class Watch:
 
     # --- subscriptions ---
 
-    @property
-    def viewers(self) -> int:
-        """The current number of viewers."""
-        return self._viewers
-
     @contextmanager
     def viewing(self) -> Iterator[None]:
         """Count a viewer during the block, and executions during the block and for `LINGER` seconds after it."""
         with self._lock:
-            self._viewers += 1
+            self.viewers += 1
             self._subscribe_locked(_EXECUTIONS)
             self._subscribe_locked(_TROUBLE)
         try:
             yield
         finally:
             with self._lock:
-                self._viewers -= 1
+                self.viewers -= 1
                 self._left_at = clock.now()
 
     def close(self) -> None:
@@ -104,7 +99,7 @@ class Watch:
     def _ended_without_viewers(self, now: float) -> bool:
         """End the subscriptions that only viewers need if there was none for `LINGER` seconds; true if it did."""
         with self._lock:
-            if self._viewers or now - self._left_at < LINGER:
+            if self.viewers or now - self._left_at < LINGER:
                 return False
             self._unsubscribe_locked(_EXECUTIONS)
             if not self._history:
@@ -125,26 +120,22 @@ class Watch:
         name = _COUNTED[type(event)]
         if name is not None and not getattr(event, "shadow", False):
             self._count(name, event, now)
-        self._log.add(event, now)
+        self.log.add(event, now)
 
     def _finished(self, event: events.ExecutionFinished, now: float) -> None:
-        if not self._viewers and self._ended_without_viewers(now):
+        if not self.viewers and self._ended_without_viewers(now):
             return
         self._count("executions", event, now)
         if isinstance(event.outcome, Failure):
             self._count("failures", event, now)
             if event.attempts == 1:  # otherwise the log has the event of the policy that refused it or gave up
-                self._log.add(event, now)
+                self.log.add(event, now)
 
     def _count(self, name: str, event: Event, now: float) -> None:
         with self._lock:
             self._rates.add(name, event.pipeline, now)
 
     # --- data for viewers ---
-
-    def rows(self, change: int) -> tuple[list[_Json], int]:
-        """Return the rows since a change of the log, and the number of its latest change."""
-        return self._log.since(change)
 
     def rates(self) -> _Json:
         """Return the `rates` of the process, and those of its `pipelines`."""

@@ -8,7 +8,7 @@ that was rolled back.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from resilience.integrations.extras import needed_by
@@ -115,8 +115,19 @@ def unit_of_work(
 @final
 class _UnitOfWork(UnitOfWork[Any, D]):
     @override
-    def limits(self, connection: Any) -> AbstractAsyncContextManager[object]:
-        return _limits(connection)
+    @asynccontextmanager
+    async def limits(self, connection: Any) -> AsyncIterator[None]:
+        ctx = current_context()
+        ctx.check()
+        limits = _Limits(ctx)
+        blocking = _blocking(connection)
+        try:
+            if blocking.in_transaction():
+                await _run(connection, lambda it: limits.begin(it.connection() if _is_session(it) else it))
+            with limits.listening_to(blocking):
+                yield
+        finally:
+            await _run(connection, lambda it: limits.end())
 
     @override
     async def prepare(self, connection: Any) -> None:
@@ -158,22 +169,6 @@ def _is_postgresql(blocking: Any) -> bool:
 
 
 # --- deadlines -------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def _limits(work: Any) -> AsyncIterator[None]:
-    """Limit the statements of a session or a connection to the deadline of the context, which must have one."""
-    ctx = current_context()
-    ctx.check()
-    limits = _Limits(ctx)
-    blocking = _blocking(work)
-    try:
-        if blocking.in_transaction():
-            await _run(work, lambda it: limits.begin(it.connection() if _is_session(it) else it))
-        with limits.listening_to(blocking):
-            yield
-    finally:
-        await _run(work, lambda it: limits.end())
 
 
 @final

@@ -2,14 +2,9 @@
 
 // All text is set through `textContent`, so names and messages are never parsed as markup.
 
-const RATES = {
-  executions: { trouble: false, always: false },
-  failures: { trouble: true, always: false },
-  retries: { trouble: false, always: true },
-  timeouts: { trouble: true, always: true },
-  rejections: { trouble: true, always: true },
-  fallbacks: { trouble: false, always: true },
-};
+const TROUBLES = ["failures", "timeouts", "rejections"];
+
+const WATCHED = ["executions", "failures"]; // counted only while there is a viewer
 
 const FEW = 3; // as many cards of a kind fit below one another
 
@@ -94,8 +89,8 @@ function updateRate(it, [name, rate]) {
   const most = Math.max(0, ...known);
   const { value, total, curve, area } = parts(it, ["value", "total", "curve", "area"]);
   write(value, known.length ? perSecond(rate.present) : "–");
-  write(total, `${digits(rate.total)} ${RATES[name].always ? "in all" : "while watched"}`);
-  it.classList.toggle("trouble", RATES[name].trouble && rate.present > 0);
+  write(total, `${digits(rate.total)} ${WATCHED.includes(name) ? "while watched" : "in all"}`);
+  it.classList.toggle("trouble", TROUBLES.includes(name) && rate.present > 0);
   it.classList.toggle("quiet", rate.present === 0);
   const line = known.length > 1 && most > 0 ? curveOf(rate.seconds, most) : null;
   curve.setAttribute("d", line ? line.curve : "");

@@ -22,10 +22,6 @@ from resilience.policies.retry import Retry
 
 __all__ = ["from_retry_policy", "to_retry_policy"]
 
-#: Temporal's defaults: the first interval, and the longest one as a multiple of the first.
-_FIRST = timedelta(seconds=1)
-_LONGEST = 100
-
 
 def to_retry_policy(retry: Retry) -> RetryPolicy:
     """Return Temporal's retry policy with the numbers of a `Retry`.
@@ -83,8 +79,8 @@ def from_retry_policy(policy: RetryPolicy) -> Retry:
     """
     if not isinstance(policy, RetryPolicy):
         raise TypeError(f"policy must be a RetryPolicy of temporalio, not {policy!r}")
-    first = policy.initial_interval or _FIRST  # to Temporal, 0 means the default
-    cap = policy.maximum_interval or first * _LONGEST
+    first = policy.initial_interval or timedelta(seconds=1)  # to Temporal, 0 means the default
+    cap = policy.maximum_interval or 100 * first
     return Retry(
         policy.maximum_attempts or None,
         on=Exception,

@@ -150,17 +150,13 @@ class Simulation(Engine):
             "simulation.sleep(...) and simulation.execute(...) return, and in a policy what ctx and ctx.runtime offer"
         )
 
-    def _drop_stale_entries(self) -> None:
-        queue = self._queue
-        queue[:] = filter(is_valid, queue)
-        heapify(queue)
-        self._max_entries = max(_MIN_ENTRIES, 2 * len(queue))
-
     def _run(self, until: float) -> None:
         queue = self._queue
         while queue and queue[0][0] <= until:
             if len(queue) > self._max_entries:
-                self._drop_stale_entries()
+                queue[:] = filter(is_valid, queue)
+                heapify(queue)
+                self._max_entries = max(_MIN_ENTRIES, 2 * len(queue))
                 continue
             entry = heappop(queue)
             if is_valid(entry):

@@ -24,7 +24,7 @@ import threading
 import time
 from asyncio import base_events
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from math import inf
 from typing import Any, Final, NoReturn, final
 
@@ -39,10 +39,7 @@ from resilience.testing.stuck import VirtualTimeStuck
 @contextmanager
 def loops_in(clock: VirtualClock) -> Iterator[None]:
     """Run every event loop of this process on `clock`."""
-    with ExitStack() as stack:
-        stack.enter_context(_asyncio_in(clock))
-        if importlib.util.find_spec("trio") is not None:
-            stack.enter_context(_trio_in(clock))
+    with _asyncio_in(clock), _trio_in(clock) if importlib.util.find_spec("trio") else nullcontext():
         yield
 
 
@@ -62,17 +59,16 @@ class _Instant(float):
     clock: VirtualClock
     virtual: float
 
+    def __new__(cls, time: float, clock: VirtualClock, virtual: float) -> _Instant:
+        instant = super().__new__(cls, time)
+        instant.clock, instant.virtual = clock, virtual
+        return instant
+
     @override
     def __add__(self, seconds: float, /) -> float:
-        return _instant(float(self) + seconds, self.clock, self.virtual + seconds)
+        return _Instant(float(self) + seconds, self.clock, self.virtual + seconds)
 
     __radd__ = __add__
-
-
-def _instant(time: float, clock: VirtualClock, virtual: float) -> float:
-    instant = _Instant(time)
-    instant.clock, instant.virtual = clock, virtual
-    return instant
 
 
 @final
@@ -90,7 +86,7 @@ class _LoopTime:
     def now(self) -> float:
         """Return the time of the loop."""
         virtual = self._clock.now()
-        return _instant(max(self._base + virtual, self._reached), self._clock, virtual)
+        return _Instant(max(self._base + virtual, self._reached), self._clock, virtual)
 
     def to_virtual(self, instant: float) -> float:
         """Convert an instant on the loop's clock to one on the virtual clock."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, MutableMapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final, TypeAlias, final
 from urllib.parse import quote
 from weakref import finalize
@@ -169,20 +168,18 @@ class Dashboard:
         with self._watch.viewing():
             try:
                 await response.start(200, (b"x-accel-buffering", b"no"), kind=b"text/event-stream")
-                async with aclosing(self._pieces()) as pieces, anyio.create_task_group() as tasks:
+                async with anyio.create_task_group() as tasks:
                     tasks.cancel_scope.deadline = anyio.current_time() + STREAM_LASTS + STALLS
                     tasks.start_soon(_cancel_on_disconnect, receive, tasks.cancel_scope)
-                    async for piece in pieces:
-                        await response.send(piece, more=True)
-                    await response.send(b"", more=False)
+                    await self._send_updates(response)
                     tasks.cancel_scope.cancel()
             except* OSError:
                 pass  # some servers raise it when the viewer has disconnected
         return None
 
-    async def _pieces(self) -> AsyncGenerator[bytes]:
-        """Generate the pieces of a stream, each when the one before has been sent: a slow viewer has no backlog."""
-        yield b"retry: %d\n\n" % _RECONNECT
+    async def _send_updates(self, response: _Response) -> None:
+        """Send each update when the one before has been sent: a slow viewer has no backlog."""
+        await response.send(b"retry: %d\n\n" % _RECONNECT, more=True)
         change = 0
         ends_at = clock.now() + STREAM_LASTS
         shown: object = None
@@ -191,11 +188,12 @@ class Dashboard:
             update, change = self._update(change)
             if update["rows"] or update["now"] != shown:
                 shown, shown_at = update["now"], now
-                yield b"event: update\ndata: %s\n\n" % _json(update)
+                await response.send(b"event: update\ndata: %s\n\n" % _json(update), more=True)
             elif now - shown_at >= _HEARTBEAT:
                 shown_at = now
-                yield b": nothing new\n\n"
+                await response.send(b": nothing new\n\n", more=True)
             await self._pause(ends_at)
+        await response.send(b"", more=False)
 
     async def _pause(self, ends_at: float) -> None:
         """Wait until the next update, or until the stream ends or the dashboard is closed."""

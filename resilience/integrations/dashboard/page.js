@@ -10,18 +10,21 @@ const FEW = 3; // as many cards of a kind fit below one another
 
 const STATES = { closed: "closed", open: "open", half_open: "half-open", isolated: "isolated" };
 
+// The word and the level of each kind of row; a change of a circuit has the level of its new state.
 const KINDS = {
-  retry_scheduled: "retry",
-  retry_gave_up: "gave up",
-  hedge_started: "hedge",
-  budget_spent: "budget",
-  timed_out: "timeout",
-  call_rejected: "refused",
-  circuit_changed: "circuit",
-  fallback_used: "fallback",
-  chaos_injected: "chaos",
-  execution_finished: "failed",
+  retry_scheduled: ["retry", "calm"],
+  retry_gave_up: ["gave up", "warning"],
+  hedge_started: ["hedge", "calm"],
+  budget_spent: ["budget", "calm"],
+  timed_out: ["timeout", "warning"],
+  call_rejected: ["refused", "warning"],
+  circuit_changed: ["circuit", "calm"],
+  fallback_used: ["fallback", "calm"],
+  chaos_injected: ["chaos", "calm"],
+  execution_finished: ["failed", "warning"],
 };
+
+const LEVELS = { closed: "good", open: "error", isolated: "warning" };
 
 // --- making elements ---
 
@@ -283,18 +286,11 @@ function updateRow(it, row) {
   const time = it.querySelector("time");
   write(time, at.toLocaleTimeString("en-GB"));
   time.dateTime = at.toISOString();
-  it.dataset.level = levelOf(row);
-  write(kind, KINDS[row.kind] ?? row.kind);
+  const [word, level] = KINDS[row.kind] ?? [row.kind, "calm"];
+  it.dataset.level = LEVELS[row.state] ?? level;
+  write(kind, word);
   write(text, row.text);
   write(count, row.count > 1 ? `×${digits(row.count)}` : "");
-}
-
-const WARNINGS = ["retry_gave_up", "timed_out", "call_rejected", "execution_finished"];
-
-function levelOf(row) {
-  if (row.state === "closed") return "good";
-  if (row.state === "open") return "error";
-  return WARNINGS.includes(row.kind) || row.state === "isolated" ? "warning" : "calm";
 }
 
 function keep(changed, most) {

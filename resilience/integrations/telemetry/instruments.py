@@ -203,7 +203,7 @@ def _calls(event: Event) -> tuple[str, str]:
 
 
 def _count_one(counter: Instrument, event: Event) -> Reading:
-    return counter, 1, tuple([_TEXTS[label](event) for label in counter.labels])
+    return counter, 1, tuple([_TEXTS[it](event) if it in _TEXTS else getattr(event, it) for it in counter.labels])
 
 
 def _scope(event: events.TimedOut | events.CallRejected) -> str:
@@ -212,18 +212,13 @@ def _scope(event: events.TimedOut | events.CallRejected) -> str:
     return "deadline" if event.reason == "DeadlineExceeded" else "queue"  # the limit that ended the wait
 
 
-#: How the value of each label of a counter is read from an event.
+#: How the labels of a counter are read from an event, if they are not fields with these names.
 _TEXTS: dict[str, Callable[[Any], str]] = {
     "pipeline": lambda event: event.pipeline or "",
-    "policy": lambda event: event.policy,
     "operation": lambda event: event.operation or "",
     "error_type": lambda event: error_type(event.outcome),
-    "reason": lambda event: event.reason,
-    "repeat": lambda event: event.repeat,
     "won": lambda event: "none" if event.won is None else "hedge" if event.won else "first",
     "scope": _scope,
-    "effect": lambda event: event.effect,
-    "how": lambda event: event.how,
     "old_state": lambda event: event.old.value,
     "state": lambda event: event.new.value,
 }

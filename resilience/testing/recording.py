@@ -96,19 +96,14 @@ def recording(*kinds: type[Event]) -> Iterator[Recorder]:
 
 
 def _text(kind: type[Event], numbers: dict[str, object]) -> str:
-    return " ".join([kind.__name__, *(f"{name}={value!r}" for name, value in numbers.items())])
+    return " ".join([kind.__name__, *(f"{name}={_short(value)}" for name, value in numbers.items())])
 
 
 def _numbers_of(event: Event) -> str:
     common = {field.name for field in fields(Event)}
     shown = [it for it in fields(event) if it.name not in common]
-    numbers = {it.name: getattr(event, it.name) for it in shown if not _is_default(it.default, getattr(event, it.name))}
-    return " ".join([type(event).__name__, *(f"{name}={_short(value)}" for name, value in numbers.items())])
-
-
-def _is_default(default: object, value: object) -> bool:
-    """Whether a field has its default value, and so need not be shown."""
-    return value is default or (isinstance(default, float) and value == default)
+    values = {it.name: getattr(event, it.name) for it in shown}
+    return _text(type(event), {it.name: values[it.name] for it in shown if values[it.name] != it.default})
 
 
 def _short(value: object) -> str:

@@ -229,12 +229,13 @@ class Quota:
         if remaining < 1:
             self.closed_until = max(self.closed_until, until)
             return
-        new, others = _Report(remaining, until, until), []
-        for it in self._reports:
-            if abs(it.first_until - until) <= self.SAME_WINDOW:
-                new = _Report(min(it.remaining, remaining), max(it.until, until), it.first_until)
-            elif it.until > now:
-                others.append(it)
+        new = _Report(remaining, until, until)
+        others = [it for it in self._reports if it.until > now]
+        same = [it for it in others if abs(it.first_until - until) <= self.SAME_WINDOW]
+        if same:
+            old = min(same, key=lambda it: abs(it.first_until - until))
+            others.remove(old)
+            new = _Report(min(old.remaining, remaining), max(old.until, until), old.first_until)
         if not any(it.leaves_less_than(new) for it in others):
             others = [it for it in others if not new.leaves_less_than(it)] + [new]
         if len(others) > self.MOST_REPORTS:  # the strictest are those that end first; a daily limit ends last

@@ -250,6 +250,17 @@ def test_of_two_reports_of_one_window_the_smaller_remainder_counts() -> None:
     assert quota.ready(1, 1.0) == 31.0
 
 
+def test_a_report_is_one_of_the_window_that_ends_nearest() -> None:
+    """Both end within 1 s of it; the first one has no calls left."""
+    quota = Quota()
+    quota.learn(1, 7.0, 0.0)
+    quota.take(1, 0.0, 0.0)
+    quota.learn(6, 8.2, 0.0)
+    quota.learn(5, 7.8, 0.0)
+    assert quota.ready(1, 0.0) == 7.0
+    assert [left for left, _, _ in quota._reports] == [0, 5]
+
+
 def test_reports_of_different_windows_all_hold() -> None:
     """Two calls until 10 s and four until 60 s; a wider report does not count."""
     quota = Quota()
@@ -265,12 +276,14 @@ def test_reports_of_different_windows_all_hold() -> None:
     assert not quota.has_expired(59.0)
 
 
-def test_an_expired_report_is_deleted() -> None:
+@pytest.mark.parametrize("now", [10.0, 19.1])
+def test_an_expired_report_is_deleted(now: float) -> None:
+    """Even if its window ended less than 1 s before the next one does, as for a limit per second."""
     quota = Quota()
-    quota.learn(2, 10.0, 0.0)
-    quota.learn(5, 20.0, 15.0)
+    quota.learn(2, now, 0.0)
+    quota.learn(5, 20.0, now)
     assert quota._reports == ((5, 20.0, 20.0),)
-    quota.learn(3, 40.0, 16.0)  # fewer calls for a longer time replace it
+    quota.learn(3, 40.0, 19.5)  # fewer calls for a longer time replace it
     assert quota._reports == ((3, 40.0, 40.0),)
 
 

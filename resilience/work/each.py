@@ -19,6 +19,7 @@ from resilience.callables import require_callable
 from resilience.errors import BlockMisuse, Misuse
 from resilience.events.dispatch import logger
 from resilience.executable import acaptured, captured
+from resilience.execution import protect
 from resilience.outcome import Outcome
 from resilience.policy import Policy
 
@@ -104,7 +105,7 @@ class _Job(NamedTuple):
     progress: Progress | None
 
     def call(self, item: Any) -> Outcome[Any]:
-        return captured(self.policy.call, self.function, item)
+        return captured(protect(self.policy, self.function), item)  # not `call`, whose result may be a coroutine
 
     async def acall(self, item: Any) -> Outcome[Any]:
         return await acaptured(self.policy.acall(self.function, item))

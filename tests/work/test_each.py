@@ -383,6 +383,14 @@ def test_async_items_in_a_blocking_block_are_refused() -> None:
         pass
 
 
+def test_an_async_function_in_a_blocking_block_is_refused() -> None:
+    async def work(number: int) -> None:
+        raise AssertionError
+
+    with pytest.raises(TypeError, match="work returned an awaitable"), each(Retry(), work, [1], limit=1) as outcomes:
+        next(outcomes)
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_a_cancelled_wait_for_an_outcome_loses_none(tasks_world: World, ordered: bool) -> None:
     async def work(number: int) -> int:

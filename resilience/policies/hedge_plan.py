@@ -169,18 +169,21 @@ class HedgePlan:
             self.discarded.append(resource)
 
     def give_up(self, error: BaseException) -> None:
-        """Discard the answer, because `error`, such as a cancellation, ends the call."""
+        """Discard the answer, because `error`, such as a cancellation, ends the call; report the call."""
         answer, self.answer = self.answer, None  # no cycle: a failure -> traceback -> frame -> this plan
+        self.won = None
         if isinstance(error, GeneratorExit):
             self.discarded.clear()  # closing them may have to wait, which a closed coroutine cannot do
         elif answer is not None:
             self._discard(answer)
+        self.finish()
 
     def finish(self) -> None:
-        """Report a hedged call. If it failed, add the failures of the other attempts to the error as a note."""
-        if self.attempts < 2:
+        """Report a hedged call, once. If it failed, add the failures of the other attempts to the error as a note."""
+        attempts, self.attempts = self.attempts, 0
+        if attempts < 2:
             return
-        numbers = {"won": self.won, "attempts": self.attempts, "elapsed": clock.now() - self._began}
+        numbers = {"won": self.won, "attempts": attempts, "elapsed": clock.now() - self._began}
         emit(HedgeFinished, self._rules.policy, self._ctx, **numbers)
         if not isinstance(self.answer, Failure):
             return

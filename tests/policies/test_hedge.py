@@ -373,11 +373,12 @@ async def test_events_report_each_hedge_and_the_outcome_of_the_race(anywhere: Vi
         [(5, "first"), (0.1, KeyError("wrong"))],
     ):
         await Service(anywhere, *steps).under(policy)
-    assert [(it.policy, it.number, round(it.elapsed, 6)) for it in started] == [("h", 1, 0.1)] * 4
+    await Service(anywhere, (5, "cut off")).under(Timeout(1).wrap(policy))
+    assert [(it.policy, it.number, round(it.elapsed, 6)) for it in started] == [("h", 1, 0.1)] * 5
     assert [it for it in heard if isinstance(it, events.HedgeStarted)] == started
     finished = [it for it in heard if isinstance(it, events.HedgeFinished)]
     results = [(it.won, it.attempts, round(it.elapsed, 6)) for it in finished]
-    assert results == [(1, 2, 0.2), (0, 2, 0.2), (None, 2, 0.3), (None, 2, 0.2)]
+    assert results == [(1, 2, 0.2), (0, 2, 0.2), (None, 2, 0.3), (None, 2, 0.2), (None, 2, 1)]
 
 
 def test_repr_and_description_of_a_hedge() -> None:

@@ -40,7 +40,7 @@ def _complete(own: Exception, error: Exception) -> None:
     """Give a copy what `copy.copy` leaves out: cause, context, a list of notes of its own, attributes in slots."""
     state = object.__getstate__(error)
     attributes = dict(state[1]) if isinstance(state, tuple) else {}
-    if isinstance(notes := getattr(error, "__notes__", None), list):
+    if isinstance(notes := vars(error).get("__notes__"), list):
         attributes["__notes__"] = notes.copy()
     for name in ("__cause__", "__context__", "__suppress_context__"):
         attributes[name] = getattr(error, name)

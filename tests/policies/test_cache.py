@@ -54,6 +54,13 @@ class Slotted(Exception):
         self.code = code
 
 
+class Delegating(Exception):
+    """An exception whose other attributes are looked up in its argument, which raises a `KeyError`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.args[0][name]
+
+
 # --- fresh values --------------------------------------------------------------------------------
 
 
@@ -276,7 +283,14 @@ async def test_after_a_cancelled_refresh_the_next_caller_refreshes(tasks_world: 
 
 @pytest.mark.parametrize(
     "error",
-    [KeyError("name"), KeywordsOnly(code=7), MadeOfKeywords(code=7), Frozen(code=7), Slotted(code=7)],
+    [
+        KeyError("name"),
+        KeywordsOnly(code=7),
+        MadeOfKeywords(code=7),
+        Frozen(code=7),
+        Slotted(code=7),
+        Delegating({"code": 7}),
+    ],
     ids=repr,
 )
 async def test_a_kept_error_is_raised_again_as_a_copy(threads: World, clock: FakeClock, error: Exception) -> None:

@@ -308,6 +308,8 @@ class LimitSlot:
 
 def _as_algorithm(value: Any) -> Algorithm:
     if isinstance(value, Algorithm) and not isinstance(value, type):
+        checks.plain_function("slower_than.update", value.update, ("limit", "sample"))
+        checks.plain_function("slower_than.reset", value.reset, ())
         return value
     checks.not_bare("@AdaptiveLimit(0.5)", value)
     if hasattr(value, "update"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -437,6 +438,23 @@ async def test_observe_only_refuses_no_call_and_learns(
 )
 def test_the_description_names_the_limits_the_algorithm_and_the_queue(limit: AdaptiveLimit, description: str) -> None:
     assert limit.describe() == description
+
+
+async def later(limit: float, sample: Any) -> float:
+    return limit
+
+
+@pytest.mark.parametrize(
+    ("methods", "why"),
+    [
+        ({"update": later, "reset": list}, "slower_than.update must be a plain function"),
+        ({"update": lambda limit: limit, "reset": list}, r"slower_than.update is called as .*update\(limit, sample\)"),
+        ({"update": lambda limit, sample: limit, "reset": later}, "slower_than.reset must be a plain function"),
+    ],
+)
+def test_an_algorithm_whose_methods_cannot_be_called_is_refused(methods: dict[str, Any], why: str) -> None:
+    with pytest.raises(TypeError, match=why):
+        AdaptiveLimit(SimpleNamespace(**methods))
 
 
 def test_repr_shows_the_arguments_and_stats_the_initial_limit() -> None:

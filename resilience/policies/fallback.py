@@ -166,7 +166,10 @@ class Fallback(Policy[A_co], Generic[A_co]):
             raise
         finally:
             try:  # no call of `restore_ambient`, at whose beginning an interrupt may come
-                reset_ambient(token) if token is not None else set_ambient(outer)
+                if token is not None:
+                    reset_ambient(token)
+                else:
+                    set_ambient(outer)
             except ValueError:  # in another context
                 pass
 

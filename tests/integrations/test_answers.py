@@ -133,9 +133,12 @@ class Service:
                 return httpx.Response(500)
 
     async def _aget(self, app: Any, headers: dict[str, str]) -> httpx.Response:
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.get("/", headers=headers)
+            try:
+                return await client.get("/", headers=headers)
+            except KeyError:  # of the endpoint. The transport itself raises if anything follows the end of a response
+                return httpx.Response(500)
 
 
 @pytest.fixture(params=list(SERVICES))

@@ -16,6 +16,7 @@ import httpx
 import psycopg
 import pytest
 from django.db import DatabaseError
+from flask.signals import got_request_exception
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
@@ -443,6 +444,19 @@ class TestWsgiAfterTheDeadline:
         server = Server(wsgi.DeadlineMiddleware(answering(body)), **{FIELD: "5000"})
         assert server.body() == b"the deadline of the request has passed\n"
         assert server.statuses == ["200 OK", "504 Gateway Timeout"]
+        assert len(body.closed) == 1
+
+    def test_the_answer_of_a_framework_to_the_error_is_replaced_and_closed(self) -> None:
+        """The server gets one status only. Frameworks end the request in `close`."""
+        body = Body(b"a bug")
+
+        def app(environ: Any, start_response: Any) -> Any:
+            got_request_exception.send(exception=OVER)  # as Flask does
+            start_response("500 INTERNAL SERVER ERROR", [])
+            return body
+
+        server = Server(wsgi.DeadlineMiddleware(app), **{FIELD: "5000"})
+        assert server.statuses == ["504 Gateway Timeout"]
         assert len(body.closed) == 1
 
     def test_a_later_step_of_the_body_raises(self) -> None:

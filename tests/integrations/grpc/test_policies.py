@@ -135,13 +135,14 @@ class TestRetry:
         assert client.call(policy, method, iter([b"a", b"b"])) == FINE[method]
         assert [requests for _, requests, _ in dependency.seen] == [b"ab"]
 
-    def test_waits_as_long_as_the_server_asks(self, client: Client, dependency: Dependency) -> None:
-        """`grpc-retry-pushback-ms` is the least that a Retry waits."""
-        dependency.steps, dependency.pushback = [UNAVAILABLE, b"fine"], "50"
+    @pytest.mark.parametrize("milliseconds", [50, 0])
+    def test_waits_as_long_as_the_server_asks(self, client: Client, dependency: Dependency, milliseconds: int) -> None:
+        """`grpc-retry-pushback-ms` is the least that a Retry waits; 0 asks for a retry at once."""
+        dependency.steps, dependency.pushback = [UNAVAILABLE, b"fine"], str(milliseconds)
         delays: list[float] = []
         retry = Retry(3, backoff=[0], on_retry=lambda event: delays.append(event.delay))
         assert client.call(retry, "One") == b"fine"
-        assert delays == [0.05]
+        assert delays == [milliseconds / 1000]
 
     @pytest.mark.parametrize("pushback", ["-1", "soon", "99999999999"])
     def test_makes_no_retry_if_the_server_asks_for_none(

@@ -174,14 +174,17 @@ async def gathers(child: Children, clean_up: CleanUp) -> None:
 async def test_the_clean_up_of_a_child_task_is_not_interrupted(
     in_virtual_asyncio: Virtual, waits: Any, child: Children
 ) -> None:
-    """Its timer must not cancel it besides the group that waits for it."""
-    clean_up = CleanUp(in_virtual_asyncio)
+    """Its timer must not cancel it besides the group that waits for it, and finds its block ended without an error."""
+    clean_up, reported = CleanUp(in_virtual_asyncio), []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
     with pytest.raises(TimeoutExceeded):
         async with deadline(OUTER):
             await waits(child, clean_up)
     with pytest.raises(TimeoutExceeded):
         await Timeout(OUTER).acall(waits, child, clean_up)
     assert clean_up.ended == clean_up.began > 0
+    await asyncio.sleep(1)
+    assert reported == []
 
 
 @pytest.mark.parametrize("waits", [a_group, gathers])

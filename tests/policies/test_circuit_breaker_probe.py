@@ -189,7 +189,7 @@ def test_one_probe_function_runs_at_a_time_although_several_probes_are_allowed(t
 
 async def test_calls_of_the_probe_under_the_same_breaker_are_admitted(world: World, clock: FakeClock) -> None:
     async def ping() -> None:
-        await works(world, breaker)
+        assert await works(world, breaker) == "fine"
 
     breaker = CircuitBreaker(1, open_for=10, probe=world.native(ping))
     await about_to_probe(world, breaker, clock)

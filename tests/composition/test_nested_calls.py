@@ -93,6 +93,14 @@ async def test_a_probe_that_calls_the_same_breaker_is_one_success(
         assert breaker.state is state
 
 
+async def test_a_nested_call_is_part_of_the_probe_around_the_probe_of_another_breaker(
+    world: World, clock: FakeClock
+) -> None:
+    outer, inner = await half_open(world, clock), await half_open(world, clock)
+    assert await world.execute(outer, nested(world, inner, nested(world, outer, fine))) == "fine"
+    assert outer.state is inner.state is CLOSED
+
+
 async def test_a_nested_failure_of_a_probe_opens_the_circuit_once(world: World, clock: FakeClock) -> None:
     breaker = await half_open(world, clock)
     assert isinstance(await world.attempt(breaker, nested(world, breaker, fail)), Boom)

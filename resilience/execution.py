@@ -94,7 +94,7 @@ def _driven(stage: Stage, ctx: Context) -> Any:
     """Run a chain of coroutines in the calling thread."""
     result = drive(stage(ctx))
     if type(result) is CoroutineType:
-        _refuse_forgotten_await(ctx._executed, ctx._function, result)
+        refuse_forgotten_await(ctx._executed, ctx._function, result)
     return result
 
 
@@ -121,12 +121,12 @@ def _is_ours(policy: object) -> bool:
     return type(policy).__module__.startswith("resilience.")
 
 
-def _refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> None:
+def refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> None:
     """Raise if the result of a chain is the coroutine of an inner stage, which a policy has called but not awaited."""
     code = result.cr_code
     ours = (_plain.__code__, _without_event_loop.__code__)
     has_not_begun = code in NOT_ENTERED or code in ours or code is getattr(function, "__code__", None)
-    if has_not_begun or code.co_name == "around":
+    if has_not_begun or code.co_name in ("around", "keep_open"):  # of a policy, or of a stream
         close_coroutine(result)
         theirs = [f"{type(it).__qualname__}.around" for it in executed._resilience_chain() if not _is_ours(it)]
         raise AwaitableMisuse(
@@ -211,7 +211,7 @@ def aprotect(
         else:
             result = await stage(inner)
         if type(result) is CoroutineType:
-            _refuse_forgotten_await(executed, function, result)
+            refuse_forgotten_await(executed, function, result)
         return result
 
     return protected

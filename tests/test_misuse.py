@@ -41,6 +41,7 @@ from resilience.errors import BulkheadFull
 from tests.conftest import Boom, World
 from tests.custom import Passing
 from tests.functions import coroutine, quick
+from tests.streams.sources import Source, streamed
 
 
 def fetch() -> str:
@@ -316,7 +317,7 @@ class Handing(Policy[Any]):
 async def test_an_around_that_does_not_await_is_refused_by_name(
     world: World, around: Callable[[Policy[Any]], Policy[Any]], policy: Policy[Any], remedy: str
 ) -> None:
-    """At any place in a pipeline. No coroutine is left unawaited."""
+    """At any place in a pipeline, also around a stream. No coroutine is left unawaited."""
 
     async def fn(ctx: object) -> str:
         return "fetched"
@@ -325,6 +326,8 @@ async def test_an_around_that_does_not_await_is_refused_by_name(
         warnings.simplefilter("error")
         with refused(TypeError, rf"{type(policy).__name__}\.around", remedy):
             await world.execute(around(policy), fn)
+        with refused(TypeError, rf"{type(policy).__name__}\.around", remedy):
+            await streamed(world, around(policy), Source(world, [1])).all()
 
 
 async def test_a_coroutine_that_a_function_returns_is_its_result(tasks_world: World) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from types import CoroutineType
 from typing import Any
 
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.endings import end_execution
 from resilience.errors import ArgumentMisuse
-from resilience.execution import Executed, inherit
+from resilience.execution import Executed, inherit, refuse_forgotten_await
 from resilience.runtimes.blocking import BLOCKING
 from resilience.streams.pulls import Item
 from resilience.streams.runtime import StreamRuntime
@@ -38,6 +39,8 @@ async def execute(
     ctx.runtime = runtime
     try:
         answer = await chain(ctx)
+        if type(answer) is CoroutineType:
+            refuse_forgotten_await(policy, None, answer)
         if runtime.items and runtime.failure is not None:
             raise runtime.failure  # a value cannot replace a stream that has begun
         if not (runtime.items or (runtime.is_exhausted and answer is None)):

@@ -17,7 +17,7 @@ from typing_extensions import override
 from resilience.callables import maybe_await
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.redis.commands import Command
-from resilience.integrations.redis.retrying import TOO_LATE, AsyncPolicyRetry, Call, PolicyDriven, PolicyRetry
+from resilience.integrations.redis.retrying import TOO_LATE, AsyncPolicyRetry, PolicyDriven, PolicyRetry, current_call
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 
@@ -76,11 +76,8 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
     _commands: list[Command] | None = None
     _connecting = False
 
-    def _call(self) -> Call | None:
-        return self.retry.current_call() if isinstance(self.retry, PolicyDriven) else None
-
     async def _resilient_connect(self) -> None:
-        if self._call() is not None:
+        if current_call(self.retry) is not None:
             await self._connect_now()
 
     async def _connect_now(self) -> None:
@@ -106,13 +103,13 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
     async def _resilient_send_packed_command(self, command: Any, check_health: bool = True) -> None:
         commands, self._commands = self._commands, None  # before the handshake or a PING overwrites it
         if not self.is_connected:
-            if commands == _RESET and self._call() is None:
+            if commands == _RESET and current_call(self.retry) is None:
                 raise RedisConnectionError("the connection is closed, and watches nothing")
             await self._connect_now()
         if check_health and self.health_check_interval:
             await maybe_await(self.check_health())
         self._shorten_timeout()
-        call = self._call()
+        call = current_call(self.retry)
         if call is not None and not self._connecting:
             call.sends(commands)
         await self._send_now(command)
@@ -134,7 +131,7 @@ class _AsyncConnection(_Connection):
 
     @override
     async def read_response(self, *args: Any, **kwargs: Any) -> Any:
-        if "timeout" in kwargs and not self.is_connected and self._call() is not None:  # a subscriber only reads
+        if "timeout" in kwargs and not self.is_connected and current_call(self.retry):  # a subscriber only reads
             await self._connect_now()
         return await super().read_response(*args, **kwargs)
 
@@ -179,7 +176,7 @@ class _BlockingConnection(_Connection):
 
     @override
     def can_read(self, timeout: float = 0) -> bool:
-        if not self.is_connected and self._call() is None:
+        if not self.is_connected and current_call(self.retry) is None:
             return False
         return bool(super().can_read(self._capped(timeout)))
 
@@ -209,7 +206,7 @@ class _BlockingConnection(_Connection):
     def _capped(self, limit: Any) -> Any:
         """Return the smaller of redis-py's timeout and the time left; 0 and redis-py's sentinel are returned as is."""
         is_a_wait = limit is None or (isinstance(limit, (int, float)) and limit > 0)
-        call = self._call() if is_a_wait else None
+        call = current_call(self.retry) if is_a_wait else None
         if call is None or call.ctx is None:
             return limit
         left = call.ctx.timeout()

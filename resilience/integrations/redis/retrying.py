@@ -85,11 +85,6 @@ class PolicyDriven:
         """Whether redis-py closes the connection after this error."""
         return isinstance(error, self._supported_errors)
 
-    def current_call(self) -> Call | None:
-        """Return the execution under the same policy whose attempt is running here, if there is one."""
-        call = _current.get()
-        return call if call is not None and call.ctx is not None and call.retry.policy is self.policy else None
-
     def call_with_retry(
         self,
         do: Callable[[], Any],
@@ -102,7 +97,7 @@ class PolicyDriven:
         In `redis.asyncio`, the results of `do`, `fail` and this method are awaitable.
         """
         call = Call(self, do, fail, is_retryable, with_failure_count)
-        if self.current_call() is not None:
+        if current_call(self) is not None:
             return self._run(call.part(do))
         if self._in_tasks:
             return self._aexecute(call)
@@ -165,6 +160,14 @@ async def _with_limit(do: Callable[[], Awaitable[Any]], ctx: Context) -> Any:
 
 
 _current: ContextVar[Call | None] = ContextVar("resilience.redis", default=None)
+
+
+def current_call(retry: object) -> Call | None:
+    """Return the execution whose attempt is running here, if it is one under the policy of this Retry object."""
+    call = _current.get()
+    if call is None or call.ctx is None or call.retry.policy is not getattr(retry, "policy", None):
+        return None
+    return call
 
 
 @final

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple, final
 
@@ -118,7 +117,7 @@ class Call:
         self._resilience_may_overlap = self._may_repeat  # a Hedge reads this
         self._has_begun = False
         self.__qualname__: str = self._method  # the default operation of the execution
-        self._replies: deque[tuple[object, Any]] = deque(maxlen=_KEPT_REPLIES)
+        self._replies: list[tuple[object, Any]] = []
 
     def __call__(self, ctx: Context) -> Any:
         """Make an attempt."""
@@ -165,6 +164,7 @@ class Call:
                 raise OutOfTime("the call ran into the deadline of the execution", status=error) from error
             raise
         self._replies.append((reply, reply if isinstance(reply, Replies) else call))
+        del self._replies[:-_KEPT_REPLIES]
         return reply
 
     def _context(self) -> Context | None:

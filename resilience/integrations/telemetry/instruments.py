@@ -174,10 +174,15 @@ def measurements(event: Event) -> tuple[Measurement, ...]:
 
 def readings(event: Event) -> tuple[Reading, ...]:
     """Return the measurements of an event as readings."""
-    if isinstance(event, (events.ExecutionFinished, events.CallFinished)):
-        return _ended(event)
+    calls = event.policy, event.operation or ""  # the labels of an event whose policy is the executed one
+    if isinstance(event, events.ExecutionFinished):
+        whole = _EXECUTION, event.elapsed, calls + ending(event)
+        return (whole, (_ITEMS, event.items, calls)) if event.items else (whole,)
+    if isinstance(event, events.CallFinished):
+        lasted = _ATTEMPT, event.elapsed, calls + ending(event)
+        return (lasted,) if event.remaining == inf else (lasted, (_REMAINING, event.remaining, calls))
     if isinstance(event, events.StreamOpened):
-        return ((_FIRST_ITEM, event.elapsed, _calls(event)),)
+        return ((_FIRST_ITEM, event.elapsed, calls),)
     if isinstance(event, events.CallRejected) and event.shadow:
         return (_count_one(_SHADOW_REJECTIONS, event),)
     counter = _COUNTERS.get(type(event))
@@ -185,21 +190,6 @@ def readings(event: Event) -> tuple[Reading, ...]:
     if isinstance(event, events.CallRejected) and event.waited > 0:
         return (*counted, _count_one(_TIMEOUTS, event))
     return counted
-
-
-def _ended(event: events.ExecutionFinished | events.CallFinished) -> tuple[Reading, ...]:
-    calls = _calls(event)
-    ended = calls + ending(event)
-    if isinstance(event, events.ExecutionFinished):
-        whole = _EXECUTION, event.elapsed, ended
-        return (whole, (_ITEMS, event.items, calls)) if event.items else (whole,)
-    lasted = _ATTEMPT, event.elapsed, ended
-    return (lasted,) if event.remaining == inf else (lasted, (_REMAINING, event.remaining, calls))
-
-
-def _calls(event: Event) -> tuple[str, str]:
-    """Return the labels `pipeline` and `operation` of an event whose policy is the executed one."""
-    return event.policy, event.operation or ""
 
 
 def _count_one(counter: Instrument, event: Event) -> Reading:

@@ -94,7 +94,8 @@ class Hedge(Policy[Never]):
     :param on_result: a predicate over the result; true means that it does not end the call either. A discarded result
         is closed, if it can be; so is the response that a discarded failure carries.
     :param ignore: failures that end the call at once, even if `on` matches.
-    :param eager: whether a failure that does not end the call begins the next attempt at once; not by default.
+    :param eager: whether a failure or result that does not end the call begins the next attempt at once; it does not
+        by default.
     :param budget: what pays for hedges, across all calls: a `RetryBudget`, which a `Retry` may share; a ratio, for its
         own budget (0.1 by default); any object with the three methods of one; None is no limit. If it is used up, the
         running attempts continue.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from resilience.outcome import describe_error
+from resilience.outcome import describe_error, is_handled_outside
 
 _HTTPX_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2")
 _HTTPX = frozenset(
@@ -151,13 +151,19 @@ def _has_ended_tls(error: BaseException) -> bool:
 
 
 def _involves(error: BaseException, names: frozenset[str]) -> bool:
-    """Whether this error, or one in its causes, contexts and groups, is of a class with one of these names."""
+    """Whether this error, or one in its causes, contexts and groups, is of a class with one of these names.
+
+    A context that the caller was handling before the call is not examined.
+    """
     found, ids = [error], {id(error)}
     for each in found:  # the list grows during the loop
         if any(base.__name__ in names for base in type(each).__mro__):
             return True
         inside = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
-        for other in (each.__cause__, each.__context__, *inside):
+        context = each.__context__
+        if context is not None and context is not each.__cause__ and is_handled_outside(context):
+            context = None
+        for other in (each.__cause__, context, *inside):
             if other is not None and id(other) not in ids:
                 ids.add(id(other))
                 found.append(other)

@@ -6,7 +6,9 @@ handlers, listeners, `Policy.capture`, and tests.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final, Generic, Never, TypeAlias, final
 
 from typing_extensions import TypeVar
@@ -109,6 +111,18 @@ def describe(failed: Failed) -> tuple[str, str]:
 
 #: What all notes that the library adds to exceptions begin with.
 _NOTE: Final = "resilience: "
+
+
+def is_handled_outside(error: BaseException) -> bool:
+    """Whether a frame that still runs handles this error, which Python makes the context of errors raised meanwhile.
+
+    It is no cause of the failures of a call in an `except` block, or in the handler of a `Fallback`.
+    """
+    handling = None if error.__traceback__ is None else error.__traceback__.tb_frame
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame is not handling:
+        frame = frame.f_back
+    return frame is not None
 
 
 def annotate(error: Exception, note: str, *, replaces: str) -> None:

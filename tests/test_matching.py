@@ -31,6 +31,7 @@ from resilience import (
     CircuitBreaker,
     CircuitIsolated,
     CircuitOpen,
+    Context,
     DeadlineExceeded,
     Fallback,
     Policy,
@@ -44,6 +45,7 @@ from resilience import (
 )
 from resilience.errors import AwaitableMisuse, Misuse, SuspensionMisuse
 from resilience.matching import Matcher
+from resilience.testing import ascript, script
 from tests.conftest import Boom, FakeClock, Script, World
 
 
@@ -519,6 +521,19 @@ def test_classes_that_compare_equal_are_judged_separately() -> None:
     lost = EqualClasses("ConnectError", (Exception,), {"__module__": "httpx"})
     for _ in range(2):
         assert [transient(kind("no")) for kind in (lost, AlsoBoom)] == [True, False]
+
+
+def test_a_certificate_error_that_the_caller_handles_is_no_cause() -> None:
+    """Python makes it the context of all errors of another service, which a handler calls instead."""
+    refused, lost = ssl.SSLCertVerificationError("expired"), ConnectionError("reset")
+
+    async def call_another(failure: object, ctx: Context) -> str:
+        return await Retry(backoff=[0]).call(ascript(lost, "fine"))
+
+    another = Fallback(handler=lambda failure, ctx: Retry(backoff=[0]).call(script(lost, "fine")))
+    assert another.call(script(refused)) == "fine"
+    assert asyncio.run(Fallback(handler=call_another).call(ascript(refused))) == "fine"
+    assert lost.__context__ is refused
 
 
 def test_a_certificate_error_is_found_anywhere_in_the_chain() -> None:

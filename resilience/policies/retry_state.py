@@ -19,7 +19,7 @@ from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, Ret
 from resilience.formats import format_seconds
 from resilience.hints import asked_delay, is_repeatable
 from resilience.info import Listener
-from resilience.outcome import Failed, Success, annotate, as_outcome, closable
+from resilience.outcome import Failed, Success, annotate, as_outcome, closable, is_handled_outside
 from resilience.record import History
 from resilience.repeats import FAILED, Budget, Refuser, give_back_refused, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime
@@ -180,7 +180,7 @@ class RetryState:
         """Add the history of the attempts to the refusal that ended them, and set the last failure as its context."""
         give_back_refused(refusal, self._ctx._info.cap, self._rules.budget)
         annotate(refusal, self._summary(self.attempt - 1), replaces=FAILED)  # the refused attempt made no call
-        if failed is not None and refusal.__context__ is None:
+        if failed is not None and (refusal.__context__ is None or is_handled_outside(refusal.__context__)):
             refusal.__context__ = failed
 
     def conclude_with(self, result: object) -> None:

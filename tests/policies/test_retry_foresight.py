@@ -201,6 +201,17 @@ async def test_a_refusal_of_a_circuit_that_opens_during_the_wait_has_a_note(worl
     assert error.__notes__[0].endswith("failed with Boom(reset)")
 
 
+async def test_a_refusal_in_an_except_block_has_the_last_failure_as_context(world: World, clock: FakeClock) -> None:
+    """The context of that one is the error that the caller handles."""
+    handled, last = KeyError("outside"), Boom("last")
+    try:
+        raise handled
+    except KeyError:
+        error = await refused_after(world, clock, last)
+    assert error.__context__ is last
+    assert last.__context__ is handled
+
+
 async def test_a_refusal_keeps_its_own_context(world: World, clock: FakeClock) -> None:
     cause = KeyError("token")
     refusal = Rejected("no token", policy="tokens")

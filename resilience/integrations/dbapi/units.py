@@ -273,7 +273,9 @@ async def _rollback(connection: Any, limits: AsyncExitStack) -> None:
 
 
 async def _close(connection: Any) -> None:
+    """Close a connection, which may return it to its pool. psycopg 3.3 does not return one that was lost."""
+    pool: Any = getattr(connection, "_pool", None) if is_of("psycopg", "BaseConnection", connection) else None
     try:
-        await maybe_await(connection.close())
+        await maybe_await(pool.putconn(connection) if pool is not None and connection.closed else connection.close())
     except Exception:  # the transaction has already been committed or rolled back
         logger.exception("closing a %s raised", type(connection).__name__)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import psycopg2
@@ -343,6 +344,21 @@ def test_a_connection_that_is_lost_during_the_commit_is_not_retried(url: str, dr
         add()
     assert transient(caught.value)
     assert len(attempts) == 1
+
+
+def test_a_connection_that_was_lost_returns_to_its_pool(url: str) -> None:
+    """The `close` of psycopg 3.3 does nothing then, so the pool would wait for the connection for ever."""
+    pool = Mock(close_returns=True)
+
+    def connect() -> Any:
+        connection = psycopg.connect(url)
+        connection._pool = pool
+        return connection
+
+    with pytest.raises(psycopg.OperationalError):
+        unit_of_work(Retry(1), connect)(execute)("select pg_terminate_backend(pg_backend_pid())")
+    ((connection,),) = [it.args for it in pool.putconn.call_args_list]
+    assert connection.closed
 
 
 @pytest.mark.parametrize("rows", ["dictionaries", "objects"])

@@ -100,7 +100,7 @@ class CircuitBreaker(Policy[Never]):
         checks.not_bare("@CircuitBreaker()", trip)
         self._given_name = checks.optional_name(name)
         self.name: str = name or "CircuitBreaker"
-        self._rules = CircuitRules(
+        rules = CircuitRules(
             policy=self.name,
             trip=as_trip(trip),
             open_for=_as_open_period(open_for),
@@ -113,26 +113,25 @@ class CircuitBreaker(Policy[Never]):
             on_transition=optional_listener("on_transition", on_transition),
             observe_only=checks.flag("observe_only", observe_only),
         )
-        self._circuit = LiveCircuit(self._rules)
-        self._machine = self._circuit.machine
-        self._is_timed = self._circuit.is_timed
+        self._circuit = LiveCircuit(rules)
         self._judges_results = on_result is not None
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         circuit, noted, result = self._circuit, None, None
-        since = circuit.failures
-        began = clock.now() if self._is_timed else 0.0
-        admission: Any = self._machine.period
+        since, began = circuit.failures, 0.0
+        admission: Any = circuit.machine.period
         if not admission.quiet or ctx._info is not BARE:
+            if circuit.is_timed:  # if slow calls count, it is never quiet
+                began = clock.now()
             if get_enclosing() and circuit.encloses_caller():  # a nested call: it belongs to the outer one
                 return await call(ctx)
-            if type(admission) is Open and (now := clock.now()) < admission.until and not self._rules.observe_only:
+            if type(admission) is Open and (now := clock.now()) < admission.until and not circuit.rules.observe_only:
                 raise circuit.refusal(admission, now, ctx)
             noted = Admitted(circuit)
             if type(admission) is not Closed:
                 try:
-                    if self._rules.probe is None:
+                    if circuit.rules.probe is None:
                         admission = circuit.admit(ctx)
                     else:
                         await circuit.admit_checked(ctx, noted, ctx.runtime)
@@ -166,8 +165,8 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     def _resilience_refuses_until(self) -> float:
-        period = self._machine.period
-        if self._rules.observe_only or not isinstance(period, (Open, Isolated)):
+        period = self._circuit.machine.period
+        if self._circuit.rules.observe_only or not isinstance(period, (Open, Isolated)):
             return -inf
         return period.until if isinstance(period, Open) else inf
 
@@ -203,7 +202,7 @@ class CircuitBreaker(Policy[Never]):
         return self.state
 
     async def _check(self, runtime: Runtime) -> None:
-        if self._rules.probe is None or self._circuit.encloses_caller():
+        if self._circuit.rules.probe is None or self._circuit.encloses_caller():
             return
         noted = Admitted(self._circuit)
         try:
@@ -221,7 +220,7 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     def settings(self) -> Mapping[str, object]:
-        rules = self._rules
+        rules = self._circuit.rules
         return {
             "trip": rules.trip,
             "open_for": rules.open_for.delay if isinstance(rules.open_for, Constant) else rules.open_for,
@@ -239,7 +238,7 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     def describe(self) -> str:
-        rules, opening = self._rules, self._rules.open_for
+        rules, opening = self._circuit.rules, self._circuit.rules.open_for
         lasts = f"{format_number(opening.delay)} s" if isinstance(opening, Constant) else repr(opening)
         text = (
             f"{self.name}: opens on {rules.trip!r} for {lasts}; {rules.probes} at a time may probe, "

@@ -89,7 +89,7 @@ class Policy(Executable[D_co]):
         def __setattr__(self, name: str, value: object) -> None:
             if name[:1] != "_" and name != "name":
                 _check_assignment(self, name, value)
-            super().__setattr__(name, value)
+            object.__setattr__(self, name, value)
 
     @abstractmethod
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:

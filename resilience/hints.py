@@ -23,19 +23,15 @@ def asked_delay(carrier: object) -> float:
     return longest
 
 
-def is_repeatable(carrier: object) -> bool:
-    """Whether a call may be made again: unless its error, its result or the called object has `repeatable = False`.
-
-    An exception group forbids it if one of its errors does. On a plain function or method the attribute means nothing:
-    a decorator may have copied it there.
-    """
-    errors = _errors_in(carrier)
-    return _allows(carrier, "repeatable") and (not errors or all(map(is_repeatable, errors)))
+def is_repeatable(outcome: object) -> bool:
+    """Whether a call may be made again after this error or result. A group forbids it if one of its errors does."""
+    errors = _errors_in(outcome)
+    return allows(outcome, "repeatable") and (not errors or all(map(is_repeatable, errors)))
 
 
 def may_overlap(function: object) -> bool:
     """Whether a call may be made beside one that runs, or that waits in a policy before it begins."""
-    return is_repeatable(function) and _allows(function, "_resilience_may_overlap")
+    return allows(function, "repeatable") and allows(function, "_resilience_may_overlap")
 
 
 def forbid_repeat(error: Exception, reason: str | None = None) -> None:
@@ -52,7 +48,11 @@ def forbid_repeat(error: Exception, reason: str | None = None) -> None:
         return
 
 
-def _allows(carrier: object, name: str) -> bool:
+def allows(carrier: object, name: str) -> bool:
+    """Whether this attribute of an error, a result or a called object is not `False`.
+
+    On a plain function or method it means nothing: a decorator may have copied it there.
+    """
     try:
         return getattr(carrier, name, True) is not False or isinstance(carrier, (FunctionType, MethodType))
     except Exception:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, final
+from typing import Final, NamedTuple, Protocol, final
 
 from resilience.clock import clock
 from resilience.errors import Misuse
 from resilience.outcome import LONGEST_MESSAGE, Failed, describe
 
 __all__ = ["FailedAttempt"]
+
+_HALF: Final = 3  # how many of the first failures a history keeps, and how many of the last ones
 
 
 class FailedAttempt(NamedTuple):
@@ -31,9 +33,6 @@ class History:
 
     __slots__ = ("_kept", "count")
 
-    FIRST = 3
-    LAST = 3
-
     def __init__(self) -> None:
         self.count: int = 0
         self._kept: list[tuple[str, str]] = []  # converted to `FailedAttempt` on access
@@ -45,8 +44,8 @@ class History:
             message = f"{message[:LONGEST_MESSAGE]}..."
         self.count += 1
         self._kept.append((kind, message))
-        if len(self._kept) > self.FIRST + self.LAST:
-            del self._kept[self.FIRST]
+        if len(self._kept) > 2 * _HALF:
+            del self._kept[_HALF]
 
     def forget_last(self) -> None:
         """Remove the latest failure."""
@@ -62,7 +61,7 @@ class History:
         texts = [_on_one_line(*it) for it in self._kept]
         left_out = self.count - len(texts)
         if left_out:
-            texts.insert(self.FIRST, f"... {left_out} more ...")
+            texts.insert(_HALF, f"... {left_out} more ...")
         return ", ".join(texts)
 
 

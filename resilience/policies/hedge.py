@@ -15,7 +15,7 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.events.dispatch import optional_listener
 from resilience.formats import format_number, format_percent
-from resilience.hints import is_repeatable
+from resilience.hints import allows
 from resilience.info import Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
@@ -164,7 +164,7 @@ class Hedge(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        delay = self.delay() if is_repeatable(ctx._function) else inf
+        delay = self.delay() if allows(ctx._function, "repeatable") else inf
         if delay == inf:
             return await self._alone(call, ctx)
         plan = HedgePlan(self._rules, ctx, delay, self._latencies)

@@ -17,7 +17,7 @@ from resilience.errors import DeadlineExceeded, RetriesExhausted, is_refusal
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
 from resilience.formats import format_seconds
-from resilience.hints import asked_delay, is_repeatable
+from resilience.hints import allows, asked_delay, is_repeatable
 from resilience.info import Listener
 from resilience.outcome import Failed, Success, annotate, as_outcome, closable, is_handled_outside
 from resilience.record import History
@@ -119,7 +119,7 @@ class RetryState:
         if self.attempt == rules.attempts:
             return "attempts"
         carrier = failed if isinstance(failed, Exception) else failed.value
-        if not (ctx.runtime.is_repeatable and is_repeatable(ctx._function) and is_repeatable(carrier)):
+        if not (ctx.runtime.is_repeatable and allows(ctx._function, "repeatable") and is_repeatable(carrier)):
             return "unrepeatable"
         delay = next(self._delays)
         if rules.retry_after and (asked := asked_delay(carrier)) > delay:

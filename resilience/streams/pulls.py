@@ -11,9 +11,10 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import TimeoutExceeded
 from resilience.formats import format_number
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, PassiveTimer
+from resilience.runtimes.base import Expired, PassiveTimer
 from resilience.runtimes.blocking import BlockingTimer
 from resilience.runtimes.tasks import TASKS
+from resilience.runtimes.workers import pool
 from resilience.streams.runtime import StreamRuntime
 
 #: The name of a stream's own limits in errors.
@@ -90,7 +91,7 @@ def within(limits: Limits, until: float, limit: float, step: Callable[[], Any]) 
     deadline, timer = limits.deadline(until), limits.timer
     if deadline == inf:
         return step()
-    policy, most = (_NAME, DEFAULT_MAX_ABANDONED) if timer is None else (timer.policy, timer.max_abandoned)
+    policy, most = (_NAME, pool.max_abandoned()) if timer is None else (timer.policy, timer.max_abandoned)
     real = BlockingTimer(deadline, policy, most)
     try:
         real.check_before_start()

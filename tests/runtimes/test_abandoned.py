@@ -52,7 +52,7 @@ def test_without_timeout_the_default_limit_of_abandoned_calls_applies() -> None:
 
 
 def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `WorkersExhausted`; the function is not entered, and it is not counted as an attempt."""
+    """With `WorkersExhausted`, and so is a stream with a limit; the function is not entered, and is no attempt."""
     monkeypatch.setattr(Timeout, "max_abandoned", 2)
     entered: list[int] = []
     ctx = Context()
@@ -62,6 +62,8 @@ def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch
     assert isinstance(raised.value, Rejected)
     assert (raised.value.policy, raised.value.retry_after) == ("slow", None)
     assert "2 abandoned calls" in str(raised.value)
+    with pytest.raises(WorkersExhausted):
+        next(Retry().streaming(first=LONG)(lambda: map(entered.append, [1]))())
     assert entered == []
     assert ctx.attempts == 0
     gate.set()

@@ -122,15 +122,16 @@ class Exchange(Repeatable):
         propagated = propagation.headers_for(str(self._url), ctx) if propagation.hosts else {}
         headers = self.count_as_sent(ctx, propagated)
         try:
-            response = await self.send(ctx, left, headers)
+            try:
+                response = await self.send(ctx, left, headers)
+            finally:  # before the error is noted: it forbids a repetition while the body is being read
+                if not self.reads_in_threads:
+                    self._body.end()
         except Exception as error:
             self.note_failure(error, is_over=self._was_abandoned(ctx))
             if is_out_of_time(ctx) and self.has_timed_out(error):
                 raise attempt_is_late() from error
             raise
-        finally:
-            if not self.reads_in_threads:
-                self._body.end()
         if not self._keep(response, ctx):
             await self._close(response)
             raise DeadlineExceeded("the response came after its time")

@@ -25,12 +25,12 @@ _Json: TypeAlias = dict[str, Any]
 class Seconds:
     """The counts of the last seconds."""
 
-    __slots__ = ("_counts", "_span", "total")
+    __slots__ = ("_counts", "_span", "_total")
 
     def __init__(self, span: int) -> None:
         self._span = span
         self._counts: dict[int, int] = {}  # second -> count; only seconds with a count, the latest of them
-        self.total: int = 0
+        self._total = 0
 
     def add(self, now: float) -> None:
         """Count one more."""
@@ -38,7 +38,7 @@ class Seconds:
         if second not in self._counts and len(self._counts) == self._span:
             del self._counts[next(iter(self._counts))]
         self._counts[second] = self._counts.get(second, 0) + 1
-        self.total += 1
+        self._total += 1
 
     def complete(self, now: float, since: float) -> list[int | None]:
         """Return the counts of the last complete seconds, oldest first; None for seconds before counting began."""
@@ -46,10 +46,10 @@ class Seconds:
         seconds = range(current - self._span + 1, current)
         return [self._counts.get(second, 0) if second + 1 > since else None for second in seconds]
 
-    def present(self, now: float, since: float) -> float:
-        """Return the mean count per second over the last `PRESENT` complete seconds; 0 if there is none yet."""
+    def numbers(self, now: float, since: float) -> _Json:
+        """Return the total, and the mean per second over the last `PRESENT` complete seconds: 0 if there is none."""
         known = [count for count in self.complete(now, since)[-PRESENT:] if count is not None]
-        return round(sum(known) / len(known), 2) if known else 0.0
+        return {"total": self._total, "present": round(sum(known) / len(known), 2) if known else 0.0}
 
 
 @final
@@ -80,15 +80,11 @@ class Rates:
         begun = {name: executions_since if name in FROM_EXECUTIONS else since for name in RATES}
         return {
             "rates": {
-                name: {**_numbers(it, now, begun[name]), "seconds": it.complete(now, begun[name])}
+                name: {**it.numbers(now, begun[name]), "seconds": it.complete(now, begun[name])}
                 for name, it in self._process.items()
             },
             "pipelines": [
-                {"name": pipeline, "rates": {name: _numbers(it, now, begun[name]) for name, it in counts.items()}}
+                {"name": pipeline, "rates": {name: it.numbers(now, begun[name]) for name, it in counts.items()}}
                 for pipeline, counts in self._pipelines.items()
             ],
         }
-
-
-def _numbers(seconds: Seconds, now: float, since: float) -> _Json:
-    return {"total": seconds.total, "present": seconds.present(now, since)}

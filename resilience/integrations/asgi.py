@@ -90,15 +90,14 @@ class DeadlineMiddleware:
     ) -> None:
         self._app = checks.function("app", app)
         self._acceptance = Acceptance(headers, cap=cap, default=default)
-        self._believed = frozenset(name.encode() for name in self._acceptance.headers)
         self._cut_off = checks.flag("cut_off", cut_off)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        asked = [(name, value) for name, value in scope["headers"] if name.lower() in self._believed]
-        ctx = budget(self._acceptance.seconds((name.decode(), value.decode("latin-1")) for name, value in asked))
+        fields = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+        ctx = budget(self._acceptance.seconds(fields))
         if ctx.expired:
             return await _respond(send, TOO_LATE)
         server = _Server(

@@ -186,17 +186,17 @@ def missing_awaitable(fn: object, value: object) -> AwaitableMisuse:
     )
 
 
-def mismatch(
+def refuse_arguments(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], error: TypeError, takes_context: bool
-) -> ArgumentMisuse | None:
-    """Return the error for arguments that `fn` cannot take; None if it can take them, and raised `error` itself.
+) -> None:
+    """Raise a misuse if `fn` cannot take these arguments; return if it can take them, and raised `error` itself.
 
     :param takes_context: whether the only argument is the context.
     """
     traceback = error.__traceback__
     while traceback is not None:
         if not traceback.tb_frame.f_globals.get("__name__", "").startswith("resilience."):
-            return None  # `fn` or a wrapper of it was entered
+            return  # `fn` or a wrapper of it was entered
         traceback = traceback.tb_next
     signature = signature_of(fn)
     try:
@@ -208,8 +208,7 @@ def mismatch(
             what, hint = "the context", "; use `call` or `acall` for a function that takes no context"
         elif not args and not kwargs:
             hint = "; use `execute` or `aexecute` for a function of the context"
-        return ArgumentMisuse(f"{name_of(fn)} cannot be called with {what}: {error}{hint}")
-    return None
+        raise ArgumentMisuse(f"{name_of(fn)} cannot be called with {what}: {error}{hint}") from None
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:

@@ -17,8 +17,8 @@ from resilience.callables import (
     LAZY_TYPES,
     NON_AWAITABLE_TYPES,
     is_awaitable,
-    mismatch,
     missing_awaitable,
+    refuse_arguments,
     refuse_lazy,
     unexpected_awaitable,
 )
@@ -212,12 +212,7 @@ NOT_ENTERED: Final[frozenset[CodeType]] = frozenset(it.__code__ for it in (enter
 def refuse_mismatch(ctx: Context, error: TypeError) -> None:
     """Raise a misuse if the call did not enter the function, because it cannot take these arguments."""
     function, arguments = ctx._function, ctx._arguments
-    misuse = mismatch(function, (ctx,) if arguments is None else arguments, ctx._keywords, error, arguments is None)
-    try:
-        if misuse is not None:
-            raise misuse from None
-    finally:
-        del misuse, error  # no cycle: error -> traceback -> this frame -> error
+    refuse_arguments(function, (ctx,) if arguments is None else arguments, ctx._keywords, error, arguments is None)
 
 
 def raise_if_expired(timer: Timer | None, error: BaseException) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from types import CoroutineType
 from typing import Protocol, TypeAlias
 
-from resilience.callables import mismatch, name_of
+from resilience.callables import name_of, refuse_arguments
 from resilience.context import Context
 from resilience.errors import ArgumentMisuse, KeyMisuse
 from resilience.record import Named
@@ -46,8 +46,9 @@ def key_of(ctx: Context, policy: HasKey) -> Hashable:
     try:
         key = make(*arguments, **keywords) if keywords else make(*arguments)
     except TypeError as error:
-        misuse = mismatch(make, arguments, keywords, error, takes_context=False)
-        if misuse is not None:
+        try:
+            refuse_arguments(make, arguments, keywords, error, takes_context=False)
+        except ArgumentMisuse as misuse:
             raise ArgumentMisuse(f"key= is called with what the function is called with: {misuse}") from None
         raise
     if type(key) is CoroutineType:

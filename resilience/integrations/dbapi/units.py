@@ -22,8 +22,8 @@ from resilience.callables import (
     is_coroutine_function,
     is_generator_function,
     maybe_await,
-    mismatch,
     name_of,
+    refuse_arguments,
 )
 from resilience.context import Context
 from resilience.errors import AwaitableMisuse, DeadlineExceeded
@@ -205,13 +205,8 @@ class _Execution:
         try:
             return self._fn(*args, **kwargs)
         except TypeError as error:
-            misuse = mismatch(self._fn, args, kwargs, error, takes_context=False)
-            try:
-                if misuse is not None:
-                    raise misuse from None
-                raise
-            finally:
-                del misuse  # no cycle: misuse -> traceback -> this frame -> misuse
+            refuse_arguments(self._fn, args, kwargs, error, takes_context=False)
+            raise
 
     async def _commit(self, connection: Any, ctx: Context) -> None:
         # After a timeout in a thread, the next attempt may run while this one continues. The commit is noted before the

@@ -128,13 +128,12 @@ class _Request:
                 raise
             return self.respond(answer, sys.exc_info())
 
-    def respond(self, answer: Answer, error: object = None) -> list[bytes]:
-        """Send an answer."""
-        arguments = () if error is None else (error,)
+    def respond(self, answer: Answer, *error: object) -> list[bytes]:
+        """Send an answer, in place of an error if there is one."""
         try:
-            self._start_response(f"{answer.status} {answer.reason}", answer.headers, *arguments)
+            self._start_response(f"{answer.status} {answer.reason}", answer.headers, *error)
         finally:
-            del error, arguments  # no cycle: traceback -> this frame -> traceback
+            del error  # no cycle: traceback -> this frame -> traceback
         # Not every server drops the body of a response to HEAD; the client would read it as the next response.
         return [] if self._environ.get("REQUEST_METHOD") == "HEAD" else [answer.body]
 

@@ -156,10 +156,8 @@ class _Selector:
 
     def select(self, timeout: float | None = None) -> Any:
         """Wait for the next timer, or for a real event: a socket, or a call from another thread."""
-        if timeout is None:
-            self._clock.wait_until(inf, self._is_ready, self.real.select, is_real=self._waits_for_others())
-        elif timeout > 0 and not self._is_next_abandoned():
-            when: float = self.loop._scheduled[0]._when  # the exact instant: `timeout` is rounded
+        if timeout is None or (timeout > 0 and not self._is_next_abandoned()):
+            when = inf if timeout is None else self.loop._scheduled[0]._when  # the exact instant: `timeout` is rounded
             deadline = self.time.to_virtual(when)
             self._clock.wait_until(deadline, self._is_ready, self.real.select, is_real=self._waits_for_others())
             if self._clock.now() >= deadline:

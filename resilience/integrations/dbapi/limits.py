@@ -57,20 +57,17 @@ class StatementLimits:
         drive(self.__aexit__(kind, error, traceback))
 
     async def __aenter__(self) -> None:
-        ctx = current_context()
-        sqlite = SQLiteLimits(self._connection)
+        ctx, connection = current_context(), self._connection
+        sqlite = SQLiteLimits(connection)
         if ctx.deadline < inf:
             ctx.check()
-            await self._limit(ctx, sqlite)
+            if is_sqlite(connection):
+                await sqlite.begin(ctx)
+            elif is_of("psycopg", "BaseConnection", connection) or is_of("psycopg2", "connection", connection):
+                (current,) = await _execute(connection, SHOW_STATEMENT_TIMEOUT)
+                if statement := shorter_limit(current, ctx):
+                    await _execute(connection, statement)
         self._entered.append(sqlite)
-
-    async def _limit(self, ctx: Context, sqlite: SQLiteLimits) -> None:
-        if is_sqlite(self._connection):
-            await sqlite.begin(ctx)
-        elif is_of("psycopg", "BaseConnection", self._connection) or is_of("psycopg2", "connection", self._connection):
-            (current,) = await _execute(self._connection, SHOW_STATEMENT_TIMEOUT)
-            if statement := shorter_limit(current, ctx):
-                await _execute(self._connection, statement)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from math import inf
-from types import TracebackType
 from typing import Final, final
 from urllib.parse import urlsplit
 
@@ -337,9 +336,7 @@ class Steps:
         self._outside = get_ambient()
         set_ambient(self._inside)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if kind is not GeneratorExit:  # raised by the collector or another task, in context variables of its own
             self._inside = get_ambient()
             set_ambient(self._outside)

@@ -463,6 +463,15 @@ def test_a_loop_with_a_timer_before_its_first_run_keeps_its_time() -> None:
     loop.close()
 
 
+def test_a_timer_before_the_first_run_of_a_new_loop_is_exact() -> None:
+    with virtual_time() as clock:
+        loop = asyncio.new_event_loop()
+        loop.call_later(0.3, loop.stop)
+        loop.run_forever()
+        assert clock.now() == 0.3
+    loop.close()
+
+
 async def test_no_instrument_stays_in_a_run_of_trio_after_the_block(in_trio: World) -> None:
     """It would slow each step of a task."""
     with virtual_time():

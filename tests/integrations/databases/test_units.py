@@ -208,6 +208,20 @@ def test_a_connection_that_cannot_be_made_is_tried_again(path: Path) -> None:
     assert notes(path) == ["a"]
 
 
+def test_the_limits_of_a_unit_end_with_it(path: Path) -> None:
+    """A connection that returns to its pool waits for a lock as long as before."""
+
+    class Pooled(sqlite3.Connection):
+        def close(self) -> None:
+            waits.append(self.execute("pragma busy_timeout").fetchone()[0])
+            super().close()
+
+    waits: list[int] = []
+    with deadline(PATIENCE / 2):
+        unit_of_work(AGAIN, connecting(path, timeout=PATIENCE, kind=Pooled))(note)("a")
+    assert waits == [PATIENCE * 1000]
+
+
 def test_a_row_factory_does_not_break_the_limits() -> None:
     """A connection may return dictionaries as rows: the deadline still reaches the database."""
 

@@ -104,19 +104,15 @@ class Connection:
         await self._do("close")
 
 
-async def hang(connection: Connection) -> None:
-    await anyio.sleep(PATIENCE)
-
-
-async def succeed(connection: Connection) -> None:
-    pass
+async def wait(connection: Connection, seconds: float = PATIENCE) -> None:
+    await anyio.sleep(seconds)
 
 
 async def test_a_unit_whose_caller_is_cancelled_is_rolled_back_and_closed(virtual_tasks: Virtual) -> None:
     """The scope that cancels every wait inside of it does not cancel those of the rollback."""
     connection = Connection()
     with anyio.move_on_after(0.05) as scope:
-        await unit_of_work(AGAIN, lambda: connection)(hang)()
+        await unit_of_work(AGAIN, lambda: connection)(wait)()
     assert scope.cancelled_caught
     assert connection.done == ["rollback", "close"]
 
@@ -125,7 +121,7 @@ async def test_a_unit_that_is_cut_off_while_it_closes_is_closed(virtual_tasks: V
     """The connection of a committed unit does not stay open."""
     connection = Connection("close")
     with anyio.move_on_after(0.1):
-        await unit_of_work(AGAIN, lambda: connection)(succeed)()
+        await unit_of_work(AGAIN, lambda: connection)(wait)(seconds=0.0)
     assert connection.done == ["commit", "rollback", "close"]
 
 
@@ -136,7 +132,7 @@ async def test_a_rollback_that_hangs_does_not_keep_the_caller(
     """After its grace period it is cancelled, and the connection is closed."""
     connection = Connection(stuck)
     with pytest.raises(TimeoutExceeded):
-        await unit_of_work(Timeout(0.05), lambda: connection)(hang)()
+        await unit_of_work(Timeout(0.05), lambda: connection)(wait)()
     await anyio.sleep(0.1)  # in asyncio it ends in the background
     assert virtual_tasks.now() < PATIENCE / 2
     assert connection.done == [it for it in ("close", "rollback") if it != stuck]

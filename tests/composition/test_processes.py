@@ -246,7 +246,7 @@ def test_locks_of_listeners_and_integrations_do_not_block_the_child() -> None:
             opentelemetry.instrument(Bulkhead(1))()
             with virtual_time():
                 retry.call(int)
-            board._watch._log.since(0)
+            board._watch.log.since(0)
             assert isinstance(transport._transport_of(httpx), httpx.HTTPTransport)
 
         ours = [prometheus, opentelemetry, virtual, *(instance for instance in gc.get_objects() if is_ours(instance))]

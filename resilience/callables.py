@@ -174,7 +174,7 @@ def unexpected_awaitable(fn: object, value: object) -> AwaitableMisuse:
     close_coroutine(value)
     return AwaitableMisuse(
         f"{name_of(fn)} returned an awaitable to a blocking execution, where it cannot be awaited; "
-        "use `await policy.aexecute(...)`, `await policy.acall(...)` or `policy.aproxy(...)`"
+        "use `await policy.aexecute(...)`, `acall`, `acapture` or `policy.aproxy(...)`"
     )
 
 

@@ -76,11 +76,7 @@ async def keep_open(first: float, idle: float, ctx: Context) -> None:
     except Closed:
         pass
     except BaseException as error:
-        if isinstance(error, Expired):
-            timer = cast("PassiveTimer", error.timer)
-            runtime.failure = TimeoutExceeded("the stream was cut off", policy=timer.policy)
-        elif isinstance(error, Exception):
-            runtime.failure = error
+        runtime.failure = _failure_in(error)
         if record is not None:
             end_attempt(record, ctx, began, None, error)
         raise_if_expired(limits.timer, error)
@@ -89,6 +85,13 @@ async def keep_open(first: float, idle: float, ctx: Context) -> None:
         restore_ambient(token)
     if record is not None:
         end_attempt(record, ctx, began, None, None)
+
+
+def _failure_in(error: BaseException) -> Exception | None:
+    """Return the failure with which a source has ended; None if it was cancelled."""
+    if isinstance(error, Expired):
+        return TimeoutExceeded("the stream was cut off", policy=cast("PassiveTimer", error.timer).policy)
+    return error if isinstance(error, Exception) else None
 
 
 async def hold_open(

@@ -186,14 +186,15 @@ class _Execution:
             raise OutcomeUnknown("the unit of work may have been committed when it was cut off; it is not done again")
         connect = self._unit._connect
         connection = await maybe_await(connect()) if self._in_tasks else _connect_for_plain(connect, self._fn)
-        limits = AsyncExitStack()
+        limits = AsyncExitStack() if self._unit._limit_statements and ctx.deadline < inf else None
         try:
-            if self._unit._limit_statements and ctx.deadline < inf:
+            if limits is not None:
                 await limits.enter_async_context(self._unit.limits(connection))
             result = await maybe_await(self._enter(connection, *args, **kwargs))
             await self._unit.prepare(connection)
             await self._commit(connection, ctx)
-            await limits.aclose()
+            if limits is not None:
+                await limits.aclose()
             await _close(connection)
             return result
         except BaseException:
@@ -239,7 +240,7 @@ def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> An
     return connection
 
 
-async def _undo(connection: Any, limits: AsyncExitStack) -> None:
+async def _undo(connection: Any, limits: AsyncExitStack | None) -> None:
     """Roll back and close the connection of an attempt whose error is being raised."""
     try:
         await _rollback(connection, limits)
@@ -247,7 +248,7 @@ async def _undo(connection: Any, limits: AsyncExitStack) -> None:
         await _close(connection)
 
 
-async def _undo_shielded(connection: Any, limits: AsyncExitStack) -> None:
+async def _undo_shielded(connection: Any, limits: AsyncExitStack | None) -> None:
     """Roll back and close, shielded from cancellation, and with a limit on the caller's wait."""
     if is_of("aiosqlite", "Connection", connection):
         with suppress(Exception):
@@ -260,9 +261,10 @@ async def _undo_shielded(connection: Any, limits: AsyncExitStack) -> None:
     )
 
 
-async def _rollback(connection: Any, limits: AsyncExitStack) -> None:
-    with suppress(Exception):
-        await limits.aclose()
+async def _rollback(connection: Any, limits: AsyncExitStack | None) -> None:
+    if limits is not None:
+        with suppress(Exception):
+            await limits.aclose()
     with suppress(Exception):  # a broken connection raises
         await maybe_await(connection.rollback())
 

@@ -163,10 +163,11 @@ def name_of(fn: object) -> str:
 
 
 def named_like(wrapper: Callable[..., Any], fn: object) -> Callable[..., Any]:
-    """Update a wrapper as `functools.wraps` does, but without names that are not strings, such as those of a mock."""
-    texts = ("__name__", "__qualname__")
-    seen = [it for it in functools.WRAPPER_ASSIGNMENTS if it not in texts or isinstance(getattr(fn, it, None), str)]
-    return functools.update_wrapper(wrapper, cast("Callable[..., Any]", fn), seen)
+    """Update a wrapper as `functools.wraps` does, but without what no function can have, such as the name of a mock."""
+    for attribute in functools.WRAPPER_ASSIGNMENTS:
+        with contextlib.suppress(AttributeError, TypeError):
+            setattr(wrapper, attribute, getattr(fn, attribute))
+    return functools.update_wrapper(wrapper, cast("Callable[..., Any]", fn), ())
 
 
 def unexpected_awaitable(fn: object, value: object) -> AwaitableMisuse:

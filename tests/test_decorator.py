@@ -117,6 +117,7 @@ async def test_callables_without_a_name_can_be_decorated(tasks_world: World) -> 
     assert quick()(len)("four") == 4
     assert quick().call(dict, a=1) == {"a": 1}
     assert quick()(Mock(return_value="mocked"))() == "mocked"
+    assert quick()(Mock(spec=quick, return_value="mocked"))() == "mocked"
 
     two, three, _ = [
         await quick()(LaterAdder())(1),

@@ -86,7 +86,8 @@ class AsyncioTimer(Timer):
     def start(self) -> None:
         self._cancelling = self.task.cancelling()
         alarm = self._alarm
-        if self.deadline < alarm.rings_at:
+        if self.deadline < alarm.rings_at:  # always, if the time is up already
+            self._cancelling -= getattr(self.task, "_must_cancel", False)  # requested before, but not delivered yet
             alarm.set(self.deadline, clock.now())
         alarm.pending[self] = None  # last: nothing below can fail, so the alarm is set for every timer in `pending`
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from resilience import Context, Fallback, Policy, Timeout, TimeoutExceeded
+from resilience import Context, Fallback, Policy, Timeout, TimeoutExceeded, deadline
 from resilience.testing import virtual_time
 from tests.conftest import Boom, Script, World
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, forever, hanging
@@ -208,6 +208,15 @@ async def test_a_task_with_an_earlier_cancellation_can_time_out(in_asyncio: Worl
     with pytest.raises(TimeoutExceeded):
         await Timeout(0.01).aexecute(forever)
     assert current_task().cancelling() == 1
+
+
+async def test_a_cancellation_that_is_still_to_be_delivered_is_not_turned_into_a_timeout(in_asyncio: World) -> None:
+    """The time is up before the task waits for the first time, so the timer fires before the cancellation arrives."""
+    current_task().cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with deadline(0):
+            await asyncio.sleep(10)
+    assert current_task().uncancel() == 0
 
 
 async def test_code_that_finds_no_time_left_times_out_although_a_cancellation_is_still_requested(

@@ -243,11 +243,13 @@ def test_the_public_surface_is_the_recorded_one() -> None:
 
 
 def test_every_public_module_has_a_correct_all() -> None:
-    """Without duplicates or private names, and every name exists; ruff sorts it."""
+    """Without duplicates, private names, or names that are a submodule's, too; every name exists; ruff sorts it."""
     for module in modules():
         assert len(module.__all__) == len(set(module.__all__)), module.__name__
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
         assert not any(name.startswith("_") for name in module.__all__)
+        submodules = {it.name for it in pkgutil.iter_modules(getattr(module, "__path__", ()))}
+        assert [it for it in submodules & {*module.__all__} if not inspect.ismodule(getattr(module, it))] == []
 
 
 def test_everything_public_has_a_docstring() -> None:

@@ -13,7 +13,7 @@
 from resilience.testing.clocks import VirtualClock
 from resilience.testing.configuration import as_data
 from resilience.testing.modes import no_sleeping, seeded, switched_off
-from resilience.testing.recording import Recorder, recording
+from resilience.testing.recorder import Recorder, recording
 from resilience.testing.scripts import AsyncScript, Call, Hang, Items, Script, ScriptEnded, ascript, hang, items, script
 from resilience.testing.simulation import Simulation
 from resilience.testing.virtual import virtual_time

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from resilience.testing.clocks import VirtualClock
-from resilience.testing.recording import Recorder, recording
+from resilience.testing.recorder import Recorder, recording
 from resilience.testing.virtual import virtual_time
 
 

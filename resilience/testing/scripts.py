@@ -109,7 +109,7 @@ class _Scripted:
 
 @final
 class Script(_Scripted):
-    """A blocking function that performs one step per call. Made by `script(...)`."""
+    """A blocking function that performs one step per call, made by `script(...)`. `calls` lists its calls so far."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Perform the next step."""
@@ -119,7 +119,7 @@ class Script(_Scripted):
 
 @final
 class AsyncScript(_Scripted):
-    """A coroutine function that performs one step per call. Made by `ascript(...)`."""
+    """A coroutine function that performs one step per call, made by `ascript(...)`. `calls` lists its calls so far."""
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Perform the next step."""

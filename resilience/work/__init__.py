@@ -5,7 +5,7 @@ engine or a broker; the recipes show how to combine the two.
 """
 
 from resilience.events.kinds import Parked
-from resilience.work.each import Each, each
+from resilience.work.for_each import Each, each
 from resilience.work.gate import Gate, GateStats, ShuttingDown
 from resilience.work.idempotency import IdempotencyKey
 from resilience.work.once import KeyInUse, KeyMismatch, Once

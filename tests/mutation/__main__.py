@@ -97,7 +97,7 @@ TESTS = {
     "integrations/http/exchange.py": ["integrations/test_http_clients.py"],
     "integrations/http/repeatable.py": ["integrations/test_http_clients.py"],
     "work/claims.py": ["work/test_once.py", "integrations/redis/test_once.py"],
-    "work/each.py": ["work/test_each.py"],
+    "work/for_each.py": ["work/test_each.py"],
     "work/gate.py": ["work/test_gate.py", "composition/test_cancellation.py"],
     "work/idempotency.py": ["work/test_idempotency.py"],
     "work/once.py": ["work/test_once.py"],

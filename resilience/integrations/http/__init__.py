@@ -16,7 +16,7 @@ from resilience.integrations.http.rules import (
     TransientStatus,
     retry_after,
 )
-from resilience.integrations.http.standard import standard
+from resilience.integrations.http.standard_pipeline import standard
 
 __all__ = [
     "DEFAULT_RULES",

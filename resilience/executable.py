@@ -171,6 +171,8 @@ class Executable(ABC, Generic[D_co]):
     def __call__(self, fn: staticmethod[P, T], /) -> staticmethod[P, T | D_co]: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, fn: classmethod[C, P, T], /) -> classmethod[C, P, T | D_co]: ...
+    @overload  # mypy would take a function that returns a bare type variable for a coroutine function
+    def __call__(self: Executable[Never], fn: Callable[P, T], /) -> Callable[P, T]: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Callable[P, Coroutine[Any, Any, T | D_co]]: ...
     @overload

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, assert_type
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar, assert_type
 
 from resilience import CircuitBreaker, Fallback, Retry, Timeout
 from tests.typing.execute import Client, aget, get
+
+T = TypeVar("T")
 
 
 @Retry()
@@ -24,6 +26,11 @@ async def asynchronous(url: str, *, times: int = 1) -> int:
 @CircuitBreaker()
 def thrice(url: str) -> int:
     return len(url)
+
+
+@Retry()
+def first(items: Sequence[T]) -> T:
+    return items[0]
 
 
 class Service:
@@ -69,6 +76,7 @@ async def decorated() -> None:
     assert_type(plain("u", times=2), int)
     assert_type(await asynchronous("u", times=2), "int | None")
     assert_type(thrice("u"), int)
+    assert_type(first([1]), int)
     assert_type(Retry()(get)("u", times=2), int)
     assert_type(Fallback(None)(get)("u"), "int | None")
     assert_type(await Retry()(aget)("u", times=2), int)

@@ -130,15 +130,8 @@ class CircuitBreaker(Policy[Never]):
                 raise circuit.refusal(admission, now, ctx)
             noted = Admitted(circuit)
             if type(admission) is not Closed:
-                try:
-                    if circuit.rules.probe is None:
-                        admission = circuit.admit(ctx)
-                    else:
-                        await circuit.admit_checked(ctx, noted, ctx.runtime)
-                        admission = noted.admission
-                except BaseException:
-                    noted.leave()
-                    raise
+                await circuit.admit(ctx, noted, ctx.runtime)
+                admission = noted.admission
         try:
             try:
                 try:

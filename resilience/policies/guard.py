@@ -30,10 +30,10 @@ class Guard:
 
     def __enter__(self) -> None:
         if self._begin():
-            drive(self._check(BLOCKING))
+            drive(self._admit(BLOCKING))
 
     def _begin(self) -> bool:
-        """Begin the block; true if the user's `probe` function may have to run first."""
+        """Begin the block; true if the circuit must admit it first."""
         if self._noted is not None and self._noted.admission is not None:
             raise BlockMisuse("this guard is in use: ask for another one")
         circuit = self._circuit
@@ -44,25 +44,14 @@ class Guard:
         self._since = circuit.failures
         self._noted = noted = Admitted(circuit)  # no effect if the next lines raise: it has no admission yet
         period = circuit.machine.period
-        if type(period) is Closed:
-            noted.admission = period
-        elif circuit.rules.probe is not None:
+        if type(period) is not Closed:
             return True
-        else:
-            try:
-                noted.admission = circuit.admit(block_context())
-            except BaseException:
-                noted.leave()
-                raise
+        noted.admission = period
         return False
 
-    async def _check(self, runtime: Runtime) -> None:
+    async def _admit(self, runtime: Runtime) -> None:
         assert self._noted is not None
-        try:
-            await self._circuit.admit_checked(block_context(), self._noted, runtime)
-        except BaseException:
-            self._noted.leave()
-            raise
+        await self._circuit.admit(block_context(), self._noted, runtime)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -87,7 +76,7 @@ class Guard:
 
     async def __aenter__(self) -> None:
         if self._begin():
-            await self._check(TASKS)
+            await self._admit(TASKS)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

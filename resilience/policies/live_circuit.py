@@ -213,24 +213,22 @@ class LiveCircuit:
         """
         return is_marked(error, id(self), since)
 
-    def admit(self, ctx: Context) -> Admission:
-        """Admit a call, or raise its refusal. With `observe_only`, report the refusal and let the call pass."""
-        admission, period, now = self._ask(ctx)
-        # No further call if it is admitted: an interrupt there would lose the slot of a probe.
-        return admission if admission is not None else self._refuse(period, now, ctx)
+    async def admit(self, ctx: Context, noted: Admitted, runtime: Runtime) -> None:
+        """Admit a call, which sets `noted.admission`, or raise its refusal. The user's `probe` may have to run first.
 
-    async def admit_checked(self, ctx: Context, noted: Admitted, runtime: Runtime) -> None:
-        """Like `admit`, but set `noted.admission`; if no probe of this period has succeeded yet, run `probe` first."""
+        With `observe_only`, report the refusal and let the call pass.
+        """
         admission: Admission | None = None
         try:
             admission, period, now = self._ask(ctx)
-            while isinstance(admission, Probe) and not admission.period.successes:
+            while self.rules.probe is not None and isinstance(admission, Probe) and not admission.period.successes:
                 admission, period, now = await self._check(admission, ctx, noted, runtime)
+            noted.admission = admission if admission is not None else self._refuse(period, now, ctx)
         except BaseException:
             if admission is not None:
                 self.release(admission)
+            noted.leave()
             raise
-        noted.admission = admission if admission is not None else self._refuse(period, now, ctx)
 
     async def check(self, ctx: Context, noted: Admitted, runtime: Runtime) -> None:
         """Run `probe` if a probe may be made now. No call follows."""

@@ -32,6 +32,7 @@ from resilience.policies.copies import without_frames
 from resilience.policies.flights import Flights, concerns_all
 from resilience.policies.keys import Key, key_in_words, key_of, refuse_foreign, refuse_unhashable
 from resilience.policy import Call, Policy
+from resilience.runtimes.base import Runtime
 
 T = TypeVar("T")
 
@@ -201,11 +202,7 @@ class Cache(Policy[Never]):
                         raise
                 else:
                     self._misses.add()
-                    try:
-                        self._keep_value(key, result)
-                    except BaseException:  # no caller will see the result
-                        await ctx.runtime.close(result)
-                        raise
+                    await self._keep_value(key, result, ctx.runtime)
                     return flight.publish(result)
         finally:
             flight.__exit__(None, None, None)  # again: see `Flight`
@@ -257,11 +254,15 @@ class Cache(Policy[Never]):
             logger.exception("the store of %s raised; the call is made", self.name)
         return None
 
-    def _keep_value(self, key: Hashable, value: object) -> None:
-        ttl = _seconds(self._ttl(value)) if callable(self._ttl) else self._ttl
-        if ttl > 0:
-            fresh_until = clock.now() + ttl
-            self._keep(key, Entry(fresh_until, fresh_until + self._stale, value=value))
+    async def _keep_value(self, key: Hashable, value: object, runtime: Runtime) -> None:
+        try:
+            ttl = _seconds(self._ttl(value)) if callable(self._ttl) else self._ttl
+            if ttl > 0:
+                fresh_until = clock.now() + ttl
+                self._keep(key, Entry(fresh_until, fresh_until + self._stale, value=value))
+        except BaseException:  # no caller will see the value
+            await runtime.close(value)
+            raise
 
     def _keep(self, key: Hashable, entry: Entry) -> None:
         """Keep an entry, unless its key was forgotten since the call began."""

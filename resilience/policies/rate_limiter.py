@@ -177,7 +177,7 @@ class RateLimiter(Policy[Never]):
         self._wake(self._turns.change(lambda: self._turns.quota.learn(left, now + seconds, now), now))
 
     def pause(self, seconds: Duration) -> None:
-        """Let no call begin for that many seconds, then begin waiting calls evenly. The later end of two counts."""
+        """Let no call begin for that many seconds. The later end of two pauses counts."""
         self.learn(0, checks.seconds("seconds", seconds, zero=True))
 
     def resize(self, limit: float) -> None:

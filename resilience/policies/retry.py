@@ -71,8 +71,8 @@ class Retry(Policy[Never]):
 
     A failure that carries `repeatable = False` (an error or a result with that attribute, or a group with such an
     error) is never retried, even if `on` matches: a client uses it for a request that may have been executed, or whose
-    body cannot be sent twice. A callable object with that attribute that is run by `execute` or `aexecute` is not
-    called again either, because a call that a `Timeout` cut off leaves no failure that could carry it.
+    body cannot be sent twice. A callable object with that attribute is not called again either, because a call that a
+    `Timeout` cut off leaves no failure that could carry it.
 
     >>> from resilience import Retry
     >>> answers = iter([ConnectionError("reset"), "fine"])

@@ -23,22 +23,6 @@ text, protect, protected = ANTHROPIC.text, ANTHROPIC.protect, ANTHROPIC.protecte
 ask = ANTHROPIC.ask
 
 
-def test_the_method_stream_is_protected(server: FlakyServer) -> None:
-    """Until the stream is open."""
-    server.script(PATH, llm.anthropic_error(529), llm.message_stream("a", "b"))
-    with (
-        protected(server.url, SOON) as client,
-        client.messages.stream(model="m", max_tokens=9, messages=HELLO) as stream,  # type: ignore[arg-type]
-    ):
-        assert "".join(stream.text_stream) == "ab"
-
-
-def test_the_beta_namespace_is_protected(server: FlakyServer) -> None:
-    server.script(PATH, llm.anthropic_error(503), llm.message())
-    with protected(server.url, SOON) as client:
-        assert text(ask(client.beta)) == "fine"
-
-
 def test_a_message_with_an_iterator_is_sent_once(server: FlakyServer) -> None:
     """This SDK accepts iterators in a message; the second attempt would send an empty one."""
     server.script(PATH, llm.anthropic_error(503))

@@ -119,16 +119,6 @@ def test_without_a_deadline_the_sdks_timeouts_are_unchanged() -> None:
     assert timeouts_of(SOON, {}, {})["read"] == 600
 
 
-def test_the_method_stream_is_protected(server: FlakyServer) -> None:
-    """`chat.completions.stream` sends its request through the protected method."""
-    server.script(PATH, llm.openai_error(503), llm.completion_stream("a", "b"))
-    with (
-        protected(server.url, SOON) as client,
-        client.chat.completions.stream(**QUESTION) as stream,
-    ):
-        assert [it.delta for it in stream if it.type == "content.delta"] == ["a", "b"]
-
-
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_stream_that_opens_after_its_deadline_is_closed(server: FlakyServer, raw: bool) -> None:
     """A `Timeout` abandons a blocking call; its connection still returns to the pool."""
@@ -157,18 +147,6 @@ def test_a_stream_that_opens_after_its_deadline_is_closed(server: FlakyServer, r
 # --- all parts of the client ---
 
 
-def test_a_client_of_azure_is_protected(server: FlakyServer) -> None:
-    """It makes its copies in its own way."""
-    path = "/openai/deployments/m/chat/completions"
-    server.script(path, llm.openai_error(503), llm.completion(), llm.openai_error(503), llm.completion())
-    with openai.AzureOpenAI(api_key="k", azure_endpoint=server.url, api_version="v") as azure:
-        client = protect(azure, SOON)
-        assert type(client) is openai.AzureOpenAI
-        assert text(ask(client)) == "fine"
-        assert text(ask(client.with_options(max_retries=4))) == "fine"
-    assert len(server.requests_to(path)) == 4
-
-
 def test_a_client_with_the_users_httpx_client_is_protected(server: FlakyServer) -> None:
     """The SDK itself has moved to `httpx2`."""
     server.script(PATH, llm.openai_error(503), llm.completion())
@@ -186,27 +164,6 @@ def test_the_base_url_selects_the_policy_of_a_host(server: FlakyServer) -> None:
         with pytest.raises(CircuitOpen):
             ask(client)
         assert text(ask(client.with_options(base_url=f"{server.url}/v1"))) == "fine"
-
-
-def test_each_page_of_a_list_is_one_execution(server: FlakyServer) -> None:
-    """Pages are fetched during the iteration."""
-    page = {"object": "list", "data": [{"id": "a", "object": "file"}], "has_more": True}
-    last = {"object": "list", "data": [{"id": "b", "object": "file"}], "has_more": False}
-    server.script("/v1/files", llm.openai_error(503), llm.reply(page), llm.openai_error(503), llm.reply(last))
-    with protected(server.url, SOON) as client:
-        assert [it.id for it in client.files.list()] == ["a", "b"]
-    assert len(server.requests) == 4
-
-
-def test_responses_and_beta_namespaces_are_protected(server: FlakyServer) -> None:
-    """Every resource calls the one protected method."""
-    body = {"id": "r1", "object": "response", "output": []}
-    server.script("/v1/responses", llm.openai_error(503), llm.reply(body))
-    server.script("/v1/assistants/a1", llm.openai_error(503), llm.reply({"id": "a1"}))
-    with protected(server.url, SOON) as client:
-        assert client.responses.create(model="m", input="hi").id == "r1"
-        with pytest.warns(DeprecationWarning, match="deprecated"):
-            assert client.beta.assistants.retrieve("a1").id == "a1"
 
 
 def test_an_open_file_is_sent_again_from_its_first_position(server: FlakyServer) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from resilience import Policy, Retry, Timeout, deadline
+from resilience import Policy, Timeout, deadline
 from resilience.integrations.sqlalchemy import OutcomeUnknown, transient, unit_of_work
 from tests.integrations.databases.models import AGAIN, FOREVER, Base, Note, lost, notes
 from tests.integrations.databases.postgres import PostgresServer
@@ -69,21 +69,6 @@ def test_a_unit_gets_a_connection_of_an_engine_or_a_session(engine: Engine, kind
         add()
     assert isinstance(given[0], Connection if kind == "engine" else Session)
     assert notes(engine) == ["a"]
-
-
-def test_a_plain_retry_repeats_lost_connections_only(engine: Engine) -> None:
-    """Its default of `on` covers the network; deadlocks and locks need our `transient`."""
-    for error, expected in ((lost(), 3), (wrapped(BUSY), 1)):
-        attempts = []
-
-        @unit_of_work(Retry(3, backoff=[0]), engine)
-        def fail(connection: Connection, error: DBAPIError = error, attempts: list[int] = attempts) -> None:
-            attempts.append(1)
-            raise error
-
-        with pytest.raises(DBAPIError):
-            fail()
-        assert len(attempts) == expected
 
 
 def test_a_commit_of_unknown_outcome_is_not_repeated(engine: Engine) -> None:

@@ -6,7 +6,6 @@ import inspect
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,7 +17,7 @@ import pytest
 
 from resilience import Cache, Fallback, Hedge, Policy, Retry, Timeout, current_context, deadline, events
 from resilience.errors import ArgumentMisuse
-from resilience.integrations.dbapi import OutcomeUnknown, StatementLimits, transient, unit_of_work
+from resilience.integrations.dbapi import OutcomeUnknown, StatementLimits, unit_of_work
 from resilience.testing import recording
 from tests.callers import wait_until
 from tests.integrations.databases.postgres import PostgresServer
@@ -90,25 +89,6 @@ def abandoned_attempts_end() -> None:
     wait_until(lambda: Timeout.abandoned() == 0)
 
 
-def test_an_abandoned_attempt_commits_nothing(path: Path) -> None:
-    """Its thread continues, and finds its deadline passed before the commit. The next attempt has done the work."""
-    second_is_done = threading.Event()
-    attempts: list[str] = []
-
-    @unit_of_work(Policy.wrap(AGAIN, Timeout(0.2)), connecting(path, PATIENCE))
-    def add(connection: sqlite3.Connection) -> str:
-        attempts.append(text := f"attempt {len(attempts) + 1}")
-        if len(attempts) == 1:
-            second_is_done.wait(PATIENCE)
-        note(connection, text)
-        return text
-
-    assert add() == "attempt 2"
-    second_is_done.set()
-    abandoned_attempts_end()
-    assert notes(path) == ["attempt 2"]
-
-
 @pytest.mark.parametrize("is_cut_off", [False, True])
 def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeated(path: Path, is_cut_off: bool) -> None:
     """It ends while that commit is in progress, whose outcome is then unknown."""
@@ -176,23 +156,6 @@ def test_an_attempt_that_is_too_late_to_commit_stops_no_other(path: Path) -> Non
 
     add()
     assert notes(path) == ["attempt 3"]
-
-
-def test_a_commit_that_was_cut_off_is_not_repeated(path: Path) -> None:
-    """It may still happen, so that the next attempt raises instead of working."""
-    may_commit = threading.Event()
-
-    class Slow(sqlite3.Connection):
-        def commit(self) -> None:
-            may_commit.wait(PATIENCE)
-            super().commit()
-
-    unit = unit_of_work(Policy.wrap(AGAIN, Timeout(0.2)), connecting(path, kind=Slow))
-    with pytest.raises(OutcomeUnknown, match="may have been committed"):
-        unit(note)("a")
-    may_commit.set()
-    abandoned_attempts_end()
-    assert notes(path) == ["a"]
 
 
 def test_a_connection_that_cannot_be_made_is_tried_again(path: Path) -> None:
@@ -298,11 +261,6 @@ def url(postgres: PostgresServer) -> str:
     return postgres.url
 
 
-def rows_in(url: str) -> list[str]:
-    with psycopg.connect(url) as connection:
-        return [text for (text,) in connection.execute("select text from notes order by text")]
-
-
 @pytest.fixture(params=[psycopg, psycopg2], ids=["psycopg", "psycopg2"])
 def driver(request: pytest.FixtureRequest) -> Any:
     return request.param
@@ -311,53 +269,6 @@ def driver(request: pytest.FixtureRequest) -> Any:
 def execute(connection: Any, statement: str, *parameters: object) -> None:
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
-
-
-def test_a_unit_with_a_serialization_failure_is_repeated(url: str, driver: Any) -> None:
-    """Two transactions each read what the other one writes: the database refuses one of them."""
-    attempts = []
-
-    def connect() -> Any:
-        connection = driver.connect(url)
-        execute(connection, "set session characteristics as transaction isolation level serializable")
-        connection.commit()
-        return connection
-
-    @unit_of_work(AGAIN, connect)
-    def count_and_add(connection: Any, other: Callable[[], None] | None = None) -> None:
-        attempts.append(connection)
-        execute(connection, "select count(*) from notes")
-        if other is not None and len(attempts) == 1:
-            other()
-        execute(connection, "insert into notes values ('x')")
-
-    count_and_add(other=count_and_add)
-    assert len(attempts) == 3
-    assert rows_in(url) == ["x", "x"]
-
-
-def test_a_connection_that_is_lost_during_the_commit_is_not_retried(url: str, driver: Any) -> None:
-    """Although the same error before the commit is."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "create or replace function leave() returns trigger language plpgsql as "
-            "$$ begin perform pg_terminate_backend(pg_backend_pid()); return null; end $$"
-        )
-        connection.execute(
-            "create constraint trigger leaving after insert on notes deferrable initially deferred "
-            "for each row execute function leave()"
-        )
-    attempts = []
-
-    @unit_of_work(AGAIN, lambda: driver.connect(url))
-    def add(connection: Any) -> None:
-        attempts.append(connection)
-        execute(connection, "insert into notes values ('lost')")
-
-    with pytest.raises(driver.OperationalError) as caught:
-        add()
-    assert transient(caught.value)
-    assert len(attempts) == 1
 
 
 def test_a_connection_that_was_lost_returns_to_its_pool(url: str) -> None:

@@ -244,9 +244,8 @@ class Tracing(Policy[Never]):
 
     def _start(self, ctx: Context) -> Span:
         name = ctx.operation or self.name
-        attributes: dict[str, str | int | float] = {"resilience.operation": name}
-        if (record := ctx._info.record) is not None:
-            attributes["resilience.pipeline"] = record.executed.name
+        pipeline = self.name if ctx._executed is None else ctx._executed.name
+        attributes: dict[str, str | int | float] = {"resilience.operation": name, "resilience.pipeline": pipeline}
         if self._each == "attempt":
             name = f"{name} attempt"
             attributes["resilience.attempt"] = ctx.attempt

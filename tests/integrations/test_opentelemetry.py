@@ -244,9 +244,10 @@ async def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(wo
 
 
 def test_a_span_without_an_operation_is_named_after_its_function(traced: Traced) -> None:
-    """By the qualified name, as log lines and metrics."""
+    """By the qualified name, as log lines and metrics. It has the name of the pipeline, as events have."""
     Policy.wrap(traced.policy(), name="p").call(max, 3, 5)
-    assert (traced.only.name, traced.only.attributes) == ("max", {"resilience.operation": "max"})
+    assert traced.only.name == "max"
+    assert traced.only.attributes == {"resilience.operation": "max", "resilience.pipeline": "p"}
 
 
 async def test_a_cancellation_by_the_caller_is_no_error(tasks_world: World, traced: Traced) -> None:

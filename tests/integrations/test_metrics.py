@@ -76,7 +76,8 @@ def test_instrumenting_one_registry_twice_counts_everything_once(
     ends[1]()
     assert metrics.value("bulkhead.limit", pipeline="second", policy="Bulkhead") is None
     assert executed() == 2
-    ends[0]()
+    for _ in range(2):  # the second time is a no-op
+        ends[0]()
     assert executed() == 2
     assert metrics.labels("policy", "bulkhead") == set()
     metrics.instrument()
@@ -167,9 +168,9 @@ def test_an_unused_name_makes_room_for_another(clock: FakeClock) -> None:
     for name in ("a", "b", "a", "late"):
         Retry(name=name).execute(lambda ctx: None)
     assert metrics.labels("pipeline") == {"a", "b", "other"}
-    clock.advance(601)
-    Retry(name="a").execute(lambda ctx: None)
-    Retry(name="late").execute(lambda ctx: None)
+    clock.advance(600)
+    for name in ("a", "late", "later"):
+        Retry(name=name).execute(lambda ctx: None)
     assert metrics.labels("pipeline") == {"a", "late", "other"}
     metrics.end()
 
@@ -206,11 +207,3 @@ def test_measuring_attempts_can_be_switched_off(metrics: Metrics) -> None:
         metrics.instrument()
     with pytest.raises(TypeError, match="attempts must be True or False"):
         metrics.instrument(attempts=0)
-
-
-def test_recorders_are_kept_for_a_bounded_number_of_names(metrics: Metrics) -> None:
-    """Calls under further names are counted too."""
-    metrics.instrument(max_names=2, attempts=False)
-    for number in range(1005):
-        Retry(name="p").execute(lambda ctx: None, Context(operation=f"get-{number}"))
-    assert metrics.value("execution.duration", pipeline="p", operation="other", outcome="success")[0] == 1003

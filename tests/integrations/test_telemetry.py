@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Never
+from weakref import ref
 
 import anyio
 import grpc  # type: ignore[import-untyped]
@@ -26,6 +27,7 @@ from resilience import (
 )
 from resilience.integrations.http import PerHost, TransientStatus
 from resilience.integrations.telemetry import INSTRUMENTS, Feed, Instrument, Labels, Measurement, Observed, error_type
+from resilience.integrations.wire import OfHost
 from resilience.outcome import Failure, Success
 from tests.conftest import Boom, FakeClock, World
 from tests.integrations.exporters import policies_with_state, report_everything, report_timeouts
@@ -169,6 +171,36 @@ def test_new_names_of_several_threads_keep_the_bound() -> None:
     labels._lock = Lock()  # type: ignore[assignment]
     name("first")
     assert names == ["other", "first"]
+
+
+def test_labels_have_few_values_by_default() -> None:
+    """Two hundred names, without the hosts in them."""
+    labels, ids = Labels(), range(300)
+    names = [labels.bounded({"operation": OfHost(f"GET {it}.example", common=f"GET /{it}")})["operation"] for it in ids]
+    assert names == [f"GET /{it}" if it < 200 else "other" for it in ids]
+
+
+def test_what_a_recorder_returns_is_kept_for_a_second(clock: FakeClock) -> None:
+    """So a recorder need not be fast. Those of a thousand series are kept, because names may contain ids."""
+    seen, made = list[float](), list[ref[Any]]()
+
+    def recorder(instrument: Instrument, labels: Mapping[str, str]) -> Callable[[float], None]:
+        def record(value: float) -> None:
+            seen.append(value)
+
+        made.append(ref(record))
+        return record
+
+    remove = Feed(recorder, Labels(), attempts=False).add()
+    for seconds in (0.0, 0.5, 0.5):
+        clock.advance(seconds)
+        Retry().call(int)
+    assert len(made) == 2
+    for number in range(1500):
+        Retry().execute(lambda ctx: None, Context(operation=f"get-{number}"))
+    assert len(seen) == 1503
+    assert len([it for it in made if it() is not None]) <= 1000
+    remove()
 
 
 # --- observed policies -----------------------------------------------------------------------

@@ -103,7 +103,8 @@ def format_milliseconds(seconds: float) -> str:
     >>> format_milliseconds(1.2345)
     '1234'
     """
-    return str(min(_MOST_MILLISECONDS, int(_sendable(seconds) * 1000)))
+    _check_sendable(seconds)
+    return str(int(min(_MOST_MILLISECONDS, seconds * 1000)))
 
 
 def format_grpc_timeout(seconds: float) -> str:
@@ -114,7 +115,7 @@ def format_grpc_timeout(seconds: float) -> str:
     >>> format_grpc_timeout(2.5), format_grpc_timeout(3600)
     ('2500000u', '3600000m')
     """
-    seconds = _sendable(seconds)
+    _check_sendable(seconds)
     for unit, per_second in _GRPC_PER_SECOND.items():
         if seconds * per_second < 100_000_000:
             return f"{int(seconds * per_second)}{unit}"
@@ -126,10 +127,9 @@ def format_timeout(header: str, seconds: float) -> str:
     return format_grpc_timeout(seconds) if header.lower() == GRPC_TIMEOUT else format_milliseconds(seconds)
 
 
-def _sendable(seconds: float) -> float:
+def _check_sendable(seconds: float) -> None:
     if seconds < 0.001:
         raise DeadlineExceeded("less than a millisecond is left, too little for a request")
-    return min(seconds, 1e12)  # infinity cannot be written
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -330,7 +330,6 @@ class Steps:
 
     def __init__(self, ctx: Context | None) -> None:
         self._inside = ctx
-        self._outside: Context | None = None
 
     def __enter__(self) -> None:
         self._outside = get_ambient()

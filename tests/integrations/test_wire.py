@@ -110,7 +110,8 @@ class TestPropagation:
             ("Users.Internal", "http://USERS.internal./"),
             ("users.internal", "users.internal"),
             ("users.internal:8000", "http://users.internal:8000/x?y=http://other/"),
-            ("users.internal:443", "https://users.internal/"),
+            *((f"a:{port}", f"{it}://a/") for it, port in {"http": 80, "ws": 80, "https": 443, "wss": 443}.items()),
+            ("a:65535", "http://a:65535/"),
             ("*.internal", "http://a.b.internal/"),
             ("*.internal:81", "http://a.internal:81"),
             ("[::1]:8000", "http://[::1]:8000/"),
@@ -303,12 +304,14 @@ class TestRanOut:
             (RpcError("DEADLINE_EXCEEDED"), False, True),
             (RpcError("INTERNAL"), False, False),
             (KeyError(), False, False),
+            (type("OfPostgreSQL", (Exception,), {"pgcode": "57014"})(), False, True),
+            (type("OfSQLite", (Exception,), {"sqlite_errorname": "SQLITE_INTERRUPT"})(), False, True),
             (ExceptionGroup("", [DeadlineExceeded(), ExceptionGroup("", [DeadlineExceeded()])]), True, True),
             (ExceptionGroup("", [DeadlineExceeded(), ConnectionError()]), False, True),
             (ExceptionGroup("", [DeadlineExceeded(), KeyError()]), False, False),
         ],
     )
-    def test_is_a_deadline_or_network_error_after_the_deadline(
+    def test_is_a_deadline_or_an_error_of_a_client_after_the_deadline(
         self, error: Exception, in_time: bool, too_late: bool
     ) -> None:
         """A client whose timeouts were cut to the time left raises its own error."""

@@ -77,7 +77,7 @@ def test_retry_after_ms_comes_first() -> None:
 def test_the_statuses_of_the_rules_are_transient() -> None:
     """By default those that mean "not now"; 500 can be added."""
     assert sorted(TRANSIENT_STATUSES) == [408, 425, 429, 502, 503, 504]
-    for rules in (Rules(), Rules(statuses=TRANSIENT_STATUSES | {500}), Rules(statuses=())):
+    for rules in (Rules(), *(Rules(statuses=it) for it in (TRANSIENT_STATUSES | {500}, (), range(100, 600)))):
         for status in range(100, 600):
             assert rules.is_transient(status) == (status in rules.statuses)
             assert rules.is_transient(status) == (rules.failure_of(status, {}, None) is not None)
@@ -89,7 +89,7 @@ def test_a_transient_status_carries_the_response() -> None:
     response = object()
     error = Rules().failure_of(503, {"Retry-After": "2"}, response)
     assert error is not None
-    assert (error.status, error.response, error.retry_after) == (503, response, 2.0)
+    assert (error.status, error.response, error.retry_after, error.policy) == (503, response, 2.0, None)
     assert str(error) == "the server answered 503 (service unavailable)"
     assert str(Rules(statuses={599}).failure_of(599, {}, None)) == "the server answered 599"
     assert transient(error)

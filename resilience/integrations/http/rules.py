@@ -101,7 +101,7 @@ class Rules:
 
     def has_key(self, headers: Mapping[str, str]) -> bool:
         """Whether a request with these headers carries an idempotency key."""
-        return bool((_header(headers, self.idempotency_header) or "").strip())
+        return bool(_header(headers, self.idempotency_header).strip())
 
     def why_not_again(
         self, method: str, headers: Mapping[str, str], *, sent: bool, replayable: bool = True
@@ -158,24 +158,22 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 # --- parsing headers, checking arguments -----------------------------------------------------
 
 
-def _header(headers: Mapping[str, str], name: str) -> str | None:
-    """Return a header by its name, in any case, from a client's own mapping or a plain dictionary."""
+def _header(headers: Mapping[str, str], name: str) -> str:
+    """Return a header by its name, in any case, from a client's mapping or a plain dictionary; empty if missing."""
     value = headers.get(name)
     if value is None:
-        value = next((it for key, it in headers.items() if key.lower() == name.lower()), None)
+        value = next((it for key, it in headers.items() if key.lower() == name.lower()), "")
     return value
 
 
-def _number(text: str | None) -> float | None:
-    if text is None or not _NUMBER.fullmatch(text.strip()):
+def _number(text: str) -> float | None:
+    if not _NUMBER.fullmatch(text.strip()):
         return None
     value = float(text)
     return None if isinf(value) else max(0.0, value)
 
 
-def _seconds_until(date: str | None) -> float | None:
-    if date is None:
-        return None
+def _seconds_until(date: str) -> float | None:
     try:
         instant = parsedate_to_datetime(date)
         if instant.tzinfo is None:

@@ -32,9 +32,9 @@ reset_ambient: Callable[[AmbientToken], None] = _ambient.reset
 def current_context() -> Context:
     """Return the context of the execution around this code; a new, unlimited one if there is none.
 
-    It follows tasks and `anyio.to_thread` (it is a `contextvars` variable) and the workers of `Timeout`. Only the
-    context of a call that inherits nothing, and has no deadline and no listener, does not in its first attempt: it
-    contains nothing but the call.
+    It follows tasks and `anyio.to_thread` (it is a `contextvars` variable) and the workers of `Timeout`. There is one
+    exception: the first attempt of a plain `call` without a deadline, a listener and an execution around it, whose
+    context contains nothing but the call.
     """
     return innermost_open(get_ambient()) or _bare_context() or Context()
 

@@ -23,7 +23,7 @@ class RepeatCap(Policy[Never]):
     at the bottom, and 3 under a `RepeatCap(2)` around them. The caller gets the last failure of the call.
 
     :param repeats: the maximum number, zero or more. If caps are nested, each one counts.
-    :param name: the name of this policy in events; "RepeatCap" by default.
+    :param name: the name of this policy in `describe()`; "RepeatCap" by default.
 
     >>> from resilience import RepeatCap, Retry
     >>> calls = []

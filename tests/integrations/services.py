@@ -1,7 +1,6 @@
-"""Real servers for an application of a test: ASGI under uvicorn, WSGI under wsgiref, each on a loopback port.
+"""A real server for an ASGI application of a test: uvicorn, on a loopback port.
 
     with asgi_service(app) as url: ...
-    with wsgi_service(app) as url: ...
 
 `exchange(url, data)` sends raw bytes, and returns all bytes that the server sends before it closes the connection.
 """
@@ -11,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import socketserver
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import uvicorn
 
@@ -51,29 +48,6 @@ def asgi_service(app: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(PATIENCE)
-
-
-class _ThreadingWSGIServer(socketserver.ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _Quiet(WSGIRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        return
-
-
-@contextlib.contextmanager
-def wsgi_service(app: Any) -> Iterator[str]:
-    """Serve a WSGI application with wsgiref, each request in its own thread."""
-    server = make_server("127.0.0.1", 0, app, _ThreadingWSGIServer, _Quiet)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.001}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
         thread.join(PATIENCE)
 
 

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import io
 import threading
-import time
 import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from resilience import CircuitBreaker, Context, DeadlineExceeded, Policy, Retry,
 from resilience.integrations.aiohttp import resilience_middleware
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.http.exchange import Exchange
-from tests.integrations.http_clients import QUICK, form
+from tests.integrations.http_clients import QUICK
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, notes_of, unused_url
 from tests.integrations.upload_bodies import pieces
 
@@ -54,33 +53,6 @@ async def outcome_of(request: Any) -> Any:
 
 
 # --- a session as usual -----------------------------------------------------------------------
-
-
-async def test_raise_for_status_applies_to_the_last_response(server: FlakyServer) -> None:
-    """aiohttp raises after the policy has ended."""
-    async with session(raise_for_status=True) as client:
-        assert (await outcome_of(client.get(server.script("/", 503, 200)))).status == 200
-        error = await outcome_of(client.get(server.script("/down", 503)))
-        assert isinstance(error, aiohttp.ClientResponseError)
-        assert error.status == 503
-        assert (await outcome_of(client.get(server.script("/", 404)))).status == 404
-    assert len(server.requests_to("/down")) == 3
-
-
-async def test_a_middleware_can_be_given_with_one_request(server: FlakyServer) -> None:
-    """Together with others, in either order."""
-    seen: list[int] = []
-
-    async def record_status(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
-        response = await handler(request)
-        seen.append(response.status)
-        return response
-
-    ours = resilience_middleware(QUICK)
-    async with aiohttp.ClientSession() as client:
-        for middlewares in ((ours, record_status), (record_status, ours)):
-            await outcome_of(client.get(server.script("/", 503, 200), middlewares=middlewares))
-    assert seen == [503, 200, 200]
 
 
 @pytest.mark.parametrize("read_body", [True, False])
@@ -203,21 +175,6 @@ async def test_each_attempt_waits_for_100_continue(server: FlakyServer) -> None:
     assert [it.body for it in server.requests] == [b"", b"body", b"body"]
 
 
-@pytest.mark.parametrize("mode", ["r", "rb"])
-@pytest.mark.parametrize("in_form", [False, True])
-async def test_a_file_is_rewound_for_each_attempt_and_redirect(
-    server: FlakyServer, tmp_path: Path, mode: str, in_form: bool
-) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"once")
-    server.script("/from", 503, Answer(fault="reset"), Answer(307, {"Location": "/to"}))
-    with path.open(mode) as file:
-        async with session() as client:
-            data = form(a=file) if in_form else file
-            assert (await outcome_of(client.put(f"{server.url}/from", data=data))).status == 200
-    assert [b"once" in it.body for it in server.requests] == [True] * 4
-
-
 @pytest.mark.parametrize("never_sent", [True, False])
 async def test_a_file_that_a_thread_may_still_read_is_not_rewound(
     server: FlakyServer, tmp_path: Path, never_sent: bool
@@ -236,18 +193,6 @@ async def test_a_file_that_a_thread_may_still_read_is_not_rewound(
 
 
 # --- time -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("timeout", [None, aiohttp.ClientTimeout(total=0), aiohttp.ClientTimeout(60)])
-async def test_a_deadline_ends_the_request(server: FlakyServer, timeout: Any) -> None:
-    """Also under policies that do not enforce a deadline, and with any timeout of aiohttp."""
-    async with session(timeout=timeout or aiohttp.ClientTimeout()) as client:
-        began = time.monotonic()
-        with deadline(0.1):
-            outcome = await outcome_of(client.get(server.script("/", Answer(hold=threading.Event()), 200)))
-        assert type(outcome) is DeadlineExceeded
-        assert 0.1 <= time.monotonic() - began < PATIENCE / 2
-        assert (await outcome_of(client.get(server.script("/", 200)))).status == 200
 
 
 LIMIT = PATIENCE / 2

@@ -24,7 +24,6 @@ from resilience import (
     Policy,
     Retry,
     Timeout,
-    TimeoutExceeded,
     deadline,
 )
 from resilience.clock import clock as process_clock
@@ -193,14 +192,6 @@ def test_a_connect_timeout_of_the_users_adapter_says_that_nothing_was_sent(sessi
     assert "3 attempts" in notes_of(caught.value)
 
 
-def test_an_invalid_certificate_is_not_retried(server: FlakyServer, session: Make) -> None:
-    client = session()
-    client.mount("https://", ResilienceAdapter(QUICK))
-    with pytest.raises(requests.exceptions.SSLError) as caught:
-        client.get(server.url.replace("http", "https"))
-    assert not hasattr(caught.value, "__notes__") or "attempts" not in notes_of(caught.value)
-
-
 def test_the_body_of_a_response_is_sent_once(server: FlakyServer, session: Make) -> None:
     """A streamed response can be read once, although it has a position."""
     source = session().get(server.script("/source", Answer(body=b"once")), stream=True)
@@ -267,14 +258,6 @@ def test_a_deadline_ends_the_sending_of_a_request(session: Make) -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(DeadlineExceeded), deadline(0.1):
             session().put(url, data=bytes(20_000_000))
-
-
-def test_a_stream_has_the_deadline_of_its_attempt(server: FlakyServer, session: Make) -> None:
-    """Also if it is read after the policy has ended."""
-    url = server.script("/", Answer(body=[b"a", b"b", b"c"], chunked=True))
-    response = session(Timeout(PATIENCE, cooperative=True)).get(url, stream=True)
-    with response, process_clock_ahead(2 * PATIENCE), pytest.raises(TimeoutExceeded, match="limit_body"):
-        response.content  # noqa: B018
 
 
 @pytest.mark.parametrize(("limited", "given", "most"), [(True, None, PATIENCE), (False, None, None), (False, 70, 70)])

@@ -14,7 +14,7 @@ import urllib3
 
 from resilience import Timeout, TimeoutExceeded, deadline
 from resilience.integrations import urllib3 as ours
-from resilience.integrations.urllib3 import ResiliencePoolManager, ResilienceProxyManager
+from resilience.integrations.urllib3 import ResiliencePoolManager
 from tests.integrations.http_clients import QUICK
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
 
@@ -51,13 +51,6 @@ def test_a_pool_of_the_manager_is_protected(server: FlakyServer) -> None:
         assert pool.request("GET", "/").status == 302
         assert pool.urlopen("GET", "/path", headers={"X-A": "1"}).data == b"ok"
     assert [it.path for it in server.requests] == ["/", "/", "/path"]
-
-
-def test_a_request_through_a_proxy_is_retried(server: FlakyServer) -> None:
-    url = "http://nowhere.invalid/"
-    server.script(url, 503, Answer(body=b"from the proxy"))
-    with ResilienceProxyManager(QUICK, server.url) as http:
-        assert http.request("GET", url).data == b"from the proxy"
 
 
 def test_each_method_of_reading_a_stream_has_the_deadline(server: FlakyServer) -> None:
@@ -125,12 +118,3 @@ def test_an_old_urllib3_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "1.26.20")
     with pytest.raises(ImportError, match=r"1\.26\.20 takes a body that breaks off for a whole one; .*urllib3>=2"):
         importlib.reload(sys.modules[ours.__name__])
-
-
-def test_requests_is_refused_with_an_old_urllib3(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(sys.modules):
-        if name.startswith(("resilience.integrations.urllib3", "resilience.integrations.requests")):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(metadata, "version", lambda name: "1.26.20")
-    with pytest.raises(ImportError, match=r"1\.26\.20 takes a body that breaks off for a whole one; .*urllib3>=2"):
-        importlib.import_module("resilience.integrations.requests")

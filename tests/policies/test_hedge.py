@@ -53,22 +53,6 @@ async def test_the_first_result_wins_and_the_loser_is_cut_off(
     assert service.cut_off == ([] if anywhere.blocking else [loser])
 
 
-async def test_attempts_begin_on_the_schedule_of_grpc(anywhere: Virtual) -> None:
-    """With a delay of d, four attempts begin at 0, d, 2d, 3d (gRFC A6)."""
-    service = Service(anywhere, (1, "fine"))
-    assert await service.under(Hedge(0.1, hedges=3, budget=None)) == ("fine", 1)
-    assert service.begun == [(0, 0), (1, 0.1), (2, 0.2), (3, 0.3)]
-
-
-async def test_with_a_delay_of_zero_all_attempts_begin_at_once(anywhere: Virtual) -> None:
-    """The fastest decides, whichever it is."""
-    for fast in range(3):
-        steps = [(0.1 if number == fast else 5, number) for number in range(3)]
-        service = Service(anywhere, *steps)
-        assert await service.under(Hedge(0, hedges=2, budget=None)) == (fast, 0.1)
-        assert sorted(service.begun) == [(0, 0), (1, 0), (2, 0)]
-
-
 @pytest.mark.parametrize("error", [ConnectionError, BulkheadFull])
 async def test_with_a_delay_of_zero_all_attempts_are_made_if_the_others_fail_without_a_wait(
     world: World, error: type[Exception]
@@ -121,26 +105,6 @@ async def test_a_failure_does_not_win_while_another_attempt_runs(anywhere: Virtu
 
 def _is_bad(value: object) -> bool:
     return isinstance(value, Response) and bad(value)
-
-
-async def test_a_failure_of_the_only_attempt_ends_the_call(anywhere: Virtual) -> None:
-    """So does a bad result. An outer `Retry` can repeat it."""
-    service = Service(anywhere, (0.05, Boom()), (0, "never"))
-    error, seconds = await service.under(Hedge(0.1, on=Boom))
-    assert (type(error), seconds, service.begun) == (Boom, 0.05, [(0, 0)])
-    response = Response()
-    service = Service(anywhere, (0.05, response), (0, "never"))
-    assert await service.under(Hedge(0.1, on_result=_is_bad)) == (response, 0.05)
-    assert response.closed == 0
-
-
-async def test_eager_begins_the_next_attempt_as_soon_as_one_has_failed(anywhere: Virtual) -> None:
-    """At most `hedges` further attempts are made."""
-    service = Service(anywhere, (0.05, Boom("a")), (0.05, Boom("b")), (0.05, "third"))
-    assert await service.under(Hedge(10, hedges=2, on=Boom, eager=True)) == ("third", 0.15)
-    service = Service(anywhere, (0.05, Boom("a")), (0.05, Boom("b")))
-    error, seconds = await service.under(Hedge(10, hedges=1, on=Boom, eager=True))
-    assert (error.args, seconds) == (("a",), 0.1)
 
 
 async def test_the_first_attempts_failure_is_raised_if_all_attempts_fail(in_simulation: Virtual) -> None:

@@ -103,38 +103,6 @@ class Arrivals:
 # --- order and rate ----------------------------------------------------------------------------
 
 
-async def test_calls_beyond_the_burst_wait_and_begin_at_the_rate(world: World, virtual: VirtualClock) -> None:
-    limiter = RateLimiter(Rate(4, burst=2))
-    instants = []
-
-    async def fn(ctx: Context) -> None:
-        instants.append(virtual.now())
-
-    for _ in range(5):
-        await world.execute(limiter, fn)
-    assert instants == [0, 0, 0.25, 0.5, 0.75]
-
-
-async def test_a_cancelled_caller_moves_those_behind_it_forward(tasks_world: World, virtual: VirtualClock) -> None:
-    """At 5 a second, the second of four callers is cancelled at 50 ms: the third begins at 0.2 s, not at 0.4 s."""
-    limiter = RateLimiter(Rate(5, burst=1))
-    began: dict[str, float] = {}
-
-    async def caller(name: str, patience: float = inf) -> None:
-        async def fn(ctx: Context) -> None:
-            began[name] = virtual.now()
-
-        with anyio.move_on_after(patience):
-            await limiter.aexecute(fn)
-
-    async with anyio.create_task_group() as group:
-        for name, patience in [("a", inf), ("b", 0.05), ("c", inf), ("d", inf)]:
-            group.start_soon(caller, name, patience)
-            await anyio.sleep(0.01)
-    assert began == pytest.approx({"a": 0, "c": 0.2, "d": 0.4})
-    assert limiter.stats().next_turn == pytest.approx(0.2)
-
-
 @pytest.mark.parametrize(
     ("used", "instants"), [(60, [0, 2.0, 2.1]), (0, [0, 1.0, 1.1, 1.2])], ids=["gives up", "is let through"]
 )
@@ -338,13 +306,6 @@ async def test_rejections_and_switched_off_hints_do_not_pause(world: World, virt
     limiter = RateLimiter(1000, longest_pause=5)
     await world.attempt(limiter, Script(ExceptionGroup("children", [RetryAfter(9)])).function())
     assert limiter.stats().next_turn == 5
-
-
-def test_a_learned_quota_only_lowers_the_rate_until_it_renews() -> None:
-    """Two calls until 30 s, although the limiter allows 1000 a second; after that 1000 again."""
-    limiter = RateLimiter(1000)
-    arrivals = Arrivals(limiter).then(0, lambda: limiter.learn(2, 30)).at(1, *"abcd").run()
-    assert arrivals.began == {"a": 1, "b": 1, "c": 30, "d": 30}
 
 
 def test_the_quota_is_read_from_results() -> None:

@@ -158,17 +158,6 @@ class TestRetry:
         dependency.steps = [b"pending", b"fine"]
         assert client.call(Retry(3, backoff=[0], on_result=lambda reply: reply == b"pending"), "One") == b"fine"
 
-    @pytest.mark.parametrize("world", ["blocking", "asyncio"])
-    def test_repeats_a_call_that_found_no_server(self, world: str) -> None:
-        """Its status is UNAVAILABLE, too."""
-        retries: list[Any] = []
-        retry = Retry(3, backoff=[0], on_retry=retries.append)
-        with pytest.raises(grpc.RpcError) as caught:
-            Client("127.0.0.1:1", world).call(retry, "One")
-        assert caught.value.code() is UNAVAILABLE
-        assert "3 attempts" in caught.value.__notes__[0]
-        assert len(retries) == 2
-
 
 class TestOtherPolicies:
     @pytest.mark.parametrize("method", Dependency.methods)

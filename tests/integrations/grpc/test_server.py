@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from math import inf
@@ -17,7 +16,7 @@ import pytest
 
 from resilience import DeadlineExceeded, current_context
 from resilience.integrations.grpc import AioDeadlineInterceptor, DeadlineInterceptor
-from tests.integrations.grpc.services import EXCEEDED, KINDS, NOW, PATIENCE, Client, Dependency, serving, status
+from tests.integrations.grpc.services import EXCEEDED, KINDS, PATIENCE, Dependency, serving, status
 
 
 class Handlers:
@@ -203,18 +202,6 @@ class TestServer:
         call = server.start(Handlers())
         monkeypatch.setitem(KINDS, "Missing", "unary_unary")
         assert status(lambda: call("Missing")) is grpc.StatusCode.UNIMPLEMENTED
-
-
-def test_a_deadline_reaches_a_second_server(target: str, dependency: Dependency) -> None:
-    """The handler of the first one calls it without a timeout."""
-
-    def many(request: bytes, context: Any) -> Iterator[bytes]:
-        time.sleep(0.4)
-        yield Client(target, "blocking").call(NOW, "One", request)
-
-    with served_stream(many) as call:
-        assert list(call(b"?", timeout=6.0)) == [b"fine"]
-    assert 0 < dependency.seen[0][2] <= 5.7
 
 
 @contextlib.contextmanager

@@ -67,14 +67,6 @@ async def test_the_inner_transport_is_entered_and_closed_with_the_client(kit: Ki
     assert calls == (["__enter__", "__exit__", "close"] if kit.blocking else ["__aenter__", "__aexit__", "aclose"])
 
 
-async def test_a_transport_can_be_mounted_for_some_urls(kit: Kit) -> None:
-    """Other URLs are requested through the client's main transport."""
-    mounts = {"http://flaky.example": kit.make(QUICK, kit.mock(503, 200))}
-    async with kit.client(QUICK, kit.mock(404), mounts=mounts) as client:
-        assert (await client.get("http://flaky.example/")).status_code == 200
-        assert (await client.get("http://example.org/")).status_code == 404
-
-
 def test_a_failed_attempt_leaves_no_reference_cycle(kit: Kit) -> None:
     """Its response and error are freed without the cyclic collector."""
     left: list[weakref.ref[Any]] = []

@@ -43,17 +43,6 @@ async def test_a_deadline_that_no_socket_can_take_is_bounded(side: Side) -> None
         assert await done(client.set("a", "b"))
 
 
-async def test_a_deadline_ends_connecting_to_a_frozen_server(side: Side, server: RedisServer) -> None:
-    """The handshake is a part of the attempt."""
-    client = side.client(Retry(3, backoff=[0]))
-    server.freeze()
-    began = time.monotonic()
-    with deadline(0.1):
-        await failure(redis.TimeoutError, lambda: client.get("a"))
-    assert time.monotonic() - began < PATIENCE / 2
-    server.thaw()
-
-
 @pytest.mark.serial
 @pytest.mark.parametrize("side", ["threads"], indirect=True)
 async def test_a_deadline_ends_sending_to_a_frozen_server(side: Side, server: RedisServer) -> None:
@@ -143,17 +132,6 @@ async def test_a_write_that_a_timeout_cut_off_is_not_repeated(side: Side, server
     assert str(error) == "INCRBY may have been carried out before it was cut off; not sent again"
     server.thaw()
     assert await done(side.client().get("n")) == b"1"
-
-
-@pytest.mark.parametrize("side", ["asyncio"], indirect=True)
-async def test_a_read_that_a_timeout_cut_off_is_repeated(side: Side, server: RedisServer) -> None:
-    """On another connection, so that the late reply is not read."""
-    policy = Policy.wrap(Retry(9, backoff=[0], on_retry=lambda event: server.thaw()), Timeout(0.2))
-    client = side.client(policy)
-    await done(side.client().set("a", 1))
-    await warm(client)
-    server.freeze()
-    assert await done(client.get("a")) == b"1"
 
 
 async def test_a_watching_transaction_does_not_continue_on_another_connection(side: Side, server: RedisServer) -> None:

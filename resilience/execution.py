@@ -123,9 +123,11 @@ def _is_ours(policy: object) -> bool:
 
 def refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> None:
     """Raise if the result of a chain is the coroutine of an inner stage, which a policy has called but not awaited."""
+    while isinstance(function, partial):
+        function = function.func
     code = result.cr_code
-    ours = (_plain.__code__, _without_event_loop.__code__)
-    has_not_begun = code in NOT_ENTERED or code in ours or code is getattr(function, "__code__", None)
+    called = [getattr(it, "__code__", None) for it in (function, type(function).__call__)]
+    has_not_begun = code in (*NOT_ENTERED, *called, _plain.__code__, _without_event_loop.__code__)
     if has_not_begun or code.co_name in ("around", "keep_open"):  # of a policy, or of a stream
         close_coroutine(result)
         theirs = [f"{type(it).__qualname__}.around" for it in executed._resilience_chain() if not _is_ours(it)]

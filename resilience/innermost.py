@@ -203,7 +203,9 @@ async def _await_in_context(ctx: Context) -> Any:
 
 
 #: The code objects of the coroutines that enter the function. If a chain returns one of these, it was not awaited.
-NOT_ENTERED: Final[frozenset[CodeType]] = frozenset(it.__code__ for it in (enter_driven, _await_in_context, _awaited))
+NOT_ENTERED: Final[frozenset[CodeType]] = frozenset(
+    it.__code__ for it in (enter_driven, enter_awaitable, _await_in_context, _awaited)
+)
 
 
 # --- in both ---

@@ -330,6 +330,20 @@ async def test_an_around_that_does_not_await_is_refused_by_name(
             await streamed(world, around(policy), Source(world, [1])).all()
 
 
+class Fetch:
+    async def __call__(self) -> str:
+        return "fetched"
+
+
+@pytest.mark.parametrize("function", [functools.partial(Fetch().__call__), Fetch(), lambda: Fetch()()])
+async def test_an_around_that_does_not_await_is_refused_for_every_kind_of_function(
+    tasks_world: World, function: Callable[[], Awaitable[str]]
+) -> None:
+    """Also for partials, objects, and functions that only return an awaitable."""
+    with refused(TypeError, r"Forgetful\.around", "return await call"):
+        await Forgetful().acall(function)
+
+
 async def test_a_coroutine_that_a_function_returns_is_its_result(tasks_world: World) -> None:
     """Only the coroutine of the call itself must not be returned."""
 

@@ -13,7 +13,7 @@ from tests.integrations.databases import sqlite
 
 AGAIN = Retry(3, on=transient, backoff=[0])
 
-FOREVER = text(sqlite.FOREVER)
+FOREVER, LONG = text(sqlite.FOREVER), text(sqlite.LONG)
 
 
 class Base(DeclarativeBase):

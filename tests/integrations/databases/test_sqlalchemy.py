@@ -17,9 +17,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from resilience import Policy, Timeout, deadline
+from resilience import DeadlineExceeded, Policy, Timeout, deadline
 from resilience.integrations.sqlalchemy import OutcomeUnknown, transient, unit_of_work
-from tests.integrations.databases.models import AGAIN, FOREVER, Base, Note, lost, notes
+from tests.conftest import FakeClock
+from tests.integrations.databases.models import AGAIN, FOREVER, LONG, Base, Note, lost, notes
 from tests.integrations.databases.postgres import PostgresServer
 from tests.integrations.databases.sqlite import PATIENCE, sqlite_error
 
@@ -176,16 +177,30 @@ def test_a_connection_is_restored_before_it_returns_to_its_pool(file: Path, fail
 
 
 def test_a_session_that_has_already_begun_is_limited(engine: Engine) -> None:
-    """A source may return such a session."""
+    """A source may return such a session. When it is used again, without a deadline, nothing limits it."""
 
     def begun() -> Session:
         session = Session(engine)
         session.connection()
         return session
 
-    for source in (begun, scoped_session(begun), lambda: scoped_session(begun)):
+    scoped = scoped_session(begun)
+    for source in (begun, scoped_session(begun), lambda: scoped):
+        unit = unit_of_work(AGAIN, source)(lambda session, statement: session.scalar(statement))
         with deadline(0.1), pytest.raises(OperationalError, match="interrupted"):
-            unit_of_work(AGAIN, source)(lambda session: session.execute(FOREVER))()
+            unit(FOREVER)
+        assert unit(LONG) == 100_000
+
+
+def test_a_unit_does_not_begin_after_its_deadline(engine: Engine, clock: FakeClock) -> None:
+    """It may have passed while the session was made."""
+
+    def late() -> Session:
+        clock.advance(20.0)
+        return Session(engine)
+
+    with deadline(10.0), pytest.raises(DeadlineExceeded):
+        unit_of_work(AGAIN, late)(lambda session: pytest.fail("it began"))()
 
 
 @pytest.mark.parametrize(("dialect", "limited"), [("another", True), ("sqlite", False)])
@@ -259,6 +274,12 @@ def url(postgres: PostgresServer) -> str:
         connection.execute("drop table if exists notes")
         connection.execute("create table notes (id serial primary key, text varchar(40) unique)")
     return postgres.url.removeprefix("postgresql")
+
+
+def test_a_unit_that_uses_no_database_needs_none() -> None:
+    """Its session has not connected, and does not for the commit."""
+    engine = create_engine("postgresql+psycopg://127.0.0.1:1/nothing-listens-here")
+    assert unit_of_work(AGAIN, sessionmaker(engine))(lambda session: "done")() == "done"
 
 
 def test_a_session_without_a_single_bind_is_committed(url: str) -> None:

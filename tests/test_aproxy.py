@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import httpx2
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Fallback, Retry, Timeout
@@ -337,25 +336,3 @@ async def test_entering_a_result_that_is_no_context_manager_is_a_misuse(tasks_wo
 
 
 # --- a real client -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["proxy", "aproxy"])
-async def test_a_real_client_of_httpx2_can_be_wrapped(tasks_world: World, how: str) -> None:
-    """With requests, `stream`, and as a context manager."""
-    calls: list[str] = []
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        calls.append(request.method)
-        if len(calls) % 3:
-            raise httpx2.ConnectError("refused", request=request)
-        return httpx2.Response(200, text="fine")
-
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    async with getattr(Retry(backoff=[0]), how)(client) as proxy:
-        texts = [(await proxy.get("http://host/")).text]
-        if how == "aproxy":  # the request of a stream is sent when it is entered, which only aproxy protects
-            async with proxy.stream("GET", "http://host/") as response:
-                texts.append((await response.aread()).decode())
-    assert client.is_closed
-    assert texts == ["fine"] * (2 if how == "aproxy" else 1)
-    assert len(calls) == 3 * len(texts)

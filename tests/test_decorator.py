@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import abc
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -96,33 +94,3 @@ def test_a_decorated_abstract_method_stays_abstract() -> None:
 
     with pytest.raises(TypeError, match="abstract"):
         Client()  # type: ignore[abstract]
-
-
-async def test_callables_without_a_name_can_be_decorated(tasks_world: World) -> None:
-    """Objects, partials, built-in functions, classes, mocks."""
-
-    class Adder:
-        def __call__(self, x: int) -> int:
-            return x + 1
-
-    class LaterAdder:
-        async def __call__(self, x: int) -> int:
-            return x + 1
-
-    async def add(x: int, y: int) -> int:
-        return x + y
-
-    assert quick()(Adder())(1) == 2
-    assert quick()(functools.partial(max, 3))(1) == 3
-    assert quick()(len)("four") == 4
-    assert quick().call(dict, a=1) == {"a": 1}
-    assert quick()(Mock(return_value="mocked"))() == "mocked"
-    assert quick()(Mock(spec=quick, return_value="mocked"))() == "mocked"
-
-    two, three, _ = [
-        await quick()(LaterAdder())(1),
-        await quick()(functools.partial(add, 1))(2),
-        await quick()(AsyncMock())(),
-    ]
-    assert (two, three) == (2, 3)
-    assert inspect.iscoroutinefunction(quick()(LaterAdder()))

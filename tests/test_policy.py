@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -27,36 +26,6 @@ def test_execute_runs_a_plain_function_in_the_calling_thread_and_returns_its_res
         True,
         1,
     )
-
-
-async def test_execute_of_a_coroutine_function_returns_an_awaitable(tasks_world: World) -> None:
-    """For an `async def`, a partial or mock of one, a method, and an object whose `__call__` is one."""
-
-    async def fn(ctx: Context, extra: str = "function") -> str:
-        await anyio.sleep(0)
-        return extra
-
-    class Client:
-        async def method(self, ctx: Context) -> str:
-            return "method"
-
-        async def __call__(self, ctx: Context) -> str:
-            return "called"
-
-    functions: list[Callable[..., Any]] = [
-        fn,
-        functools.partial(fn, extra="partial"),
-        Client().method,
-        Client(),
-        AsyncMock(return_value="mock"),
-    ]
-
-    results = []
-    for function in functions:
-        awaitable = quick().execute(function)
-        assert inspect.isawaitable(awaitable)
-        results.append(await awaitable)
-    assert results == ["function", "partial", "method", "called", "mock"]
 
 
 async def test_an_execution_of_a_coroutine_function_begins_when_it_is_awaited(tasks_world: World) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import http.client
-import itertools
 import smtplib
 import socket
 import ssl
@@ -21,8 +20,7 @@ import pytest
 import requests
 import trio
 
-from resilience import Retry, transient
-from tests.conftest import FakeClock, World
+from resilience import transient
 
 
 @pytest.fixture
@@ -79,25 +77,6 @@ def test_a_refused_connection_of_the_standard_library_is_transient(unused_port: 
     assert transient(raised_by(urllib.request.urlopen, f"http://127.0.0.1:{unused_port}/"))
     assert transient(raised_by(smtplib.SMTP, "127.0.0.1", unused_port))
     assert transient(raised_by(http.client.HTTPConnection("127.0.0.1", unused_port).request, "GET", "/"))
-
-
-async def test_a_retry_with_its_default_repeats_errors_of_real_clients(
-    world: World, clock: FakeClock, unused_port: int
-) -> None:
-    url = f"http://127.0.0.1:{unused_port}/"
-    calls = itertools.count(1)
-
-    async def fetch(ctx: object) -> object:
-        next(calls)
-        if world.blocking:
-            return requests.get(url, timeout=5)
-        async with httpx2.AsyncClient() as client:
-            return await client.get(url)
-
-    error = await world.attempt(Retry(3, backoff=[0.1]), fetch)
-    assert isinstance(error, (requests.ConnectionError, httpx2.ConnectError))
-    assert next(calls) - 1 == 3
-    assert clock.sleeps == [0.1, 0.1]
 
 
 def test_a_plain_os_error_is_judged_by_its_causes() -> None:

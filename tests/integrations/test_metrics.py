@@ -138,14 +138,6 @@ def test_host_names_are_kept_on_request_up_to_max_names(metrics: Metrics, clock:
     assert metrics.value("bulkhead.limit", pipeline="other", policy="other") == 47 * 1000
 
 
-def test_names_that_hold_ids_are_bounded(metrics: Metrics) -> None:
-    """Of policies and of operations."""
-    metrics.instrument(max_names=10)
-    for number in range(100):
-        Retry(name=f"user {number}").execute(lambda ctx: None, Context(operation=f"get-{number}"))
-    assert len(metrics.labels("pipeline")) == len(metrics.labels("operation")) == 11
-
-
 def test_a_name_that_is_no_valid_text_can_be_exported(metrics: Metrics) -> None:
     """Such as that of a file. One would make every scrape fail."""
     metrics.instrument()

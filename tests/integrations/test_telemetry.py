@@ -6,7 +6,7 @@ import gc
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Never
+from typing import Any
 from weakref import ref
 
 import anyio
@@ -233,24 +233,6 @@ def test_observing_keeps_no_policy_alive() -> None:
     del bulkhead
     gc.collect()
     assert list(observed) == []
-
-
-def test_policies_that_are_created_later_are_observed() -> None:
-    """For example a breaker for each host."""
-
-    class PerHost(Policy[Never]):
-        def __init__(self) -> None:
-            self.policies: list[Policy[Any]] = []
-
-        async def around(self, call: Any, ctx: Context) -> Any:
-            return await call(ctx)
-
-    hosts = PerHost()
-    observed = Observed(Policy.wrap(Retry(), hosts, name="p"))
-    assert list(observed) == []
-    hosts.policies.append(Policy.wrap(CircuitBreaker(name="example.org"), Timeout(1)))
-    assert [it.name for it in observed] == ["example.org"]
-    assert [it.name for it in Observed(hosts)] == ["example.org"]
 
 
 def test_a_policy_for_each_host_is_observed_under_its_own_name() -> None:

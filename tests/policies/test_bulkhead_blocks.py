@@ -167,18 +167,6 @@ def test_a_slot_in_an_event_loop_of_a_worker_thread_ends_at_the_deadline(threads
     assert errors == [DeadlineExceeded]
 
 
-def test_a_slot_in_use_cannot_be_entered_again_until_its_block_ends(threads: World) -> None:
-    bulkhead = Bulkhead(5)
-    slot = bulkhead.slot()
-    with slot:
-        with pytest.raises(RuntimeError, match="in use"):
-            slot.__enter__()
-        assert counts(bulkhead) == (5, 1, 0, 0)
-    with slot:
-        assert counts(bulkhead) == (5, 1, 0, 0)
-    assert counts(bulkhead) == (5, 0, 0, 0)
-
-
 def test_leaving_a_slot_that_was_not_entered_releases_no_permit(threads: World) -> None:
     """Callers of `__exit__` may leave a slot that they could not enter, or leave it twice."""
     bulkhead = Bulkhead(1)

@@ -247,16 +247,6 @@ async def test_a_refusal_of_the_first_attempt_has_no_note_and_no_context(world: 
 # --- max_retry_after -----------------------------------------------------------------------------
 
 
-async def test_a_retry_after_beyond_the_cap_ends_the_retries(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    """The failure is raised at once, even without a deadline."""
-    script = Script(BoomRetryAfter(86_400), "fine")
-    error = await world.attempt(Retry(3, on=Boom, backoff=[1]), script.function())
-    assert isinstance(error, BoomRetryAfter)
-    assert (script.calls, clock.sleeps) == (1, [])
-    assert reasons(heard) == ["retry_after"]
-    assert error.__notes__[0].endswith("failed with BoomRetryAfter(not now)")
-
-
 @pytest.mark.parametrize(
     ("settings", "retry_after", "sleeps"),
     [

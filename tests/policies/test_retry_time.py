@@ -107,15 +107,6 @@ async def test_a_wait_that_does_not_fit_in_the_deadline_is_not_started(
     assert len(notes_of(error)) == 1
 
 
-async def test_a_bad_result_is_returned_at_once_if_the_wait_does_not_fit(world: World, clock: FakeClock) -> None:
-    """It is not closed."""
-    response = Response()
-    script = Script(response)
-    assert await run(world, Retry(on_result=bad, backoff=[9]), script, Context(timeout=5)) is response
-    assert response.closed == 0
-    assert clock.sleeps == []
-
-
 @pytest.mark.parametrize(
     ("call", "wait", "timeout", "max_elapsed", "took"), [(0.2, 0.3, 1, None, 0.7), (0.1, 0.2, None, 0.6, 0.4)]
 )

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Fallback, Retry, Timeout, TimeoutExceeded
+from resilience import CircuitBreaker, CircuitOpen, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.integrations.httpx import ResilienceTransport
 from tests.conftest import FakeClock
@@ -121,14 +121,6 @@ async def test_a_stream_of_an_unknown_class_is_sent_once(kit: Kit, server: Flaky
     assert [it.body for it in server.requests] == [b"payload"]
 
 
-def test_a_list_of_pieces_is_sent_again(sync_kit: Kit, server: FlakyServer) -> None:
-    """A list can be iterated again; an iterator over it cannot."""
-    url = server.script("/", 503, 200)
-    with sync_kit.library.Client(transport=sync_kit.make(QUICK, sync_kit.network())) as client:
-        assert client.put(url, content=[b"pay", b"load"]).status_code == 200
-    assert [it.body for it in server.requests] == [b"payload", b"payload"]
-
-
 def test_a_file_that_the_caller_rewinds_can_be_sent_in_another_call(sync_kit: Kit, server: FlakyServer) -> None:
     """It has a length, so that the client would not send it empty."""
     with sync_kit.library.Client(transport=sync_kit.make(QUICK, sync_kit.network())) as client:
@@ -152,15 +144,6 @@ async def test_an_iterator_that_was_not_sent_before_a_timeout_can_be_sent(tasks_
 
 
 # --- responses -------------------------------------------------------------------------------
-
-
-async def test_the_response_of_a_fallback_is_returned(kit: Kit, server: FlakyServer) -> None:
-    """The client treats it as one of the server."""
-    url = server.script("/", 503)
-    policy = Fallback(handler=lambda failure, ctx: kit.library.Response(203, json={"from": "cache"}))
-    async with kit.client(policy) as client:
-        response = await client.get(url)
-        assert (response.status_code, response.json()) == (203, {"from": "cache"})
 
 
 async def test_a_body_that_is_read_in_its_attempt_is_tried_again(kit: Kit, server: FlakyServer) -> None:

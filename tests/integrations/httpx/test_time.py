@@ -219,18 +219,6 @@ async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Kit, server:
         assert await some_kit.read(response) == b"ok"
 
 
-async def test_a_body_with_a_deadline_is_unchanged(kit: Kit, server: FlakyServer) -> None:
-    """Read at once, in pieces or in lines."""
-    url = server.script("/", Answer(200, {"Content-Type": "text/plain"}, [b"grey ", b"goose"], chunked=True))
-    async with kit.client(Timeout(PATIENCE)) as client:
-        assert (await client.get(url)).text == "grey goose"
-        async with client.stream("GET", url) as response:
-            assert await kit.read(response) == b"grey goose"
-        async with client.stream("GET", url) as response:
-            lines = response.iter_lines() if kit.blocking else [it async for it in response.aiter_lines()]
-            assert list(lines) == ["grey goose"]
-
-
 async def test_closing_a_body_closes_the_inner_stream(tasks_kit: Kit) -> None:
     """A generator that is left to the collector could not await anything."""
     ended: list[str] = []

@@ -157,8 +157,9 @@ def _involves(error: BaseException, names: frozenset[str]) -> bool:
     """
     found, ids = [error], {id(error)}
     for each in found:  # the list grows during the loop
-        if any(base.__name__ in names for base in type(each).__mro__):
-            return True
+        for base in type(each).__mro__:
+            if base.__name__ in names:
+                return True
         inside = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
         context = each.__context__
         if context is not None and context is not each.__cause__ and is_handled_outside(context):

@@ -171,17 +171,22 @@ def test_a_connection_that_cannot_be_made_is_tried_again(path: Path) -> None:
     assert notes(path) == ["a"]
 
 
-def test_the_limits_of_a_unit_end_with_it(path: Path) -> None:
-    """A connection that returns to its pool waits for a lock as long as before."""
+@pytest.mark.parametrize("limited", [True, False])
+def test_the_limits_of_a_unit_end_with_it(path: Path, limited: bool) -> None:
+    """A connection that returns to its pool waits for a lock as long as before. Limits can be switched off."""
+
+    def wait_of(connection: sqlite3.Connection) -> int:
+        return int(connection.execute("pragma busy_timeout").fetchone()[0])
 
     class Pooled(sqlite3.Connection):
         def close(self) -> None:
-            waits.append(self.execute("pragma busy_timeout").fetchone()[0])
+            waits.append(wait_of(self))
             super().close()
 
     waits: list[int] = []
+    unit = unit_of_work(AGAIN, connecting(path, timeout=PATIENCE, kind=Pooled), limit_statements=limited)
     with deadline(PATIENCE / 2):
-        unit_of_work(AGAIN, connecting(path, timeout=PATIENCE, kind=Pooled))(note)("a")
+        assert (unit(wait_of)() < PATIENCE * 1000) is limited
     assert waits == [PATIENCE * 1000]
 
 

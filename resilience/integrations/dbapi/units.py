@@ -229,8 +229,7 @@ class _Execution:
 def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> Any:
     """Make a connection for a plain function; refuse an asynchronous one."""
     connection = connect()
-    commit = getattr(connection, "commit", None)
-    if is_awaitable(connection) or (callable(commit) and is_coroutine_function(commit)):
+    if is_awaitable(connection) or is_coroutine_function(connection.commit):
         close_coroutine(connection)
         kind = type(connection).__name__
         raise AwaitableMisuse(
@@ -270,9 +269,9 @@ async def _rollback(connection: Any, limits: AsyncExitStack | None) -> None:
 
 
 async def _close(connection: Any) -> None:
-    """Close a connection, which may return it to its pool. psycopg 3.3 does not return one that was lost."""
+    """Close a connection, or return it to its pool: the `close` of psycopg does not always do that."""
     pool: Any = getattr(connection, "_pool", None) if is_of("psycopg", "BaseConnection", connection) else None
     try:
-        await maybe_await(pool.putconn(connection) if pool is not None and connection.closed else connection.close())
+        await maybe_await(pool.putconn(connection) if pool is not None else connection.close())
     except Exception:  # the transaction has already been committed or rolled back
         logger.exception("closing a %s raised", type(connection).__name__)

@@ -276,19 +276,23 @@ def execute(connection: Any, statement: str, *parameters: object) -> None:
         cursor.execute(statement, parameters)
 
 
-def test_a_connection_that_was_lost_returns_to_its_pool(url: str) -> None:
-    """The `close` of psycopg 3.3 does nothing then, so the pool would wait for the connection for ever."""
-    pool = Mock(close_returns=True)
+def test_a_connection_returns_to_its_pool(url: str) -> None:
+    """psycopg's `close` does that only with `close_returns`, and not if the connection is lost: the pool would wait."""
+    pool = Mock(close_returns=False)
 
     def connect() -> Any:
         connection = psycopg.connect(url)
         connection._pool = pool
         return connection
 
+    unit = unit_of_work(Retry(1), connect)(execute)
+    unit("select 1")
     with pytest.raises(psycopg.OperationalError):
-        unit_of_work(Retry(1), connect)(execute)("select pg_terminate_backend(pg_backend_pid())")
-    ((connection,),) = [it.args for it in pool.putconn.call_args_list]
-    assert connection.closed
+        unit("select pg_terminate_backend(pg_backend_pid())")
+    connections = [it.args[0] for it in pool.putconn.call_args_list]
+    assert [it.closed for it in connections] == [False, True]
+    connections[0]._pool = None
+    connections[0].close()
 
 
 @pytest.mark.parametrize("rows", ["dictionaries", "objects"])

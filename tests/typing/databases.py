@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import assert_type
+from typing import TypeVar, assert_type
 
 import redis
 import redis.asyncio
@@ -14,6 +14,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from resilience import Fallback, Retry
 from resilience.integrations import dbapi, sqlalchemy
 from resilience.integrations.redis import protect
+
+T = TypeVar("T")
 
 
 def connect() -> sqlite3.Connection:
@@ -48,6 +50,11 @@ def with_session(session: Session, name: str) -> str:
     return name
 
 
+@sqlalchemy.unit_of_work(Retry(), sessionmaker(engine))
+def load(session: Session, model: type[T], key: int) -> T:
+    return session.get_one(model, key)
+
+
 @sqlalchemy.unit_of_work(Retry(), engine)
 def with_connection(connection: Connection) -> int:
     return 1
@@ -59,6 +66,7 @@ async def with_async_session(session: AsyncSession, name: str) -> str:
 
 
 assert_type(with_session("a"), str)
+assert_type(load(int, 1), int)
 assert_type(with_connection(), int)
 with_session()  # type: ignore[call-arg]
 

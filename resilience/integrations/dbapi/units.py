@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from math import inf
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, final, overload
+from typing import Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, final, overload
 
 from typing_extensions import override
 
@@ -108,6 +108,10 @@ class UnitOfWork(Generic[W, D]):
         self._repeat_unknown_commits = checks.flag("repeat_unknown_commits", repeat_unknown_commits)
         self._limit_statements = checks.flag("limit_statements", limit_statements)
 
+    @overload  # mypy would take a function that returns a bare type variable for a coroutine function
+    def __call__(  # type: ignore[overload-overlap]
+        self: UnitOfWork[W, Never], fn: Callable[Concatenate[W, P], T], /
+    ) -> Callable[P, T]: ...
     @overload
     def __call__(
         self, fn: Callable[Concatenate[W, P], Coroutine[Any, Any, T]], /

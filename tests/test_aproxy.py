@@ -333,6 +333,3 @@ async def test_entering_a_result_that_is_no_context_manager_is_a_misuse(tasks_wo
             raise AssertionError("never entered")
     assert seen == []
     assert client.calls == []
-
-
-# --- a real client -----------------------------------------------------------------------------

@@ -282,13 +282,6 @@ async def test_other_errors_of_this_library_are_ordinary_failures(world: World, 
     assert await handles(world, case, TimeoutExceeded("no"), on=TimeoutError)
 
 
-async def test_by_default_a_retry_repeats_a_timeout_but_not_an_exceeded_deadline(
-    world: World, clock: FakeClock
-) -> None:
-    assert await handles(world, RETRY, TimeoutExceeded("no"))
-    assert not await handles(world, RETRY, DeadlineExceeded("no"))
-
-
 @each_policy
 async def test_a_misuse_is_never_handled(world: World, clock: FakeClock, case: Case) -> None:
     """Whatever `on` is: a misuse is no outcome, and no answer to a circuit breaker either."""

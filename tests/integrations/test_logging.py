@@ -378,15 +378,6 @@ def test_an_interval_of_another_virtual_time_is_over(log: Log) -> None:
     assert log.lines == ["INFO Fallback (Script): answered instead of Boom"] * 3
 
 
-def test_repeats_are_counted_for_each_operation(clock: FakeClock, log: Log) -> None:
-    """The repeats of one operation hide no other."""
-    breaker = isolated()
-    log.begin(repeats=1)
-    for operation in ("get", "get", "put"):
-        refuse(breaker, operation)
-    assert [line.partition(":")[0] for line in refusals(log)] == ["db (get)", "db (put)"]
-
-
 def test_changes_of_circuits_are_always_written(clock: FakeClock, log: Log) -> None:
     """They are rare and important, so that the limit on repeats does not apply."""
     breaker = CircuitBreaker(name="db")

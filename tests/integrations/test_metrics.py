@@ -145,14 +145,6 @@ def test_a_name_that_is_no_valid_text_can_be_exported(metrics: Metrics) -> None:
     assert metrics.labels("operation") == {r"read \udcff"}
 
 
-def test_names_that_the_user_gives_to_hosts_are_kept(metrics: Metrics) -> None:
-    """They are few, or bounded as all names are."""
-    policies = PerHost(lambda origin: Policy.wrap(CircuitBreaker(name="breaker"), name=origin))
-    metrics.instrument(policies)
-    policies.for_host("https://a.example/")
-    assert metrics.labels("pipeline") == {"https://a.example:443"}
-
-
 def test_an_unused_name_makes_room_for_another(clock: FakeClock) -> None:
     """Its series are no longer in a scrape. (Series of OpenTelemetry cannot be removed.)"""
     metrics = Metrics(Prometheus())

@@ -571,20 +571,6 @@ async def test_the_first_attempt_runs_in_the_callers_own_task(virtual_tasks: Vir
     variable.set(0)
 
 
-async def test_a_win_of_a_hedge_leaves_no_cancellation_in_the_callers_task(in_virtual_asyncio: Virtual) -> None:
-    """The race cancels that task to cut off the first attempt, and uncancels it."""
-
-    async def fn(ctx: Context) -> int:
-        await asyncio.sleep(0.05 if ctx.hedge == 0 else 0)
-        return ctx.hedge
-
-    assert await Hedge(0.01).aexecute(fn) == 1
-    await asyncio.sleep(0)
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
-
-
 def test_a_trio_run_keeps_few_scheduled_calls_of_finished_races() -> None:
     async def quick(ctx: Context) -> None:
         await trio.sleep(0)

@@ -142,9 +142,6 @@ async def test_an_exception_between_the_attempts_is_raised(world: World, clock: 
             raise Boom("outside")
 
 
-# --- wrap ---
-
-
 # --- time ---
 
 

@@ -53,16 +53,6 @@ class Fickle(Exception):
         super().__init__(Incomparable())
 
 
-class Slotted(Exception):
-    """An exception with an attribute that `copy` leaves out."""
-
-    __slots__ = ("code",)
-
-    def __init__(self, message: str, code: int = 0) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 @contextmanager
 def led(flight: SingleFlight, slow: Slow) -> Iterator[list[Any]]:
     """Let a thread lead during the block; yield a list that has its outcome afterwards."""
@@ -114,14 +104,6 @@ def test_each_follower_raises_a_copy_with_the_traceback_of_the_call() -> None:
         assert len(frames) < 20
     errors[0].add_note("of one")
     assert [it.__notes__ for it in errors[1:]] == [["of the call"]] * 8
-
-
-def test_a_copy_of_an_error_has_its_attributes_in_slots() -> None:
-    flight = SingleFlight(key=same_key)
-    slow = Slow(raising(Slotted("odd", code=3)))
-    got = ask_from_everywhere(flight, slow)
-    assert [it.error.code for it in got] == [3] * 9
-    assert len({id(it.error) for it in got}) == 9
 
 
 @pytest.mark.parametrize("error", [KeywordsOnly(code=3), Swapped(1, 2), Fickle(), Frozen(3)], ids=shown)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, select, text
+from sqlalchemy import Connection, Engine, select, text
 
-from resilience import Bulkhead, Policy, Retry, TimeoutExceeded
+from resilience import Bulkhead, Retry
 from tests.integrations.databases.models import AGAIN, Note, lost
-from tests.integrations.databases.postgres import PostgresServer
-from tests.integrations.databases.sqlite import PATIENCE
 
 
 @pytest.fixture
@@ -63,24 +60,3 @@ def test_a_result_is_closed_as_well_as_its_iterator(filled: Engine) -> None:
         with closing(Retry().streaming().call(query, connection)) as rows:
             assert next(rows) == ("a",)
         assert results[0].closed  # type: ignore[attr-defined]
-
-
-def test_the_wait_for_a_row_ends_after_the_idle_time(postgres: PostgresServer) -> None:
-    """A server-side cursor of PostgreSQL, whose second batch takes long."""
-    engine = create_engine(f"postgresql+psycopg{postgres.url.removeprefix('postgresql')}")
-    slow = "select n, case when n > 2 then pg_sleep(0.4)::text end from generate_series(1, 4) n"
-
-    def read() -> Iterator[int]:
-        options = engine.connect().execution_options(stream_results=True, max_row_buffer=1)
-        with options as connection, connection.scalars(text(slow)) as numbers:
-            yield from numbers
-
-    bulkhead, got = Bulkhead(1), []
-    with pytest.raises(TimeoutExceeded, match="no item"):
-        got.extend(Policy.wrap(Retry(1), bulkhead).streaming(first=20, idle=0.1).call(read))
-    assert bulkhead.stats().in_flight == 0
-    patience = time.monotonic() + PATIENCE
-    while engine.pool.checkedout():  # type: ignore[attr-defined]  # the worker returns it after the row
-        assert time.monotonic() < patience
-        time.sleep(0.01)
-    engine.dispose()

@@ -104,7 +104,7 @@ class Context:
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled or copied: the deadline is an instant on the clock of this process."""
-        raise TypeError("a context cannot be copied or pickled; hand over ctx.remaining(), and make another one there")
+        raise TypeError("a context cannot be copied or pickled; pass on ctx.remaining(), and make another one there")
 
     # --- the call and its operation ---
 

@@ -47,7 +47,7 @@ def to_retry_policy(retry: Retry) -> RetryPolicy:
     settings = retry.settings()
     for name in ("on_result", "max_elapsed", "budget"):
         if settings[name] is not None:
-            raise ValueError(f"Temporal has nothing like {name}, which is {settings[name]!r}")
+            raise ValueError(f"Temporal has no equivalent of {name}, which is {settings[name]!r}")
     if settings["on"] not in (transient, Exception):
         raise ValueError(
             f"on must be transient or Exception for Temporal, which compares no types, not {settings['on']!r}"

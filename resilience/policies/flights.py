@@ -55,7 +55,7 @@ class Flights:
     def board(self, key: Hashable, ctx: Context) -> Flight:
         """Return the flight of one caller: a block around its call."""
         if not ctx.runtime.is_shareable:  # another policy has passed its call on; otherwise `streaming` refuses it
-            raise ArgumentMisuse(f"{self.policy} cannot stand around a stream: items that were handed out are gone")
+            raise ArgumentMisuse(f"{self.policy} cannot be used around a stream: delivered items are gone")
         flight = Flight()  # without an `__init__`, which would take 5 % of the time of a flight
         flight._flights, flight._key, flight._ctx = self, key, ctx
         flight._followers = []

@@ -151,7 +151,7 @@ class Timeout(Policy[Never]):
             call = self.name if ctx.operation is None else f"{self.name} ({ctx.operation})"
             checks.warn(
                 f"{call}: a call that had {format_seconds(limit)} took {format_seconds(late)} more, so it ignores its "
-                "deadline; hand `ctx.timeout()` to the client, or use Timeout(cooperative=False)"
+                "deadline; pass `ctx.timeout()` to the client, or use Timeout(cooperative=False)"
             )
 
     @override

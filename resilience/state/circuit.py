@@ -65,7 +65,9 @@ class HalfOpen:
     def __init__(self, probe_timeout: float, last_failure: str | None) -> None:
         self.probe_timeout: float = probe_timeout
         self.last_failure: str | None = last_failure
-        self.why: str = f"the circuit is half-open and all its probes are out, after {_without_message(last_failure)}"
+        self.why: str = (
+            f"the circuit is half-open and all its probes are running, after {_without_message(last_failure)}"
+        )
         self.probes: dict[Probe, float] = {}  # probe -> the instant at which it loses its slot
         self.successes: int = 0
 

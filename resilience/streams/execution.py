@@ -62,7 +62,7 @@ async def _deliver(answer: Any, runtime: StreamRuntime) -> None:
     elif isinstance(answer, Iterable):
         items = iter(answer)
     else:
-        raise ArgumentMisuse(f"what stands in for a stream must have items, and {answer!r} has none")
+        raise ArgumentMisuse(f"what replaces a stream must have items, and {answer!r} has none")
     await hold_open(runtime, (answer, items), _pulls(items, runtime))
 
 

@@ -104,7 +104,7 @@ class StreamRuntime(Runtime):
 
     @override
     async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
-        raise RaceMisuse("a stream cannot be opened several times at once: items that were handed out are gone")
+        raise RaceMisuse("a stream cannot be opened several times at once: delivered items are gone")
 
     @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:

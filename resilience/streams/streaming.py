@@ -74,7 +74,7 @@ class Streaming:
             chain = chain[1:]
         for it in chain:
             if not getattr(it, "_resilience_streams", True):
-                raise TypeError(f"{it.name} cannot stand around a stream: items that were handed out are gone")
+                raise TypeError(f"{it.name} cannot be used around a stream: delivered items are gone")
         self._stage, self._innermost = compose(chain, innermost), innermost
 
     def _chain(self, ctx: Context) -> Any:

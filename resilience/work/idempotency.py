@@ -80,8 +80,8 @@ class IdempotencyKey(Policy[Never]):
         if text is None:
             if record is None and (ctx.attempt > 1 or ctx.hedge):  # a second key would let the server do the work twice
                 raise KeyMisuse(
-                    f"{self.name} does not know the key of the attempt before, as another policy hands its call on to "
-                    f"it: put {self.name} around the policies that repeat the call"
+                    f"{self.name} does not know the key of the previous attempt, because another policy passes its "
+                    f"call to it: put {self.name} around the policies that repeat the call"
                 )
             text = self._make()
             if not isinstance(text, str) or not text:

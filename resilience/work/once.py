@@ -162,7 +162,7 @@ class Once(Policy[Never]):
         if claim.result is not None:
             return self._from_text(claim.result)
         report_refusal(self.name, ctx, "KeyInUse", claim.remaining)
-        raise KeyInUse("a call with this key is under way", policy=self.name, retry_after=claim.remaining)
+        raise KeyInUse("a call with this key is in progress", policy=self.name, retry_after=claim.remaining)
 
     def _as_text(self, result: object) -> str:
         kept = self._serializer.dumps(result)

@@ -126,7 +126,7 @@ def test_a_policy_with_shared_state_cannot_be_copied(policy: Policy[Any], shared
 @pytest.mark.parametrize("way", WAYS_TO_COPY)
 def test_a_context_cannot_be_copied(way: str) -> None:
     """Its deadline has no meaning in another process. The error suggests `ctx.remaining()`."""
-    with pytest.raises(TypeError, match=r"hand over ctx\.remaining\(\)"):
+    with pytest.raises(TypeError, match=r"pass on ctx\.remaining\(\)"):
         WAYS_TO_COPY[way](Context(timeout=5.0))
 
 

@@ -269,7 +269,7 @@ def test_the_refusal_of_a_half_open_circuit_names_the_failure_by_its_type(clock:
     clock.advance(30)
     with breaker.guard():
         refusal = in_another_context(lambda: breaker.capture(lambda ctx: None)).error
-    assert str(refusal) == "the circuit is half-open and all its probes are out, after Boom"
+    assert str(refusal) == "the circuit is half-open and all its probes are running, after Boom"
     assert TOKEN not in repr(refusal)
 
 

@@ -98,7 +98,7 @@ async def test_a_policy_chosen_by_key_may_race(anywhere: Virtual) -> None:
 
 def test_a_stream_cannot_be_raced() -> None:
     """Items that were already yielded cannot be taken back."""
-    with pytest.raises(TypeError, match="Hedge cannot stand around a stream"):
+    with pytest.raises(TypeError, match="Hedge cannot be used around a stream"):
         Hedge().streaming()
     keyed = Keyed(lambda key: Hedge(0.1), key=lambda: "a")
     with pytest.raises(TypeError, match="a stream cannot be opened several times at once"):

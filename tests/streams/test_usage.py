@@ -110,7 +110,7 @@ async def test_a_policy_cannot_race_the_calls_of_a_stream(world: World) -> None:
     "policy", [Cache(1), SingleFlight(), Hedge(0.1), Pipeline(quick(), Cache(1))], ids=lambda it: it.name
 )
 def test_policies_that_share_results_or_race_calls_refuse_streaming(policy: Any) -> None:
-    with pytest.raises(TypeError, match="cannot stand around a stream"):
+    with pytest.raises(TypeError, match="cannot be used around a stream"):
         policy.streaming()
 
 

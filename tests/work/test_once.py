@@ -393,7 +393,7 @@ def test_expired_entries_are_removed_from_memory(clocks: FakeClock) -> None:
 
 
 def test_streaming_is_refused() -> None:
-    with pytest.raises(TypeError, match="Once cannot stand around a stream"):
+    with pytest.raises(TypeError, match="Once cannot be used around a stream"):
         Once({}, key=by_order).streaming()
 
 

@@ -82,8 +82,8 @@ def _gauge(unit: str, name: str, description: str, *labels: str) -> Instrument:
 _EXECUTION = _seconds("execution.duration", "How long executions took, attempts and waits together.", *_OUTCOME)
 _ATTEMPT = _seconds("attempt.duration", "How long single calls of functions took.", *_OUTCOME)
 _REMAINING = _seconds("attempt.remaining", "How much time attempts had when they began, if it was limited.", *_CALLS)
-_FIRST_ITEM = _seconds("stream.first_item", "How long streams took to bring their first item.", *_CALLS)
-_ITEMS = _count("item", "stream.items", "Items that streams have handed out.", *_CALLS)
+_FIRST_ITEM = _seconds("stream.first_item", "How long streams took to deliver their first item.", *_CALLS)
+_ITEMS = _count("item", "stream.items", "Items delivered by streams.", *_CALLS)
 
 _TIMED_OUT = "Calls that ran out of time, by what timed out: attempt, total, queue or deadline."
 _TIMEOUTS = _count("timeout", "timeouts", _TIMED_OUT, *_WHERE, "scope")
@@ -103,7 +103,7 @@ _CHANGED = "Changes of the state of circuits, by the state that they went to."
 #: The counter that each kind of event increments. A refusal after a wait counts as a timeout as well.
 _COUNTERS: dict[type[Event], Instrument] = {
     events.CacheUsed: _count("call", "cache.answers", _ANSWERED, *_WHERE, "how"),
-    events.HedgeStarted: _count("attempt", "hedges", "Attempts that were begun beside one that took long.", *_WHERE),
+    events.HedgeStarted: _count("attempt", "hedges", "Attempts started beside one that took long.", *_WHERE),
     events.HedgeFinished: _count("call", "hedged.calls", _HEDGED, *_WHERE, "won"),
     events.RetryScheduled: _count("attempt", "retries", _AGAIN, *_WHERE, "error_type"),
     events.RetryGaveUp: _count("execution", "give_ups", _GAVE_UP, *_WHERE, "reason", "error_type"),

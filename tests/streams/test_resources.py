@@ -21,6 +21,7 @@ from resilience import (
     CircuitOpen,
     Context,
     Pipeline,
+    Retry,
     Timeout,
     current_context,
     events,
@@ -45,14 +46,22 @@ async def test_a_permit_is_held_until_the_end_of_the_stream(world: World) -> Non
     assert await stream.all() == []
 
 
-def test_a_dropped_stream_releases_its_permit(threads: World) -> None:
-    bulkhead, source = Bulkhead(1), Source(threads, [1, 2])
+@pytest.mark.parametrize("scripts", [[[2, 3]], [[Boom()], [2, 3]], [[1, Boom()], [2, 3]]])
+def test_a_dropped_stream_releases_its_permit(threads: World, scripts: list[Any]) -> None:
+    """Also if an attempt has failed before."""
+    bulkhead, source = Bulkhead(1), Source(threads, *scripts)
+    policy = Retry(2, on=Boom, backoff=[0]).wrap(bulkhead)
+
+    def consume() -> None:
+        stream = policy.streaming(resume={"after": abs}).call(source.function)
+        while next(stream) != 2:
+            pass
+        assert bulkhead.stats().in_flight == 1
+
     with no_collector():
-        stream = bulkhead.streaming().call(source.function)
-        assert next(stream) == 1
-        del stream
+        consume()
         assert bulkhead.stats().in_flight == 0
-        assert source.closed == 1
+        assert source.closed == len(scripts)
 
 
 @pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
@@ -116,10 +125,12 @@ async def test_the_event_loop_closes_the_source_of_a_stream_in_a_cycle(tasks_wor
 
 @pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
 async def test_the_event_loop_closes_a_dropped_stream_completely(tasks_world: World) -> None:
-    """Also if its source awaits while it is closed, as an asynchronous generator may."""
-    bulkhead, closed = Bulkhead(1), []
+    """Also if its source awaits while it is closed, as an asynchronous generator may, and if an attempt has failed."""
+    bulkhead, closed, failures = Bulkhead(1), [], [Boom()]
 
     async def source() -> AsyncIterator[int]:
+        if failures:
+            raise failures.pop()
         try:
             yield 1
         finally:
@@ -127,7 +138,7 @@ async def test_the_event_loop_closes_a_dropped_stream_completely(tasks_world: Wo
                 await tasks_world.sleep(0)
             closed.append(1)
 
-    stream = bulkhead.streaming().call(source)
+    stream = Retry(2, on=Boom, backoff=[0]).wrap(bulkhead).streaming().call(source)
     assert await anext(stream) == 1
     with no_collector():
         del stream

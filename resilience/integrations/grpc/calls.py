@@ -107,6 +107,8 @@ class Call:
         self._policy = settings.policy
         self._kind = kind
         self._continuation = continuation
+        if isinstance(getattr(details, "metadata", None), Iterator):  # which a second attempt would find empty
+            details = _changed(details, metadata=tuple(details.metadata))
         self._details = details
         self._method: str = details.method.decode() if isinstance(details.method, bytes) else details.method
         self._request = request
@@ -182,7 +184,9 @@ class Call:
             raise NotRepeatable("the call was not made again: its requests, or its method, allow it only once")
         self._has_begun = True
         request = iter(self._request) if self._is_replayable else self._request
-        return self._continuation(_limited(self._details, timeout), request)
+        if timeout is None and self._details.timeout is None:
+            return self._continuation(self._details, request)
+        return self._continuation(_changed(self._details, timeout=timeout), request)
 
     async def _covered(self, call: Any) -> Any:
         """Wait for the part of the call that the policy covers, and return the result that the policy sees."""
@@ -251,15 +255,14 @@ class Replies:
         return getattr(self._call, name)
 
 
-def _limited(details: Any, timeout: float | None) -> Any:
-    """Return the details of the call with this timeout."""
-    if timeout is None and details.timeout is None:
-        return details
+def _changed(details: Any, **changes: object) -> Any:
+    """Return the details of the call with these changes."""
     replace = getattr(details, "_replace", None)  # grpc's own details are named tuples
     if replace is not None:
-        return replace(timeout=timeout)
+        return replace(**changes)
     changed = copy.copy(details)
-    changed.timeout = timeout
+    for name, value in changes.items():
+        setattr(changed, name, value)
     return changed
 
 

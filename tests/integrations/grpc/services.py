@@ -41,6 +41,7 @@ class Dependency:
 
     steps: list[Any] = field(default_factory=lambda: [b"fine"])
     seen: list[tuple[str, bytes, float]] = field(default_factory=list)  # method, requests, seconds left
+    metadata: list[dict[str, Any]] = field(default_factory=list)
     gone: threading.Event = field(default_factory=threading.Event)  # a caller has left a call that hangs
     pushback: str | None = None
 
@@ -52,6 +53,7 @@ class Dependency:
         step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
         remaining = context.time_remaining()
         self.seen.append((method, requests, inf if remaining > 1e9 else remaining))
+        self.metadata.append(dict(context.invocation_metadata()))
         if step is self.hang:
             self.wait_until_gone(context)
         if step is self.early:

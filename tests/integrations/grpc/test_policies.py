@@ -50,10 +50,11 @@ from tests.integrations.grpc.services import (
 class TestRetry:
     @pytest.mark.parametrize("method", Dependency.methods)
     def test_repeats_a_call_that_is_unavailable(self, client: Client, dependency: Dependency, method: str) -> None:
-        """With no configuration, for every kind of method whose requests can be sent again."""
+        """With no configuration, for every kind of method whose requests can be sent again; with the same metadata."""
         dependency.steps = [UNAVAILABLE, UNAVAILABLE, b"fine"]
-        assert client.call(NOW, method, REQUEST[method]) == FINE[method]
+        assert client.call(NOW, method, REQUEST[method], metadata=iter([("who", "ada")])) == FINE[method]
         assert [requests for _, requests, _ in dependency.seen] == [b"ab"] * 3
+        assert [metadata.get("who") for metadata in dependency.metadata] == ["ada"] * 3
 
     def test_repeats_nothing_after_the_first_reply_of_a_stream(self, client: Client, dependency: Dependency) -> None:
         """The caller has that reply already; the error is raised where it happened."""

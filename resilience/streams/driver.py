@@ -29,7 +29,7 @@ class Driver:
     def __init__(self, runtime: StreamRuntime, execute: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.runtime: StreamRuntime = runtime
         self._execute = execute
-        self._caller = _make_calls()
+        self._caller: Any = _make_calls()
         self._execution: Any = None  # the coroutine, from the first step on
         self._run: Callable[..., Any]  # runs a function in the variables of the stream; made with the execution
         self._pulls: Generator[Any, Any, None] | None = None  # those of the open source

@@ -39,8 +39,8 @@ LIFECYCLE = frozenset(
 #: Special methods whose calls do work: protected only if they are named.
 _WORK_METHODS = (
     "__call__ __getitem__ __setitem__ __delitem__ __contains__ __len__ __bool__ __next__ __anext__ "
-    "__lt__ __le__ __gt__ __ge__ __eq__ __neg__ __pos__ __abs__ __invert__ __int__ __float__ __complex__ __index__ "
-    "__round__ __trunc__ __floor__ __ceil__ __bytes__ __divmod__ __rdivmod__"
+    "__lt__ __le__ __gt__ __ge__ __eq__ __ne__ __neg__ __pos__ __abs__ __invert__ __int__ __float__ __complex__ "
+    "__index__ __round__ __trunc__ __floor__ __ceil__ __bytes__ __divmod__ __rdivmod__"
 ).split() + [
     f"__{kind}{operator}__"
     for operator in "add sub mul matmul truediv floordiv mod pow lshift rshift and xor or".split()

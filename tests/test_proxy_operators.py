@@ -28,7 +28,7 @@ class Vector:
         return 4711
 
     __call__ = __getitem__ = __delitem__ = __contains__ = __add__ = __rsub__ = __lt__ = __neg__ = __next__ = _work
-    __len__ = __int__ = __index__ = norm = _work
+    __len__ = __int__ = __index__ = __ne__ = norm = _work
 
     def __iadd__(self, other: object) -> Vector:
         self._work()
@@ -59,6 +59,7 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "__add__": lambda vector: vector + 1,
     "__rsub__": lambda vector: 1 - vector,
     "__lt__": lambda vector: vector < 1,
+    "__ne__": lambda vector: vector != 1,
     "__neg__": lambda vector: -vector,
     "__next__": lambda vector: next(iter(vector)),
     "__len__": len,

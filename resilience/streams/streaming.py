@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Generator,
-    Iterable,
-    Mapping,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from math import inf
-from typing import Any, ParamSpec, TypeVar, final, overload
+from typing import Any, ParamSpec, TypeAlias, TypeVar, final, overload
 
 from resilience import checks
 from resilience.callables import is_coroutine_function, name_of, named_like, require_callable, signature_of
@@ -36,6 +27,12 @@ from resilience.streams.source import keep_open
 P = ParamSpec("P")
 C = TypeVar("C")
 T = TypeVar("T")
+
+#: What an asynchronous function returns: an iterator of its items, or a coroutine of one.
+_Async: TypeAlias = AsyncIterator[T] | Coroutine[Any, Any, AsyncIterator[T]]
+
+#: The same, for functions that are called as asynchronous ones: also any other awaitable.
+_Awaited: TypeAlias = AsyncIterator[T] | Awaitable[AsyncIterator[T]]
 
 
 def _is_async(fn: Any) -> bool:
@@ -88,11 +85,7 @@ class Streaming:
         return f"{self.policy!r}.streaming({', '.join(shown)})"
 
     @overload
-    def __call__(
-        self, fn: Callable[P, Coroutine[Any, Any, AsyncIterator[T]]], /
-    ) -> Callable[P, AsyncGenerator[T, None]]: ...
-    @overload
-    def __call__(self, fn: Callable[P, AsyncIterator[T]], /) -> Callable[P, AsyncGenerator[T, None]]: ...
+    def __call__(self, fn: Callable[P, _Async[T]], /) -> Callable[P, AsyncGenerator[T, None]]: ...
     @overload
     def __call__(self, fn: Callable[P, Iterable[T]], /) -> Callable[P, Generator[T, None, None]]: ...
     def __call__(self, fn: Any) -> Any:
@@ -136,13 +129,7 @@ class Streaming:
         return AsyncStream(driver) if is_async else Stream(driver)
 
     @overload
-    def call(
-        self, fn: Callable[P, Coroutine[Any, Any, AsyncIterator[T]]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> AsyncGenerator[T, None]: ...
-    @overload
-    def call(
-        self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> AsyncGenerator[T, None]: ...
+    def call(self, fn: Callable[P, _Async[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]: ...
     @overload
     def call(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]: ...
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -150,27 +137,13 @@ class Streaming:
         self._check(fn)
         return self._stream(_is_async(fn), fn, args, kwargs)
 
-    @overload
-    def acall(
-        self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> AsyncGenerator[T, None]: ...
-    @overload
-    def acall(
-        self, fn: Callable[P, Awaitable[AsyncIterator[T]]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> AsyncGenerator[T, None]: ...
-    def acall(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def acall(self, fn: Callable[P, _Awaited[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
         """Return the items of an asynchronous iterator that `fn(*args, **kwargs)` returns, or an awaitable of one."""
         self._check(fn)
-        return self._stream(True, fn, args, kwargs)
+        return self._stream(True, fn, args, kwargs)  # type: ignore[no-any-return]
 
     @overload
-    def execute(
-        self, fn: Callable[[Context], Coroutine[Any, Any, AsyncIterator[T]]], ctx: Context | None = None
-    ) -> AsyncGenerator[T, None]: ...
-    @overload
-    def execute(
-        self, fn: Callable[[Context], AsyncIterator[T]], ctx: Context | None = None
-    ) -> AsyncGenerator[T, None]: ...
+    def execute(self, fn: Callable[[Context], _Async[T]], ctx: Context | None = None) -> AsyncGenerator[T, None]: ...
     @overload
     def execute(self, fn: Callable[[Context], Iterable[T]], ctx: Context | None = None) -> Generator[T, None, None]: ...
     def execute(self, fn: Callable[..., Any], ctx: Context | None = None) -> Any:
@@ -178,18 +151,10 @@ class Streaming:
         self._check(fn)
         return self._stream(_is_async(fn), fn, None, {}, ctx)
 
-    @overload
-    def aexecute(
-        self, fn: Callable[[Context], AsyncIterator[T]], ctx: Context | None = None
-    ) -> AsyncGenerator[T, None]: ...
-    @overload
-    def aexecute(
-        self, fn: Callable[[Context], Awaitable[AsyncIterator[T]]], ctx: Context | None = None
-    ) -> AsyncGenerator[T, None]: ...
-    def aexecute(self, fn: Callable[..., Any], ctx: Context | None = None) -> Any:
+    def aexecute(self, fn: Callable[[Context], _Awaited[T]], ctx: Context | None = None) -> AsyncGenerator[T, None]:
         """Return the items of an asynchronous iterator that `fn(ctx)` returns, or an awaitable of one."""
         self._check(fn)
-        return self._stream(True, fn, None, {}, ctx)
+        return self._stream(True, fn, None, {}, ctx)  # type: ignore[no-any-return]
 
     def proxy(self, client: C, /, *names: str) -> C:
         """Return the client with the named methods, which return items, run through the policy."""

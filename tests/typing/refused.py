@@ -141,7 +141,7 @@ async def streams() -> None:
     streaming(get)  # type: ignore[arg-type]
     streaming.call(get, "u")  # type: ignore[call-overload]
     streaming.call(streamed.plain, "1")  # type: ignore[call-overload]
-    streaming.acall(streamed.plain, 1)  # type: ignore[call-overload]
+    streaming.acall(streamed.plain, 1)  # type: ignore[arg-type]
     for _ in streamed.async_iterator(1):  # type: ignore[attr-defined]
         pass
     one: str = next(streamed.iterator(1))  # type: ignore[assignment]

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
-from typing_extensions import override
 
 from resilience.errors import DeadlineExceeded
 
@@ -53,18 +52,11 @@ class DeadlineStatus(_Ended, DeadlineExceeded, grpc.aio.AioRpcError):  # type: i
     It is also a call: a blocking channel returns the error that one interceptor raises, as the call, to the next.
     """
 
+    __repr__: Callable[..., str] = DeadlineExceeded.__repr__
+
     def __init__(self, message: str = "", *, policy: str | None = None, timeout: float | None = None) -> None:
+        grpc.aio.AioRpcError.__init__(self, grpc.StatusCode.DEADLINE_EXCEEDED, (), (), message, "")
         DeadlineExceeded.__init__(self, message, policy=policy, timeout=timeout)
-        self.message: str = message
-
-    code: _Method = _constant(grpc.StatusCode.DEADLINE_EXCEEDED)
-    debug_error_string: _Method = _constant("")
-    initial_metadata: _Method = _constant(())
-    trailing_metadata: _Method = initial_metadata
-
-    def details(self) -> str:
-        """Return the error message."""
-        return self.message
 
     def result(self, timeout: float | None = None) -> Any:
         """Raise: there is no reply."""
@@ -77,14 +69,6 @@ class DeadlineStatus(_Ended, DeadlineExceeded, grpc.aio.AioRpcError):  # type: i
     def traceback(self, timeout: float | None = None) -> Any:
         """Return the traceback of this error."""
         return self.__traceback__
-
-    @override
-    def __str__(self) -> str:
-        return self.message
-
-    @override
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.message!r})"
 
 
 _DETAILS = "answered by a policy"

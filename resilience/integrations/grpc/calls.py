@@ -144,8 +144,9 @@ class Call:
             if not self.repeatable:  # marked, also if it is an error of a policy, so that no outer Retry repeats it
                 forbid_repeat(error)
             raise
-        finally:
-            self._release_references()
+        finally:  # a grpc.aio call keeps the context variables that it was made with, which refer to this: a cycle
+            self._replies.clear()
+            del self._continuation, self._request
         try:
             raise status
         finally:
@@ -212,14 +213,6 @@ class Call:
             if each is reply:
                 return call
         return aio_answer(reply, self._kind.gets_stream) if self._in_tasks else Answer(reply)
-
-    def _release_references(self) -> None:
-        """Drop the request and the replies.
-
-        A grpc.aio call keeps the context variables that it was made with, which refer to this: a reference cycle.
-        """
-        self._replies.clear()
-        del self._continuation, self._request
 
 
 @final

@@ -10,7 +10,7 @@ from resilience import checks, events, forks
 from resilience.events import Event
 from resilience.integrations.telemetry.instruments import MEASURED, Instrument, Measurement, readings
 from resilience.integrations.telemetry.labels import Labels
-from resilience.integrations.telemetry.observed import Observable, Observed, gauges_of
+from resilience.integrations.telemetry.observed import Observable, Observed, union
 
 #: For how many seconds a feed caches the recorder for a set of labels, and how many recorders it caches.
 _CACHED_FOR: Final = 1.0
@@ -80,7 +80,7 @@ class Feed:
         """
         groups = self._groups
         sums: dict[tuple[Instrument, tuple[tuple[str, str], ...]], float] = {}
-        for it, value, labels in gauges_of(groups) if groups else ():
+        for it, value, labels in union(groups).gauges() if groups else ():
             key = it, tuple(self.labels.bounded(labels).items())
             sums[key] = sums.get(key, 0) + value
         return (Measurement(it, value, dict(labels)) for (it, labels), value in sums.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, final
 from weakref import ref
 
@@ -76,12 +76,27 @@ class Observed:
                 raise TypeError(f"only policies can be observed, not {given!r}")
 
     def __iter__(self) -> Iterator[Member]:
-        """Iterate over the members that are alive."""
-        return _members([self])
+        """Iterate over the members that are alive, each once for each pipeline that contains it."""
+        found = {(pipeline, id(policy)): policy for pipeline, policy in self._found()}
+        names: Counter[tuple[str, type, str]] = Counter()
+        for (pipeline, _), policy in found.items():
+            same = pipeline, type(policy), policy.name
+            names[same] += 1
+            number = names[same]
+            yield Member(pipeline, policy.name if number == 1 else f"{policy.name}-{number}", policy)
 
     def gauges(self) -> Iterator[Measurement]:
         """Read the current values of the members, and the number of abandoned calls in the process."""
-        return gauges_of([self])
+        for pipeline, name, policy in self:
+            labels = {"pipeline": pipeline, "policy": name}
+            if isinstance(policy, CircuitBreaker):
+                now = policy.state
+                for state in CircuitState:
+                    yield Measurement(CIRCUIT_STATE, float(state is now), {**labels, "state": state.value})
+            else:
+                stats = policy.stats()
+                yield from (Measurement(it, getattr(stats, of), labels) for of, it in STATISTICS[type(policy)].items())
+        yield Measurement(ABANDONED, Timeout.abandoned(), {})
 
     def _found(self) -> Iterator[tuple[str, Watched]]:
         for pipeline, reference in self._given:
@@ -89,6 +104,13 @@ class Observed:
                 yield from ((pipeline, policy) for policy in _watched(reference()))
             else:
                 yield from ((each.name, policy) for each in _inside(reference()) for policy in _watched(each))
+
+
+def union(groups: Iterable[Observed]) -> Observed:
+    """Return all members of several groups as one."""
+    members = Observed()
+    members._given = [given for group in groups for given in group._given]
+    return members
 
 
 def _watched(policy: object) -> Iterator[Watched]:
@@ -101,31 +123,3 @@ def _watched(policy: object) -> Iterator[Watched]:
 def _inside(policy: object) -> tuple[Policy[Any], ...]:
     found = getattr(policy, "policies", ())
     return tuple(found.values() if isinstance(found, Mapping) else found)
-
-
-def _members(groups: list[Observed]) -> Iterator[Member]:
-    """Iterate over the members of all groups, each once for each pipeline that contains it."""
-    seen: set[tuple[str, int]] = set()
-    names: Counter[tuple[str, type, str]] = Counter()
-    for pipeline, policy in (found for group in groups for found in group._found()):
-        if (pipeline, id(policy)) in seen:
-            continue
-        seen.add((pipeline, id(policy)))
-        same = pipeline, type(policy), policy.name
-        names[same] += 1
-        number = names[same]
-        yield Member(pipeline, policy.name if number == 1 else f"{policy.name}-{number}", policy)
-
-
-def gauges_of(groups: list[Observed]) -> Iterator[Measurement]:
-    """Read the current values of the members of all groups, and the number of abandoned calls in the process."""
-    for pipeline, name, policy in _members(groups):
-        labels = {"pipeline": pipeline, "policy": name}
-        if isinstance(policy, CircuitBreaker):
-            now = policy.state
-            for state in CircuitState:
-                yield Measurement(CIRCUIT_STATE, float(state is now), {**labels, "state": state.value})
-        else:
-            stats = policy.stats()
-            yield from (Measurement(it, getattr(stats, of), labels) for of, it in STATISTICS[type(policy)].items())
-    yield Measurement(ABANDONED, Timeout.abandoned(), {})

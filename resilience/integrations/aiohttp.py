@@ -101,7 +101,15 @@ class _Sending(Exchange):
     @property
     @override
     def why_not_again(self) -> str | None:
-        return super().why_not_again or _why_not_now(self._request)
+        if (reason := super().why_not_again) is not None:
+            return reason
+        if self._request.session.closed:
+            return "its session was closed"
+        try:
+            self._request._timer.assert_timeout()
+        except TimeoutError:
+            return "the total timeout of its session is over"  # which covers all attempts and the body
+        return None
 
     @override
     def count_as_sent(self, ctx: Context, headers: Mapping[str, str]) -> Mapping[str, str]:
@@ -181,17 +189,6 @@ def _payloads(body: Any) -> Iterator[Any]:
         return
     for part, _, _ in body:
         yield from _payloads(part)
-
-
-def _why_not_now(request: ClientRequest) -> str | None:
-    """Return why the session can send no further request; None if it can."""
-    if request.session.closed:
-        return "its session was closed"
-    try:
-        request._timer.assert_timeout()
-    except TimeoutError:
-        return "the total timeout of its session is over"  # which covers all attempts and the body
-    return None
 
 
 # --- aiohttp's own second try ----------------------------------------------------------------

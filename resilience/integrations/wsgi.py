@@ -83,12 +83,10 @@ class DeadlineMiddleware:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
-        ctx = budget(self._acceptance.seconds(self._fields(environ)))
+        fields = ((name, environ[variable]) for variable, name in self._variables.items() if variable in environ)
+        ctx = budget(self._acceptance.seconds(fields))
         request = _Request(environ, start_response, lambda error: TOO_LATE if ran_out(error, ctx) else None, Steps(ctx))
         return request.respond(TOO_LATE) if ctx.expired else request.answer(self._app)
-
-    def _fields(self, environ: Environ) -> Iterable[tuple[str, str]]:
-        return [(name, environ[variable]) for variable, name in self._variables.items() if variable in environ]
 
 
 @final

@@ -70,7 +70,7 @@ class Standstills:
         for ident in self._of.keys() - {it.ident for it in threads}:
             del self._of[ident]
         # First who has a new job: a worker that takes it before the places are read no longer waits for one there.
-        jobs = [(it, _has_new_job(it)) for it in threads]
+        jobs = [(it, isinstance(it, Worker) and it.has_new_job) for it in threads]
         frames = sys._current_frames() if threads else {}
         # Then the places of all threads: they run while the kernel is asked about them below.
         seen = [(it, _place_of(frames.get(it.ident or 0)), is_new) for it, is_new in jobs]
@@ -99,11 +99,6 @@ class Standstills:
 
 def _place_of(frame: FrameType | None) -> _Place | None:
     return None if frame is None else (frame, frame.f_lasti)
-
-
-def _has_new_job(thread: threading.Thread) -> bool:
-    """Whether a thread has been given a job that it has not begun."""
-    return isinstance(thread, Worker) and thread.has_new_job
 
 
 def _seconds_run(thread: threading.Thread) -> float:

@@ -56,7 +56,10 @@ def close_completely(closing: Coroutine[Any, Any, None], stream: Any) -> Generat
             is_over = False
             while not is_over:
                 try:
-                    yield from _yield_once() if future is None else asyncio.wait([future]).__await__()
+                    if future is None:
+                        yield
+                    else:
+                        yield from asyncio.wait([future]).__await__()
                 except asyncio.CancelledError as error:
                     cancelled = error
                 is_over = future is None or future.done()
@@ -65,10 +68,6 @@ def close_completely(closing: Coroutine[Any, Any, None], stream: Any) -> Generat
     finally:
         closing.close()
         del cancelled  # no cycle: error -> traceback -> this frame -> error
-
-
-def _yield_once() -> Generator[None]:
-    yield
 
 
 def _is_unused(part: Any) -> bool:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from resilience.integrations.extras import missing
 
-_found: list[ModuleType] = []
-for _name in ("httpx", "httpx2"):
-    with suppress(ModuleNotFoundError):
-        _found.append(import_module(_name))
-if not _found:
+LIBRARIES: tuple[ModuleType, ...] = tuple(import_module(name) for name in ("httpx", "httpx2") if find_spec(name))
+if not LIBRARIES:
     raise missing("httpx", "httpx or httpx2")
-
-LIBRARIES: tuple[ModuleType, ...] = tuple(_found)
 
 
 def classes(name: str) -> tuple[Any, ...]:

@@ -228,19 +228,18 @@ def _place(address: Any) -> object:
 
 @contextmanager
 def _trio_in(clock: VirtualClock) -> Iterator[None]:
-    trio: Any = importlib.import_module("trio")
     internals: Any = importlib.import_module("trio._core._run")
     runs: dict[int, _TrioRun] = {}
     own = internals.SystemClock
     real_time = own.current_time
 
     def start_clock(its_clock: Any) -> None:
-        runs[id(its_clock)] = _TrioRun(clock, its_clock, _LoopTime(clock, 0.0), trio, internals)
+        runs[id(its_clock)] = _TrioRun(clock, its_clock, _LoopTime(clock, 0.0), internals.GLOBAL_RUN_CONTEXT)
 
     def run_of(its_clock: Any) -> _TrioRun:
         if id(its_clock) not in runs:  # this run began before virtual time
             own_time = _LoopTime(clock, real_time(its_clock) - clock.now())
-            runs[id(its_clock)] = _TrioRun(clock, its_clock, own_time, trio, internals)
+            runs[id(its_clock)] = _TrioRun(clock, its_clock, own_time, internals.GLOBAL_RUN_CONTEXT)
         return runs[id(its_clock)]
 
     def current_time(its_clock: Any) -> float:
@@ -262,14 +261,11 @@ def _trio_in(clock: VirtualClock) -> Iterator[None]:
 class _TrioRun:
     """One run of trio's loop, which calls `pause_until` whenever no task can run; then time may jump."""
 
-    def __init__(self, clock: VirtualClock, its_clock: Any, own_time: _LoopTime, trio: Any, internals: Any) -> None:
+    def __init__(self, clock: VirtualClock, its_clock: Any, own_time: _LoopTime, context: Any) -> None:
         self._clock = clock
         self._its_clock = its_clock  # kept, so that its `id` is not reused
         self._time = own_time
-        self._context = internals.GLOBAL_RUN_CONTEXT
-        self._instrument = type(
-            "_Steps", (trio.abc.Instrument,), {"before_task_step": self._work, "after_run": self._work}
-        )()
+        self._context = context
         self._runner: Any = None
         self._wait: Wait | None = None
 
@@ -280,7 +276,7 @@ class _TrioRun:
         """Return the real seconds for which to wait for I/O before the next call of this method."""
         if self._runner is None:
             self._runner = self._context.runner
-            self._context.runner.instruments.add_instrument(self._instrument)
+            self._context.runner.instruments.add_instrument(self)
         at = self._time.to_virtual(deadline)
         if at <= self._clock.now():
             self._time.reach(deadline)
@@ -311,7 +307,7 @@ class _TrioRun:
         object.__setattr__(self._its_clock, "offset", float(self.current_time()) - real_time(self._its_clock))
         runner = getattr(self._context, "runner", None)
         if runner is not None and runner is self._runner:
-            runner.instruments.remove_instrument(self._instrument)
+            runner.instruments.remove_instrument(self)
 
     def _raise_in_main(self, error: VirtualTimeStuck) -> None:
         """Raise in the main task, as trio does with `KeyboardInterrupt`; if that is impossible, let the run crash."""
@@ -333,7 +329,10 @@ class _TrioRun:
         queue = self._runner.entry_queue
         return bool(queue.queue or queue.idempotent_queue)
 
-    def _work(self, *_: object) -> None:
+    def before_task_step(self, task: object = None) -> None:
+        """Note that tasks can run. Like `after_run`, this is called by trio: the run is its own instrument."""
         if self._wait is not None:
             self._wait = None
             self._clock.leave()
+
+    after_run = before_task_step

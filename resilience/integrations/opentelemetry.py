@@ -135,21 +135,14 @@ _lock = forks.lock_of(sys.modules[__name__])
 _exporters: WeakKeyDictionary[object, _Exporter] = WeakKeyDictionary()
 
 
-@final
-class _Global:
-    """A key for the global meter provider, which is a different object once it is set."""
-
-
-_GLOBAL = _Global()
-
-
 def _exporter_for(given: MeterProvider | None, labels: Labels, attempts: bool) -> _Exporter:
     """Return the one exporter of a meter provider."""
     current = metrics.get_meter_provider()
-    key = _GLOBAL if given is None or given is current else given
+    # The global provider is a different object once it is set, so its key is the module that has it.
+    key: object = metrics if given is None or given is current else given
     with _lock:
         exporter = _exporters.get(key)
-        if exporter is None and key is _GLOBAL:
+        if exporter is None and key is metrics:
             exporter = _exporters.get(current)  # made for this provider before it became the global one
         if exporter is None:
             exporter = _exporters[key] = _Exporter(given or current, labels, attempts)

@@ -87,7 +87,7 @@ def _said(event: Event) -> str:
         case events.StreamOpened():
             return f"the first item came in attempt {event.attempt}, after {format_seconds(event.elapsed)}"
     assert isinstance(event, events.Parked)
-    times = "1 restart" if event.restarts == 1 else f"{event.restarts} restarts"
+    times = format_count(event.restarts, "restart")
     return f"gave {event.name} up after {times}; the last failure was {_what(event.last)}"
 
 
@@ -130,10 +130,9 @@ def _subject(event: Event) -> str:
 
 
 def _spent(event: events.RetryGaveUp | events.ExecutionFinished) -> str:
-    times = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
     handed_out = getattr(event, "items", None)
-    items = "" if handed_out is None else f" and {handed_out} {'item' if handed_out == 1 else 'items'}"
-    return f"after {times}{items} in {format_seconds(event.elapsed)}"
+    items = "" if handed_out is None else f" and {format_count(handed_out, 'item')}"
+    return f"after {format_count(event.attempts, 'attempt')}{items} in {format_seconds(event.elapsed)}"
 
 
 def _what(outcome: Outcome[Any]) -> str:

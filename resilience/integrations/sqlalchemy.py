@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 from resilience.integrations.extras import needed_by
 
 with needed_by("sqlalchemy"):
-    from sqlalchemy import Connection, Engine, event
+    from sqlalchemy import Connection, Dialect, Engine, event
     from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 
 from typing_extensions import override
@@ -32,13 +32,13 @@ from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
     from sqlalchemy.orm import Session, SessionTransaction
 
 __all__ = ["OutcomeUnknown", "TransactionAborted", "transient", "unit_of_work"]
 
 D = TypeVar("D")
 W = TypeVar("W")
+C = TypeVar("C", covariant=True)
 
 
 def transient(error: Exception) -> bool:
@@ -57,25 +57,21 @@ def _original(error: DBAPIError) -> Exception:
     return error.orig if isinstance(error.orig, Exception) else error
 
 
-@overload
-def unit_of_work(
-    policy: Policy[D], source: Engine, *, repeat_unknown_commits: bool = ..., limit_statements: bool = ...
-) -> UnitOfWork[Connection, D]: ...
-@overload
-def unit_of_work(
-    policy: Policy[D], source: AsyncEngine, *, repeat_unknown_commits: bool = ..., limit_statements: bool = ...
-) -> UnitOfWork[AsyncConnection, D]: ...
-@overload
+class _Engine(Protocol[C]):
+    """An `Engine` or `AsyncEngine`, with the type of its connections."""
+
+    @property
+    def dialect(self) -> Dialect: ...
+    def connect(self) -> C: ...
+
+
 def unit_of_work(
     policy: Policy[D],
-    source: Callable[[], W | Awaitable[W]],
+    source: _Engine[W] | Callable[[], W | Awaitable[W]],
     *,
-    repeat_unknown_commits: bool = ...,
-    limit_statements: bool = ...,
-) -> UnitOfWork[W, D]: ...
-def unit_of_work(
-    policy: Policy[D], source: Any, *, repeat_unknown_commits: bool = False, limit_statements: bool = True
-) -> UnitOfWork[Any, D]:
+    repeat_unknown_commits: bool = False,
+    limit_statements: bool = True,
+) -> UnitOfWork[W, D]:
     """Return a decorator: every call of the function is a transaction under the policy, repeated as a whole.
 
     :param policy: the policy around the unit. `Retry(on=transient)`, with the `transient` of this module, repeats it
@@ -104,7 +100,9 @@ def unit_of_work(
     >>> engine.dispose()
     """
     # An AsyncEngine is recognized by an attribute, because its module cannot be imported without greenlet.
-    connect = source.connect if isinstance(source, Engine) or hasattr(source, "sync_engine") else source
+    connect: Any = source
+    if isinstance(source, Engine) or hasattr(source, "sync_engine"):
+        connect = connect.connect
     if not callable(connect):
         raise TypeError(f"source must be an engine, a sessionmaker or a function that makes a session, not {source!r}")
     return _UnitOfWork(

@@ -145,14 +145,12 @@ class VirtualClock:
         try:
             while True:
                 with self._lock:  # so that no other thread sees this one waiting after it was woken
-                    if has_happened():
-                        if not is_real:
-                            self._stuck_since = None
+                    happened = has_happened()
+                    if happened and not is_real:
+                        self._stuck_since = None
+                    if happened or self._time >= deadline or self._closed:
                         self.leave()
-                        return True
-                    if self._time >= deadline or self._closed:
-                        self.leave()
-                        return False
+                        return happened
                     jumped = self.jump(wait)
                 if not jumped:
                     pause(wait.pause)

@@ -85,8 +85,6 @@ def resilience_middleware(
 
 
 class _Sending(Exchange):
-    """The exchange of one request, or of one hop of a redirect."""
-
     response_type = ClientResponse
     never_sent = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
     in_tasks = True

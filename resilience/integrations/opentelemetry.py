@@ -136,7 +136,6 @@ _exporters: WeakKeyDictionary[object, _Exporter] = WeakKeyDictionary()
 
 
 def _exporter_for(given: MeterProvider | None, labels: Labels, attempts: bool) -> _Exporter:
-    """Return the one exporter of a meter provider."""
     current = metrics.get_meter_provider()
     # The global provider is a different object once it is set, so its key is the module that has it.
     key: object = metrics if given is None or given is current else given

@@ -138,7 +138,6 @@ class _Exporter(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        """Read the gauges."""
         families = dict(zip(_GAUGES, self.describe(), strict=True))
         for it, value, labels in self.feed.gauges():
             families[it].add_metric([labels[name] for name in it.labels], value)

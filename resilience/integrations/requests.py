@@ -142,8 +142,6 @@ def _check_adapter(adapter: object, pool: tuple[int, int, bool]) -> None:
 
 
 class _Sending(Urllib3Exchange):
-    """The exchange of one request to one adapter."""
-
     response_type = Response
     never_sent = (ConnectTimeout,)
     timed_out = (RequestsTimeout,)

@@ -183,7 +183,6 @@ class _Limits:
 
     @contextmanager
     def listening_to(self, blocking: Any) -> Iterator[None]:
-        """Listen to the transaction events of a session or a connection."""
         listeners: dict[str, Callable[..., None]] = {"begin": self.begin}
         if _is_session(blocking):
             listeners = {"after_begin": self._begun, "after_commit": self._ended, "after_rollback": self._ended}
@@ -204,7 +203,6 @@ class _Limits:
             self.end()
 
     def begin(self, connection: Connection) -> None:
-        """Limit the following statements of a connection."""
         if connection.dialect.name == "postgresql":
             current: str = connection.exec_driver_sql(SHOW_STATEMENT_TIMEOUT).scalar_one()
             if statement := shorter_limit(current, self._ctx):

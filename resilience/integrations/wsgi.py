@@ -174,7 +174,6 @@ class _Body:
         return next(self._items)
 
     def close(self) -> None:
-        """Close the app's iterable, once."""
         result, self._result, self._items = self._result, None, None
         close = getattr(result, "close", None)
         if close is not None:

@@ -84,7 +84,6 @@ class _LoopTime:
         self._reached = base
 
     def now(self) -> float:
-        """Return the time of the loop."""
         virtual = self._clock.now()
         return _Instant(max(self._base + virtual, self._reached), self._clock, virtual)
 

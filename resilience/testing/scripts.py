@@ -79,8 +79,6 @@ class Call(NamedTuple):
 
 
 class _Scripted:
-    """The base class of `Script` and `AsyncScript`."""
-
     def __init__(self, *steps: Any) -> None:
         self._repeats = bool(steps) and steps[-1] is Ellipsis
         self._steps = steps[:-1] if self._repeats else steps
@@ -95,7 +93,6 @@ class _Scripted:
         return f"<script {', '.join(steps)}; {len(self.calls)} calls>"
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Record a call, and return its step."""
         ctx = current_context()
         call = Call(args, kwargs, clock.now(), ctx.attempt, ctx.remaining())
         with self._lock:

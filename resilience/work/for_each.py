@@ -242,7 +242,6 @@ class _Threads(Iterator[Any]):
                 self._delivered.put(call)
 
     def _has_outcome(self) -> bool:
-        """Whether the next outcome is ready."""
         if self._next is None and not self._delivered.empty():
             self._next = self._delivered.get()
         return self._next is not None and self._next.future.done()

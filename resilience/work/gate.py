@@ -34,8 +34,6 @@ class ShuttingDown(Rejected):
 
 @final
 class _Admitted:
-    """A call that a gate has admitted."""
-
     is_over = False
 
 

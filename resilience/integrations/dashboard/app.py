@@ -146,8 +146,6 @@ class Dashboard:
         name = host.lower() if host.endswith("]") else host.lower().rpartition(":")[0] or host.lower()
         return name in self._hosts
 
-    # --- data ---
-
     def _update(self, change: int) -> tuple[dict[str, Any], int]:
         """Return the data that is new since a change of the log, and the number of the latest change."""
         rows, latest = self._watch.log.since(change)
@@ -222,9 +220,6 @@ class _Response:
 
     async def send(self, body: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-# --- ASGI ------------------------------------------------------------------------------------
 
 
 def _path(scope: Scope) -> str:

@@ -173,7 +173,6 @@ class _Execution:
         self._resilience_may_overlap = unit._repeat_unknown_commits  # a Hedge reads this; both attempts would commit
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Make one attempt."""
         attempt = self.attempt(current_context(), args, kwargs)
         return attempt if self._in_tasks else drive(attempt)
 

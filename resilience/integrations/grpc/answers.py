@@ -15,13 +15,10 @@ _Method: TypeAlias = Callable[..., Any]
 
 
 def _constant(value: object) -> _Method:
-    """Return a method that always returns this value, without waiting."""
     return lambda self, timeout=None: value
 
 
 def _async_constant(value: object) -> _Method:
-    """Return a coroutine method, as in grpc.aio, that always returns this value."""
-
     async def method(self: object) -> Any:
         return value
 
@@ -126,8 +123,6 @@ class _AioEnded(_Ended):
 
 @final
 class _AioAnswer(_AioEnded, grpc.aio.UnaryUnaryCall, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
-    """A policy's answer in place of a grpc.aio call with one reply."""
-
     def __await__(self) -> Generator[Any, None, Any]:
         return self._value
         yield

@@ -67,7 +67,6 @@ class AioDeadlineInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _with_deadline(handler: Any, acceptance: Acceptance) -> Any:
-    """Return the handler with the deadline around its function."""
     if handler is None:  # no such method
         return None
     kind = Kind(bool(handler.request_streaming), bool(handler.response_streaming)).name
@@ -136,7 +135,6 @@ def _async_stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
 
 
 def _budget(acceptance: Acceptance, context: Any) -> Context:
-    """Return the context for a call, from grpc's own context of it."""
     remaining: float | None = context.time_remaining()
     return budget(acceptance.granted(None if remaining is None or remaining > _UNLIMITED else remaining))
 

@@ -163,7 +163,6 @@ class Exchange(Repeatable):
 
     @cached_property
     def _failures(self) -> WeakSet[TransientStatus]:
-        """The errors that stand for responses to this request."""
         return WeakSet()
 
     def _was_abandoned(self, ctx: Context) -> bool:

@@ -80,11 +80,7 @@ def inform_limiters(ctx: Context, headers: Mapping[str, str]) -> None:
             policy._learn_from_headers(*limit)
 
 
-# --- inside ----------------------------------------------------------------------------------
-
-
 def _quotas_in(headers: Mapping[str, str]) -> Iterator[_Quota]:
-    """Find all limits in the headers."""
     yield from _quotas_of_draft(headers)
     for prefix in ("ratelimit-", "x-ratelimit-"):
         reset = headers.get(f"{prefix}reset-after", headers.get(f"{prefix}reset"))

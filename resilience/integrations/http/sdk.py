@@ -122,8 +122,6 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
 
 @final
 class _Call(Exchange):
-    """One request."""
-
     response_type = object
     timed_out = ()  # the timeout errors of an SDK are raised unchanged
 

@@ -101,14 +101,11 @@ class _Progress:
         return None if self._given is None else self._given(event, info)
 
     async def atrace(self, event: str, info: Any) -> None:
-        """Note an event of an asynchronous client."""
         if (given := self.trace(event, info)) is not None:
             await given
 
 
 class _Sending(Exchange):
-    """The exchange of one request of either library."""
-
     never_sent: ClassVar[tuple[type[Exception], ...]] = (
         ConnectionRefusedError,
         *(kind for name in ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError") for kind in classes(name)),
@@ -180,7 +177,6 @@ class _Sending(Exchange):
         return response
 
     def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
-        """Return the body of a response, with a deadline."""
         if self._timeouts is not None:  # in tasks, a timer cuts the body off instead
             self._timeouts.deadline, self._timeouts.late = inf if self.in_tasks else deadline, late
         return (AsyncLimitedStream if self.in_tasks else LimitedStream)(stream, deadline, late)

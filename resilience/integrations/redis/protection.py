@@ -198,7 +198,6 @@ class _BlockingConnection(_Connection):
         return super().read_response(*args, **kwargs)
 
     def _shorten_timeout(self) -> None:
-        """Set the socket's timeout to at most the time left."""
         timeout = self._capped(self._socket_timeout)
         if hasattr(self._sock, "gettimeout") and self._sock.gettimeout() != timeout:  # that of fakeredis has none
             self._sock.settimeout(timeout)

@@ -44,9 +44,6 @@ def sentence(event: Event, *, messages: bool) -> str:
     return printable(text)
 
 
-# --- parts of sentences ---
-
-
 def _said(event: Event) -> str:
     """Return what the event says besides its topic."""
     match event:  # one case for each kind, the most frequent first and the rarest below

@@ -94,8 +94,6 @@ def _protected_class(kind: Any, settings: Settings) -> Any:
 
 
 class _Sending(Urllib3Exchange):
-    """The exchange of one request, or of one hop of a redirect."""
-
     response_type = BaseHTTPResponse
 
     def __init__(

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Self, final
 
 import anyio
@@ -76,9 +75,7 @@ class Supervisor:
         await self._group.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
         if error is not None:
             self._group.cancel_scope.cancel()
         try:

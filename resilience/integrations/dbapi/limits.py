@@ -11,7 +11,6 @@ import sys
 import threading
 from contextlib import nullcontext, suppress
 from math import inf
-from types import TracebackType
 from typing import Any, Final, final
 
 from resilience.ambient import current_context
@@ -51,10 +50,8 @@ class StatementLimits:
     def __enter__(self) -> None:
         drive(self.__aenter__())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        drive(self.__aexit__(kind, error, traceback))
+    def __exit__(self, *error: object) -> None:
+        drive(self.__aexit__(*error))
 
     async def __aenter__(self) -> None:
         ctx, connection = current_context(), self._connection
@@ -69,10 +66,8 @@ class StatementLimits:
                     await _execute(connection, statement)
         self._entered.append(sqlite)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        with nullcontext() if error is None else suppress(Exception):  # keep the error of the block
+    async def __aexit__(self, *error: object) -> None:
+        with nullcontext() if error[0] is None else suppress(Exception):  # keep the error of the block
             await self._entered.pop().end()
 
 

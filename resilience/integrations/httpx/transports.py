@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from typing_extensions import override
 
 from resilience import forks
-from resilience.integrations.http.perhost import PerHost
-from resilience.integrations.http.rules import DEFAULT_RULES, Rules
+from resilience.integrations.http import DEFAULT_RULES, PerHost, Rules
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.libraries import AsyncTransport, Transport, library_of
 from resilience.integrations.httpx.sending import AsyncSending, BlockingSending
@@ -119,14 +118,9 @@ class ResilienceTransport(_InnerTransports, Transport):
         return self
 
     @override
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for transport in self._closed():
-            transport.__exit__(exc_type, exc_value, traceback)
+            transport.__exit__(*error)
 
 
 @final
@@ -169,11 +163,6 @@ class AsyncResilienceTransport(_InnerTransports, AsyncTransport):
         return self
 
     @override
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for transport in self._closed():
-            await transport.__aexit__(exc_type, exc_value, traceback)
+            await transport.__aexit__(*error)

@@ -28,10 +28,9 @@ from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.context import Context, waits_until
+from resilience.integrations.http import DEFAULT_RULES, IDEMPOTENT_METHODS, NotRepeatable, PerHost, Rules
 from resilience.integrations.http.bodies import IN_MEMORY, Body
 from resilience.integrations.http.exchange import Exchange
-from resilience.integrations.http.perhost import PerHost
-from resilience.integrations.http.rules import DEFAULT_RULES, IDEMPOTENT_METHODS, NotRepeatable, Rules
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy

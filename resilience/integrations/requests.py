@@ -24,10 +24,9 @@ with needed_by("requests"):
 from typing_extensions import override
 
 from resilience.context import Context
+from resilience.integrations.http import DEFAULT_RULES, PerHost, Rules
 from resilience.integrations.http.bodies import OneShot, body_of
 from resilience.integrations.http.exchange import attempt_is_late
-from resilience.integrations.http.perhost import PerHost
-from resilience.integrations.http.rules import DEFAULT_RULES, Rules
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.urllib3.exchange import Urllib3Exchange
 from resilience.integrations.urllib3.timeouts import TimeoutLike, bounded, limit_body

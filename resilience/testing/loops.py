@@ -158,7 +158,8 @@ class _Selector:
         if timeout is None or (timeout > 0 and not self._is_next_abandoned()):
             when = inf if timeout is None else self.loop._scheduled[0]._when  # the exact instant: `timeout` is rounded
             deadline = self.time.to_virtual(when)
-            self._clock.wait_until(deadline, self._is_ready, self.real.select, is_real=self._waits_for_others())
+            select = self.real.select
+            self._clock.wait_until(deadline, lambda: bool(select(0)), select, is_real=self._waits_for_others())
             if self._clock.now() >= deadline:
                 self.time.reach(when)
         return self.real.select(0)
@@ -179,9 +180,6 @@ class _Selector:
             return False
         next_timer.cancel()
         return True
-
-    def _is_ready(self) -> bool:
-        return bool(self.real.select(0))
 
     def _waits_for_others(self) -> bool:
         own = getattr(self.loop, "_ssock", None)  # by which threads wake the loop; under Windows, no files are known
@@ -242,7 +240,7 @@ def _trio_in(clock: VirtualClock) -> Iterator[None]:
         return runs[id(its_clock)]
 
     def current_time(its_clock: Any) -> float:
-        return run_of(its_clock).current_time()
+        return run_of(its_clock).time.now()
 
     def deadline_to_sleep_time(its_clock: Any, deadline: float) -> float:
         return run_of(its_clock).pause_until(deadline)
@@ -263,22 +261,19 @@ class _TrioRun:
     def __init__(self, clock: VirtualClock, its_clock: Any, own_time: _LoopTime, context: Any) -> None:
         self._clock = clock
         self._its_clock = its_clock  # kept, so that its `id` is not reused
-        self._time = own_time
+        self.time: _LoopTime = own_time
         self._context = context
         self._runner: Any = None
         self._wait: Wait | None = None
-
-    def current_time(self) -> float:
-        return self._time.now()
 
     def pause_until(self, deadline: float) -> float:
         """Return the real seconds for which to wait for I/O before the next call of this method."""
         if self._runner is None:
             self._runner = self._context.runner
             self._context.runner.instruments.add_instrument(self)
-        at = self._time.to_virtual(deadline)
+        at = self.time.to_virtual(deadline)
         if at <= self._clock.now():
-            self._time.reach(deadline)
+            self.time.reach(deadline)
             return 0.0
         if self._runner.waiting_for_idle:
             return inf  # tasks in `wait_all_tasks_blocked` are woken before the clock jumps
@@ -303,7 +298,7 @@ class _TrioRun:
     def release(self, real_time: Callable[[Any], float]) -> None:
         """Return to trio's own clock, set to the current time of the run, so that all deadlines stay as far away."""
         object.__setattr__(self._its_clock, "offset", 0.0)
-        object.__setattr__(self._its_clock, "offset", float(self.current_time()) - real_time(self._its_clock))
+        object.__setattr__(self._its_clock, "offset", float(self.time.now()) - real_time(self._its_clock))
         runner = getattr(self._context, "runner", None)
         if runner is not None and runner is self._runner:
             runner.instruments.remove_instrument(self)

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from types import FrameType
 from typing import TypeAlias
 
+from resilience import checks
 from resilience.errors import Misuse
 
 #: Threads that virtual time does not wait for: the thread itself, or its name, in which `*` stands for anything.
@@ -30,9 +31,7 @@ class VirtualTimeStuck(Misuse, RuntimeError):
 
 def checked(ignore: Ignored) -> tuple[threading.Thread | str, ...]:
     """Return `ignore` as a tuple; raise an error if it contains anything but threads and names."""
-    if isinstance(ignore, (str, threading.Thread)) or not isinstance(ignore, Iterable):
-        raise TypeError(f"ignore must be a list of threads or of their names, as [{ignore!r}], not {ignore!r}")
-    named = tuple(ignore)
+    named = checks.several("ignore", ignore, f"a list of threads or of their names, as [{ignore!r}]")
     for each in named:
         if not isinstance(each, (str, threading.Thread)):
             raise TypeError(f"ignore must have threads or their names in it, not {each!r}")

@@ -48,10 +48,7 @@ class _Standstill:
 
 @final
 class Standstills:
-    """The threads that have been seen, and for how long they have been at one place.
-
-    :param patience: real seconds after which a thread that does not move stands still.
-    """
+    """The threads that have been seen, and for how long they have been at one place."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience

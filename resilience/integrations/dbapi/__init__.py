@@ -6,12 +6,6 @@ everything from a new connection to the commit.
 
 A commit with an unknown outcome is not repeated. If a connection breaks during `COMMIT`, the database may or may not
 have committed. Such a failure is final, and so is a commit that a `Timeout` cut off.
-
-units.py     unit_of_work: a transaction under a policy
-errors.py    transient, sqlstate: the meaning of a driver's errors
-limits.py    StatementLimits: deadlines in the database
-drivers.py   the driver of an error or a connection
-cleanup.py   shielded_cleanup: a rollback that cannot be cancelled
 """
 
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, sqlstate, transient

@@ -1,7 +1,4 @@
-"""Units of work: everything from a new connection to its commit, repeated as a whole.
-
-An attempt is one coroutine. In blocking code it is driven: everything that it awaits has already finished.
-"""
+"""Units of work: everything from a new connection to its commit, repeated as a whole."""
 
 from __future__ import annotations
 
@@ -159,9 +156,6 @@ class _Execution:
     """One execution of a unit of work, with the state that its attempts share.
 
     For the policies it is the called function, and the executions of one function are equal, as parts of a key.
-
-    :param fn: the function of a connection and its own arguments.
-    :param in_tasks: whether an attempt is awaited.
     """
 
     def __init__(self, unit: UnitOfWork[Any, Any], fn: Callable[..., Any], *, in_tasks: bool) -> None:

@@ -1,10 +1,4 @@
-"""Policies and deadlines for gRPC: interceptors for clients and servers, blocking and asyncio.
-
-client.py    PolicyInterceptor, aio_interceptors: run the calls of a channel under a policy
-server.py    DeadlineInterceptor, AioDeadlineInterceptor: apply the caller's deadline in a server
-calls.py     one call: its deadline, its attempts, and the failure that policies see
-answers.py   the objects that replace a call that was not made
-"""
+"""Policies and deadlines for gRPC: interceptors for clients and servers, blocking and asyncio."""
 
 from resilience.integrations.extras import needed_by
 

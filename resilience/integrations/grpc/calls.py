@@ -5,8 +5,6 @@ gRPC enforces one deadline per call, in the client and on the server. So the tim
 policies such a call has exceeded its deadline (`DeadlineExceeded`), and the server has not failed; a `Timeout`
 whose limit was exceeded turns it into its own error. A `DeadlineExceeded` that leaves the pipeline becomes the
 status that gRPC's callers know, also if a policy raised it because the time was up before a call was made.
-
-An attempt is one coroutine. For a blocking channel it is driven: everything that it awaits has already finished.
 """
 
 from __future__ import annotations
@@ -73,8 +71,6 @@ class OutOfTime(DeadlineExceeded):
 class Settings:
     """The settings that the calls of one channel share.
 
-    :param policy: the policy around each call.
-    :param unrepeatable: the methods that are never repeated.
     :param in_tasks: whether it is a channel of grpc.aio, whose calls have to be awaited.
     """
 

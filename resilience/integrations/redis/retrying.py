@@ -1,7 +1,4 @@
-"""The `Retry` objects that redis-py calls, and the execution that each call begins.
-
-An attempt is one coroutine. A blocking client drives it: everything that it awaits has already finished.
-"""
+"""The `Retry` objects that redis-py calls, and the execution that each call begins."""
 
 from __future__ import annotations
 
@@ -43,12 +40,7 @@ class OutcomeUnknown(RedisTimeoutError):
 
 
 class PolicyDriven:
-    """The common base of the two Retry classes. Copies, of which redis-py makes many, share the policy.
-
-    :param policy: the policy around each command.
-    :param repeat_writes: which commands may be sent again although they may have been executed: see `protect`.
-    :raises ValueError: for a `Hedge`: two attempts would use one connection at once.
-    """
+    """The common base of the two Retry classes. Copies, of which redis-py makes many, share the policy."""
 
     _in_tasks: ClassVar[bool]  #: whether the functions of redis-py return awaitables
     _supported_errors: tuple[type[Any], ...]

@@ -1,9 +1,4 @@
-"""urllib3: pool managers that send every request through a policy.
-
-managers.py   ResiliencePoolManager, ResilienceProxyManager: one exchange for each request, and each hop of a redirect
-exchange.py   the meaning of urllib3's errors; requests, which is built on urllib3, uses it, too
-timeouts.py   time limits for a request and its body; requests uses them, too
-"""
+"""urllib3: pool managers that send every request through a policy."""
 
 from importlib.metadata import version
 

@@ -12,8 +12,6 @@ from resilience.integrations.grpc.calls import KINDS, Call, Kind, Settings
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 
-__all__ = ["PolicyInterceptor", "aio_interceptors"]
-
 
 def _intercept(kind: Kind) -> Callable[..., Any]:
     def intercept(self: PolicyInterceptor, continuation: Any, client_call_details: Any, request: Any) -> Any:

@@ -21,8 +21,6 @@ from resilience.integrations.grpc.calls import Kind
 from resilience.integrations.wire import Acceptance, Steps, budget, ran_out
 from resilience.runtimes.driving import drive
 
-__all__ = ["AioDeadlineInterceptor", "DeadlineInterceptor"]
-
 _Behavior: TypeAlias = Callable[..., Any]
 
 _UNLIMITED = 1e9  # seconds; in a blocking server, about 9e18 remain if the caller has set no deadline

@@ -33,8 +33,6 @@ from resilience.integrations.http.settings import Settings
 from resilience.network_errors import transient
 from resilience.outcome import ErrorAnswer
 
-__all__ = ["SDK", "protected_copy"]
-
 #: Statuses below 500 that the SDKs themselves retry. They retry all statuses from 500 on.
 _TRANSIENT = frozenset({408, 409, 429})
 

@@ -22,8 +22,6 @@ from resilience.integrations.urllib3.timeouts import bounded, limit_body
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
-__all__ = ["ResiliencePoolManager", "ResilienceProxyManager"]
-
 
 class ResiliencePoolManager(PoolManager):
     """A `PoolManager` that runs every request through a policy.

@@ -7,7 +7,7 @@ import queue
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final, overload
 
 import anyio
@@ -362,13 +362,11 @@ class _Tasks(AsyncIterator[Any]):
 
 
 async def _iterate(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
-    if isinstance(items, AsyncGenerator):
-        async with aclosing(items):  # a finalizer would close it later, and outside of any task
-            async for item in items:
-                yield item
-    elif isinstance(items, AsyncIterable):
-        async for item in items:
-            yield item
-    else:
+    if not isinstance(items, AsyncIterable):
         for item in items:
+            yield item
+        return
+    # A finalizer would close a generator later, and outside of any task.
+    async with aclosing(items) if isinstance(items, AsyncGenerator) else nullcontext():
+        async for item in items:
             yield item

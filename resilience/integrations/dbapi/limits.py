@@ -87,8 +87,9 @@ class SQLiteLimits:
     async def begin(self, ctx: Context) -> None:
         """Limit the connection to the deadline of a context."""
         milliseconds = milliseconds_left(ctx)
-        (self._busy_timeout,) = await _execute(self._connection, "PRAGMA busy_timeout")
-        await _execute(self._connection, f"PRAGMA busy_timeout = {min(self._busy_timeout or 0, milliseconds)}")
+        (own,) = await _execute(self._connection, "PRAGMA busy_timeout")
+        self._busy_timeout = own
+        await _execute(self._connection, f"PRAGMA busy_timeout = {min(own, milliseconds)}")
         pool.begin(Job(self._interrupt_from, (ctx.deadline,), {}))  # a pooled worker: a new thread would take longer
 
     async def end(self) -> None:

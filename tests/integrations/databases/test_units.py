@@ -205,7 +205,7 @@ def test_a_row_factory_does_not_break_the_limits() -> None:
         assert unit() == {"a": 1}
 
 
-def test_the_error_of_a_unit_that_closed_its_connection_is_raised() -> None:
+def test_the_error_of_a_unit_or_block_that_closed_its_connection_is_raised() -> None:
     """And not the error of restoring the connection's limits."""
 
     def work(connection: sqlite3.Connection) -> None:
@@ -215,6 +215,9 @@ def test_the_error_of_a_unit_that_closed_its_connection_is_raised() -> None:
     unit = unit_of_work(Retry(1), lambda: sqlite3.connect(":memory:"))(work)
     with deadline(PATIENCE), pytest.raises(ValueError, match="mine"):
         unit()
+    connection = sqlite3.connect(":memory:")
+    with deadline(PATIENCE), pytest.raises(ValueError, match="mine"), StatementLimits(connection):
+        work(connection)
 
 
 def test_an_error_of_closing_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections import deque
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import pytest
 
 from resilience import DeadlineExceeded, Fallback, Timeout, TimeoutExceeded, deadline
 from resilience.integrations.dbapi import StatementLimits, unit_of_work
-from tests.conftest import Virtual
+from resilience.runtimes import workers
+from tests.callers import wait_until
+from tests.conftest import FakeClock, Virtual
 from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, Locked, connecting, note
 
 
@@ -66,18 +69,34 @@ def test_the_wait_for_a_lock_is_never_lengthened(path: Path) -> None:
         assert connection.execute("pragma busy_timeout").fetchone()[0] == 0
 
 
+def test_a_statement_is_not_interrupted_before_the_deadline(path: Path, clock: FakeClock) -> None:
+    """However little time is left: the wait for a lock is at least a millisecond, as 0 may mean no limit."""
+    with closing(connecting(path, PATIENCE)()) as connection, deadline(0.0005), StatementLimits(connection):
+        assert connection.execute("pragma busy_timeout").fetchone() == (1,)
+        assert connection.execute(LONG).fetchone() == (100_000,)
+        clock.advance(0.0005)
+        with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+            connection.execute(FOREVER).fetchall()
+
+
+def test_a_block_occupies_no_thread_after_its_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far the deadline is: the thread that would interrupt the connection is idle in its pool."""
+    monkeypatch.setattr(workers.pool, "idle", deque())  # without the workers of other tests
+    with closing(connecting(path)()) as connection, deadline(3600.0), StatementLimits(connection):
+        pass
+    wait_until(lambda: bool(workers.pool.idle))
+
+
 def test_a_connection_of_another_driver_is_not_limited() -> None:
     """There is no statement that every database would understand."""
     with deadline(5.0), StatementLimits(object()):
         pass
 
 
-def test_a_block_does_not_begin_after_the_deadline(path: Path) -> None:
-    """A limit of 0 would mean no limit to the database."""
-    connection = connecting(path)()
-    with deadline(0), pytest.raises(DeadlineExceeded), StatementLimits(connection):
+def test_a_block_does_not_begin_after_the_deadline() -> None:
+    """With any driver."""
+    with deadline(0), pytest.raises(DeadlineExceeded), StatementLimits(object()):
         pytest.fail("it began")
-    connection.close()
 
 
 class Connection:

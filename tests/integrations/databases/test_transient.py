@@ -88,7 +88,7 @@ def test_the_sqlstate_of_an_error_is_read_from_any_driver() -> None:
     assert sqlstate(pg.DeadlockDetected()) == "40P01"
     assert sqlstate(made("psycopg2.errors.DeadlockDetected", pgcode="40P01")) == "40P01"
     assert sqlstate(psycopg.OperationalError()) is None
-    assert sqlstate(made("some.Error", sqlstate=12345)) is None
+    assert sqlstate(made("some.Error", sqlstate=12345)) is sqlstate(made("some.Error", sqlstate="")) is None
 
 
 @pytest.mark.parametrize(

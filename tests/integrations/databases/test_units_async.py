@@ -127,13 +127,16 @@ async def wait(connection: Connection, seconds: float = PATIENCE) -> None:
     await anyio.sleep(seconds)
 
 
-async def test_a_unit_whose_caller_is_cancelled_is_rolled_back_and_closed(virtual_tasks: Virtual) -> None:
+async def test_a_unit_whose_caller_is_cancelled_is_rolled_back_and_closed(
+    virtual_tasks: Virtual, caplog: pytest.LogCaptureFixture
+) -> None:
     """The scope that cancels every wait inside of it does not cancel those of the rollback."""
     connection = Connection()
     with anyio.move_on_after(0.05) as scope:
         await unit_of_work(AGAIN, lambda: connection)(wait)()
     assert scope.cancelled_caught
     assert connection.done == ["rollback", "close"]
+    assert caplog.records == []
 
 
 async def test_a_unit_that_is_cut_off_while_it_closes_is_closed(virtual_tasks: Virtual) -> None:

@@ -11,6 +11,7 @@ from resilience.clock import clock
 from resilience.integrations.http.bodies import IN_MEMORY, Body, OneShot, body_of
 from resilience.integrations.httpx.libraries import AsyncStream, Stream, classes
 from resilience.integrations.httpx.pools import close_completely
+from resilience.runtimes.alarms import OTHER_LIMITS
 from resilience.runtimes.tasks import TASKS
 
 _TIMED_OUT = classes("TimeoutException")
@@ -65,8 +66,10 @@ class AsyncLimitedStream(_Limited, AsyncStream):
         return self
 
     async def __anext__(self) -> bytes:
-        # Await even after the deadline: the cancellation lets all generators inside the body clean up.
-        with TASKS.timer(self._deadline) as timer:
+        # Await even after the deadline: the cancellation lets all generators inside the body clean up. The timer gives
+        # way to no other one then, because a chunk that has already arrived would be faster.
+        limit = OTHER_LIMITS if clock.now() >= self._deadline else None
+        with TASKS.timer(self._deadline, limit) as timer:
             chunk: bytes = await self._chunks.__anext__()
         if timer.fired:
             raise self._late()

@@ -219,6 +219,19 @@ async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Kit, server:
         assert await some_kit.read(response) == b"ok"
 
 
+async def test_a_body_whose_next_chunk_has_always_arrived_is_cut_off(tasks_kit: Kit) -> None:
+    class Endless(tasks_kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            while True:
+                await anyio.sleep(0)
+                yield b"."
+
+    inner = tasks_kit.mock(tasks_kit.library.Response(200, stream=Endless()))
+    async with tasks_kit.client(Timeout(0.05), inner) as client:
+        with pytest.raises(TimeoutExceeded), anyio.fail_after(1):
+            await client.get("http://example.org/")
+
+
 async def test_closing_a_body_closes_the_inner_stream(tasks_kit: Kit) -> None:
     """A generator that is left to the collector could not await anything."""
     ended: list[str] = []

@@ -59,6 +59,7 @@ class Subscribers:
         self.caches: bool = False
         #: Whether all policies of the process are switched off.
         self.policies_off: bool = False
+        self._times_off = 0
 
     def of(self, kind: type[Event]) -> _Listeners:
         """Return the listeners to a kind of events."""
@@ -71,12 +72,12 @@ class Subscribers:
                 self._replace_locked(kind, change)
             self._set_flags_locked()
 
-    def switch_policies_off(self, off: bool) -> bool:
-        """Switch all policies of the process off, or on again; return the previous setting."""
+    def switch_policies_off(self, off: bool) -> None:
+        """Switch all policies of the process off, or undo one call that has done so."""
         with self._lock:
-            was, self.policies_off = self.policies_off, off
+            self._times_off += 1 if off else -1
+            self.policies_off = self._times_off > 0
             self._set_flags_locked()
-        return was
 
     def _replace_locked(self, kind: type[Event], change: Callable[[_Listeners], _Listeners]) -> None:
         old = self._by_kind[kind]

@@ -1,6 +1,7 @@
 """Modes for a whole process: no waits between attempts, no policies at all, repeatable randomness.
 
-Each mode is a block that can be nested. At its end it restores the previous state, even after an error.
+Each mode is a block that can be nested, or overlap with blocks of other threads and tasks. At its end, even after an
+error, it no longer has an effect.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ def switched_off() -> Iterator[None]:
     ...     Fallback("unknown").capture(lambda ctx: 1 / 0)
     Failure(error=ZeroDivisionError('division by zero'))
     """
-    was = subscribers.switch_policies_off(True)
+    subscribers.switch_policies_off(True)
     try:
         yield
     finally:
-        subscribers.switch_policies_off(was)
+        subscribers.switch_policies_off(False)
 
 
 @contextmanager

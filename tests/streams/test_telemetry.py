@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from resilience import Bulkhead, Context, Failure, Fallback, Pipeline, Success, events
-from resilience.events.dispatch import subscribers
+from resilience.testing import switched_off
 from tests.conftest import Boom, World
 from tests.functions import quick
 from tests.streams.sources import Consumed, Source, outcome, streamed
@@ -63,9 +63,6 @@ async def test_each_attempt_is_reported_to_listeners_of_call_finished(world: Wor
 
 
 async def test_switched_off_policies_have_no_effect(world: World) -> None:
-    was = subscribers.switch_policies_off(True)
-    try:
+    with switched_off():
         error = (await outcome(streamed(world, quick(), Source(world, [Boom()], [1]))))[1]
-    finally:
-        subscribers.switch_policies_off(was)
     assert isinstance(error, Boom)

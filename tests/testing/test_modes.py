@@ -27,6 +27,7 @@ from resilience import (
 from resilience.backoff import Exponential
 from resilience.clock import clock as process_clock
 from resilience.events import RetryScheduled
+from resilience.events.dispatch import subscribers
 from resilience.testing import ascript, no_sleeping, recording, script, seeded, switched_off, virtual_time
 from tests.conftest import Boom, World
 
@@ -157,6 +158,23 @@ def test_switching_off_can_be_nested_and_is_restored() -> None:
             pass
         fallback.call(script(Boom()))
     assert fallback.call(script(Boom())) == "unknown"
+
+
+@pytest.mark.parametrize("mode", [no_sleeping, switched_off, seeded])
+def test_blocks_of_one_mode_may_overlap(mode: Callable[[], AbstractContextManager[object]]) -> None:
+    """As those of two tasks do. The mode ends with the last block."""
+
+    def state() -> tuple[object, ...]:
+        return process_clock.sleep, process_clock.shorten, subscribers.policies_off, backoff.SHARED_RANDOMNESS
+
+    before = state()
+    first, second = mode(), mode()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert state() != before
+    second.__exit__(None, None, None)
+    assert state() == before
 
 
 # --- randomness ------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from math import inf
 from typing import Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, final, overload
 
@@ -23,7 +23,7 @@ from resilience.callables import (
     refuse_arguments,
 )
 from resilience.context import Context
-from resilience.errors import AwaitableMisuse, DeadlineExceeded
+from resilience.errors import AwaitableMisuse, DeadlineExceeded, TimeoutExceeded
 from resilience.events.dispatch import logger
 from resilience.execution import aprotect, protect
 from resilience.hints import forbid_repeat
@@ -43,6 +43,7 @@ W = TypeVar("W")
 #: rolled back and closed. A server that works needs milliseconds; one that hangs may never answer.
 ROLLBACK_GRACE: Final = 1.0
 
+IN_DOUBT: Final = "the unit of work may have been committed when it was cut off; it is not done again"
 ABORTED: Final = (
     "a statement of the unit of work has failed, so nothing can be committed: let its error out of the function, or "
     "put the statement into a savepoint"
@@ -126,10 +127,14 @@ class UnitOfWork(Generic[W, D]):
             )
 
         def blocking(*args: Any, **kwargs: Any) -> Any:
-            return protect(self._policy, _Execution(self, fn, in_tasks=False))(*args, **kwargs)
+            execution = _Execution(self, fn, in_tasks=False)
+            with execution.marked_errors():
+                return protect(self._policy, execution)(*args, **kwargs)
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
-            return await aprotect(self._policy, _Execution(self, fn, in_tasks=True))(*args, **kwargs)
+            execution = _Execution(self, fn, in_tasks=True)
+            with execution.marked_errors():
+                return await aprotect(self._policy, execution)(*args, **kwargs)
 
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
         signature = inspect.signature(fn)
@@ -178,9 +183,26 @@ class _Execution:
     def __hash__(self) -> int:
         return hash((self._unit, self._fn))
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether another attempt may be made; a Retry reads this."""
+        return not self._commits or self._unit._repeat_unknown_commits
+
+    @contextmanager
+    def marked_errors(self) -> Iterator[None]:
+        """Forbid a Retry around the unit to repeat it if its outcome is unknown; name a commit that was cut off."""
+        try:
+            yield
+        except Exception as error:
+            if not self.repeatable:
+                if isinstance(error, TimeoutExceeded):
+                    raise OutcomeUnknown(IN_DOUBT) from error
+                forbid_repeat(error)
+            raise
+
     async def attempt(self, ctx: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._commits and not self._unit._repeat_unknown_commits:
-            raise OutcomeUnknown("the unit of work may have been committed when it was cut off; it is not done again")
+        if not self.repeatable:
+            raise OutcomeUnknown(IN_DOUBT)
         connect = self._unit._connect
         connection = await maybe_await(connect()) if self._in_tasks else _connect_for_plain(connect, self._fn)
         limits = AsyncExitStack() if self._unit._limit_statements and ctx.deadline < inf else None
@@ -218,7 +240,7 @@ class _Execution:
         except Exception as error:
             if self._unit.is_undone(error):
                 self._commits.remove(ctx)
-            elif not self._unit._repeat_unknown_commits:
+            elif not self.repeatable:
                 forbid_repeat(error)
             raise
 

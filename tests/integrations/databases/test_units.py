@@ -89,6 +89,30 @@ def abandoned_attempts_end() -> None:
     wait_until(lambda: Timeout.abandoned() == 0)
 
 
+@pytest.mark.parametrize("policy", [Timeout(0.3), AGAIN.wrap(Timeout(0.3))])
+def test_the_outcome_of_a_commit_that_is_cut_off_is_unknown(path: Path, policy: Policy[Any]) -> None:
+    """No Retry repeats it, in the policy or around the unit."""
+    may_end = threading.Event()
+
+    class Slow(sqlite3.Connection):
+        def commit(self) -> None:
+            super().commit()
+            may_end.wait(PATIENCE)
+
+    with pytest.raises(OutcomeUnknown):
+        AGAIN.call(unit_of_work(policy, connecting(path, kind=Slow))(note), "a")
+    may_end.set()
+    abandoned_attempts_end()
+    assert notes(path) == ["a"]
+
+
+def test_a_committed_unit_is_not_repeated_if_its_result_is_rejected(path: Path) -> None:
+    """The caller gets that result."""
+    policy = Retry(3, on_result=lambda result: True, backoff=[0])
+    assert unit_of_work(policy, connecting(path))(lambda connection: [note(connection, "a")])() == [None]
+    assert notes(path) == ["a"]
+
+
 @pytest.mark.parametrize("is_cut_off", [False, True])
 def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeated(path: Path, is_cut_off: bool) -> None:
     """It ends while that commit is in progress, whose outcome is then unknown."""

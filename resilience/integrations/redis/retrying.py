@@ -105,6 +105,10 @@ class PolicyDriven:
     async def _aexecute(self, call: Call) -> Any:
         try:
             return await execution.aprotect(self.policy, call, takes_context=True)()
+        except Exception as error:
+            if call._in_doubt is not None:  # a Timeout has cut it off
+                forbid_repeat(error)
+            raise
         finally:
             call.release_references()
 

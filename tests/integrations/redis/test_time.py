@@ -13,7 +13,7 @@ import redis.asyncio
 import redis.cluster
 from redis.exceptions import WatchError
 
-from resilience import CircuitBreaker, DeadlineExceeded, Policy, Retry, Timeout, deadline
+from resilience import CircuitBreaker, DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations.redis import OutcomeUnknown, protect
 from tests.conftest import FakeClock
 from tests.integrations.redis.clients import PATIENCE, Count, Side, done, failure, in_use, warm
@@ -123,13 +123,22 @@ async def test_a_timeout_around_a_call_of_the_client_is_safe(side: Side, server:
 
 
 @pytest.mark.parametrize("side", ["asyncio"], indirect=True)
-async def test_a_write_that_a_timeout_cut_off_is_not_repeated(side: Side, server: RedisServer) -> None:
+@pytest.mark.parametrize(
+    ("attempts", "expected", "message"),
+    [
+        (1, TimeoutExceeded, "no result within 0.1 s"),
+        (3, OutcomeUnknown, "INCRBY may have been carried out before it was cut off; not sent again"),
+    ],
+)
+async def test_a_write_that_a_timeout_cut_off_is_not_repeated(
+    side: Side, server: RedisServer, attempts: int, expected: type[Exception], message: str
+) -> None:
     """In asyncio a Timeout inside of the Retry cancels the attempt after INCR was sent: its outcome is unknown."""
-    client = side.client(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.1)))
+    client = side.client(Policy.wrap(Retry(attempts, backoff=[0]), Timeout(0.1)))
     await warm(client)
     server.freeze()
-    error = await failure(OutcomeUnknown, lambda: client.incr("n"))
-    assert str(error) == "INCRBY may have been carried out before it was cut off; not sent again"
+    error = await failure(expected, lambda: client.incr("n"))
+    assert (str(error), error.repeatable) == (message, False)
     server.thaw()
     assert await done(side.client().get("n")) == b"1"
 

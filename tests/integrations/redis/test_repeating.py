@@ -70,6 +70,14 @@ async def test_a_write_that_was_refused_is_repeated(side: Side) -> None:
     admin.close()
 
 
+async def test_a_pipeline_of_which_a_part_was_refused_is_not_repeated(side: Side) -> None:
+    """The other commands have been executed."""
+    client = side.client(Retry(2, on=ReadOnlyError, backoff=[0]))
+    pipeline = client.pipeline(transaction=False).incr("n").eval("return redis.error_reply('READONLY replica')", 0)
+    await failure(ReadOnlyError, pipeline.execute)
+    assert await done(client.get("n")) == b"1"
+
+
 async def test_a_write_is_repeated_if_on_result_rejects_its_reply(side: Side) -> None:
     """Its outcome is known, and the policy asks for the repeat."""
     client = side.client(Retry(5, on_result=lambda value: value < 3, backoff=[0]))

@@ -131,8 +131,8 @@ class _AsyncConnection(_Connection):
 
     @override
     async def read_response(self, *args: Any, **kwargs: Any) -> Any:
-        if "timeout" in kwargs and not self.is_connected and current_call(self.retry):  # a subscriber only reads
-            await self._connect_now()
+        if "timeout" in kwargs and not self.is_connected:  # a subscriber only reads
+            await self.connect()
         return await super().read_response(*args, **kwargs)
 
     def _shorten_timeout(self) -> None:

@@ -93,14 +93,19 @@ async def test_a_client_over_a_unix_socket_is_protected(side: Side, server: Redi
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")
-async def test_a_connection_that_is_not_established_has_nothing_to_read(side: Side, server: RedisServer) -> None:
+@pytest.mark.parametrize("connected", [False, True])
+async def test_an_unused_connection_has_nothing_to_read(side: Side, server: RedisServer, connected: bool) -> None:
     """A pool checks each connection before use, with a method named by version; that does not connect it."""
     client = side.client(Count())
     connection = client.connection_pool.make_connection()
+    if connected:
+        await done(connection.send_command("PING"))
+        await done(connection.read_response())
     for name in ("can_read", "can_read_destructive"):
         if hasattr(connection, name):
             assert await done(getattr(connection, name)()) is False
-    assert not connection.is_connected
+    assert connection.is_connected is connected
+    await done(connection.disconnect())
 
 
 async def test_a_connection_class_may_be_a_stand_in(side: Side, server: RedisServer) -> None:

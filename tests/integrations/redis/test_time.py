@@ -202,6 +202,23 @@ async def test_cancelling_a_task_does_not_affect_other_tasks(side: Side, server:
     assert await client.get("b") == b"2"
 
 
+@pytest.mark.parametrize("side", ["asyncio"], indirect=True)
+async def test_a_task_that_was_cancelled_can_clean_up(side: Side) -> None:
+    """Its next command is not taken for one that was cut off."""
+    client = side.client(Retry(3))
+
+    async def work() -> Any:
+        try:
+            await asyncio.sleep(PATIENCE)
+        except asyncio.CancelledError:
+            return await client.incr("n")
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == 1
+
+
 @pytest.mark.parametrize("socket_timeout", [None, PATIENCE])
 @pytest.mark.parametrize("side", ["asyncio"], indirect=True)
 async def test_a_cancellation_while_a_command_is_sent_is_not_lost(
@@ -219,7 +236,8 @@ async def test_a_cancellation_while_a_command_is_sent_is_not_lost(
     task = asyncio.create_task(reads("a"))
 
     async def drain(writer: asyncio.StreamWriter) -> None:
-        task.cancel()
+        if not task.cancelling():
+            task.cancel()
 
     with monkeypatch.context() as patched:
         patched.setattr(asyncio.StreamWriter, "drain", drain)

@@ -18,7 +18,6 @@ from resilience import (
     DeadlineExceeded,
     Rejected,
     SlowRatio,
-    WorkersExhausted,
     backoff,
 )
 from tests.conftest import Boom, FakeClock, Script, World, no_collector
@@ -26,20 +25,6 @@ from tests.contention.beside import beside
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails, works
 
 # --- opening -----------------------------------------------------------------------------------
-
-
-async def test_five_consecutive_failures_open_a_circuit_by_default(world: World) -> None:
-    """The sixth call is not made."""
-    breaker = CircuitBreaker()
-    script = Script(Boom("no"))
-
-    for _ in range(4):
-        await world.attempt(breaker, script.function())
-        assert breaker.state is CLOSED
-    await world.attempt(breaker, script.function())
-    assert breaker.state is OPEN
-    assert isinstance(await world.attempt(breaker, script.function()), CircuitOpen)
-    assert script.calls == 5
 
 
 async def test_a_call_that_takes_exactly_the_limit_is_slow_despite_rounding(world: World, clock: FakeClock) -> None:
@@ -55,17 +40,6 @@ async def test_a_call_that_takes_exactly_the_limit_is_slow_despite_rounding(worl
 
 
 # --- which outcomes count ----------------------------------------------------------------------
-
-
-async def test_rejections_and_exceeded_deadlines_neither_count_nor_end_a_row(world: World) -> None:
-    """They say nothing about the dependency, unless they are in `on`."""
-    breaker = CircuitBreaker(2)
-    await fails(world, breaker)
-    for error in (BulkheadFull(), CircuitOpen(), WorkersExhausted(), Rejected(), DeadlineExceeded()):
-        assert await fails(world, breaker, error, times=2) is error
-    assert breaker.state is CLOSED
-    await fails(world, breaker)
-    assert breaker.state is OPEN
 
 
 @pytest.mark.parametrize("where", ["on", "ignore", "on_result"])

@@ -102,28 +102,6 @@ async def test_the_handler_gets_the_failure_and_the_context(world: World) -> Non
     assert (handled.operation, handled.properties["tenant"], handled.deadline) == ("fetch", 7, ctx.deadline)
 
 
-async def test_the_context_is_the_current_one_inside_the_handler(world: World) -> None:
-    """Executions inside the handler inherit its deadline and operation."""
-    seen: list[tuple[str | None, float]] = []
-
-    def handler(failure: Outcome[Any], ctx: Context) -> Any:
-        inside = current_context()
-        seen.append((inside.operation, inside.deadline))
-        return Retry().execute(lambda inner: seen.append((inner.operation, inner.deadline)))
-
-    ctx = Context(operation="fetch", timeout=60)
-    await run(world, Fallback(handler=handler), Boom(), ctx=ctx)
-    assert seen == [("fetch", ctx.deadline)] * 2
-
-
-async def test_an_asynchronous_handler_is_awaited_in_its_context(tasks_world: World) -> None:
-    async def handler(failure: Any, ctx: Context) -> str:
-        await anyio.sleep(0)
-        return f"{type(failure.error).__name__} in {current_context().operation}"
-
-    assert await run(tasks_world, Fallback(handler=handler), Boom(), ctx=Context(operation="fetch")) == "Boom in fetch"
-
-
 async def test_the_awaitable_result_of_a_plain_handler_is_awaited(tasks_world: World) -> None:
     """The handler may be a lambda around an asynchronous method."""
 

@@ -103,49 +103,43 @@ def instrument(
     """
     if meter_provider is not None and not isinstance(meter_provider, MeterProvider):
         raise TypeError(f"meter_provider must be a MeterProvider, not {meter_provider!r}")
-    feed = _exporter_for(meter_provider, Labels(hosts=hosts, max_names=max_names), attempts).feed
+    feed = _feed_for(meter_provider, Labels(hosts=hosts, max_names=max_names), attempts)
     feed.refuse_others(hosts, max_names, attempts)
     return feed.add(*policies)
 
 
-@final
-class _Exporter:
-    """The instruments of one meter provider."""
-
-    def __init__(self, provider: MeterProvider, labels: Labels, attempts: bool) -> None:
-        meter = provider.get_meter(_SCOPE)
-        self.feed: Feed = Feed(self._recorder, labels, attempts=attempts)
-        self._recorders: dict[Instrument, Callable[..., None]] = {}
-        for it in INSTRUMENTS:
-            if it.kind == "counter":
-                self._recorders[it] = meter.create_counter(it.name, it.unit, it.description).add
-            elif it.kind == "histogram":
-                self._recorders[it] = meter.create_histogram(
-                    it.name, it.unit, it.description, explicit_bucket_boundaries_advisory=DURATION_BUCKETS
-                ).record
-            else:
-                callback = partial(_observe, self.feed, it)
-                meter.create_observable_gauge(it.name, [callback], it.unit, it.description)
-
-    def _recorder(self, it: Instrument, labels: Mapping[str, str]) -> Callable[[float], object]:
-        return partial(self._recorders[it], attributes=_attributes(labels))
-
-
 _lock = forks.lock_of(sys.modules[__name__])
-_exporters: WeakKeyDictionary[object, _Exporter] = WeakKeyDictionary()
+_feeds: WeakKeyDictionary[object, Feed] = WeakKeyDictionary()
 
 
-def _exporter_for(given: MeterProvider | None, labels: Labels, attempts: bool) -> _Exporter:
+def _feed_for(given: MeterProvider | None, labels: Labels, attempts: bool) -> Feed:
     current = metrics.get_meter_provider()
     # The global provider is a different object once it is set, so its key is the module that has it.
     key: object = metrics if given is None or given is current else given
     with _lock:
-        exporter = _exporters.get(key)
-        if exporter is None and key is metrics:
-            exporter = _exporters.get(current)  # made for this provider before it became the global one
-        if exporter is None:
-            exporter = _exporters[key] = _Exporter(given or current, labels, attempts)
-        return exporter
+        feed = _feeds.get(key)
+        if feed is None and key is metrics:
+            feed = _feeds.get(current)  # made for this provider before it became the global one
+        if feed is None:
+            feed = _feeds[key] = _make_feed(given or current, labels, attempts)
+        return feed
+
+
+def _make_feed(provider: MeterProvider, labels: Labels, attempts: bool) -> Feed:
+    """Create the instruments of a meter provider, and the feed that records with them."""
+    meter = provider.get_meter(_SCOPE)
+    record: dict[Instrument, Callable[..., None]] = {}
+    feed = Feed(lambda it, values: partial(record[it], attributes=_attributes(values)), labels, attempts=attempts)
+    for it in INSTRUMENTS:
+        if it.kind == "counter":
+            record[it] = meter.create_counter(it.name, it.unit, it.description).add
+        elif it.kind == "histogram":
+            record[it] = meter.create_histogram(
+                it.name, it.unit, it.description, explicit_bucket_boundaries_advisory=DURATION_BUCKETS
+            ).record
+        else:
+            meter.create_observable_gauge(it.name, [partial(_observe, feed, it)], it.unit, it.description)
+    return feed
 
 
 def _observe(feed: Feed, it: Instrument, options: CallbackOptions) -> Iterable[Observation]:

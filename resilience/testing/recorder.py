@@ -56,7 +56,10 @@ class Recorder:
         :param times: how many; at least one by default.
         :param numbers: fields of the event, and the values that they must have.
         """
-        found = self._find(kind, numbers)
+        known = {field.name for field in fields(kind)}
+        if not known >= numbers.keys():
+            raise TypeError(f"{kind.__name__} has no {', '.join(sorted(numbers.keys() - known))}")
+        found = sum(all(getattr(it, name) == value for name, value in numbers.items()) for it in self.of(kind))
         if found == 0 if times is None else found != times:
             wanted = "at least once" if times is None else f"{times} times"
             raise AssertionError(f"{_text(kind, numbers)} should have happened {wanted}, not {found} times, in\n{self}")
@@ -77,12 +80,6 @@ class Recorder:
         began = self.events[0].time
         return "\n".join(f"+{event.time - began:g} s  {event.policy}  {_numbers_of(event)}" for event in self.events)
 
-    def _find(self, kind: type[Event], numbers: dict[str, object]) -> int:
-        known = {field.name for field in fields(kind)}
-        if not known >= numbers.keys():
-            raise TypeError(f"{kind.__name__} has no {', '.join(sorted(numbers.keys() - known))}")
-        return sum(all(getattr(it, name) == value for name, value in numbers.items()) for it in self.of(kind))
-
 
 @contextmanager
 def recording(*kinds: type[Event]) -> Iterator[Recorder]:
@@ -101,9 +98,8 @@ def _text(kind: type[Event], numbers: dict[str, object]) -> str:
 
 def _numbers_of(event: Event) -> str:
     common = {field.name for field in fields(Event)}
-    shown = [it for it in fields(event) if it.name not in common]
-    values = {it.name: getattr(event, it.name) for it in shown}
-    return _text(type(event), {it.name: values[it.name] for it in shown if values[it.name] != it.default})
+    own = [(it.name, getattr(event, it.name), it.default) for it in fields(event) if it.name not in common]
+    return _text(type(event), {name: value for name, value, default in own if value != default})
 
 
 def _short(value: object) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, final
 from weakref import WeakValueDictionary
 
 from resilience import forks
@@ -22,8 +22,6 @@ _MAX_GAP = 2.0
 #: ... and if the row began at most this many seconds ago: it should show when something happened.
 _MAX_DURATION = 30.0
 
-_Json: TypeAlias = dict[str, Any]
-
 
 @final
 @dataclass
@@ -34,7 +32,7 @@ class Row:
     :param began: the time of its first event on the process clock; `ended`: that of its latest event.
     """
 
-    shown: _Json
+    shown: dict[str, Any]
     began: float
     ended: float
 
@@ -66,7 +64,7 @@ class Log:
             row.ended = now
             row.shown |= {"change": self._changes, "text": text, "at": time.time(), "count": row.shown["count"] + 1}
 
-    def since(self, change: int) -> tuple[list[_Json], int]:
+    def since(self, change: int) -> tuple[list[dict[str, Any]], int]:
         """Return the rows that were added or changed since a change, and the number of the latest change."""
         with self._lock:
             return [row.shown.copy() for row in self._rows if row.shown["change"] > change], self._changes

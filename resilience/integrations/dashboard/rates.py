@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, final
 
 #: For how many seconds the counts of the process are kept.
 SPAN: Final = 60
@@ -17,8 +17,6 @@ MOST_PIPELINES: Final = 100
 #: What is counted, in the order in which it is shown. Executions are counted only while there is a viewer.
 FROM_EXECUTIONS: Final = ("executions", "failures")
 RATES: Final = (*FROM_EXECUTIONS, "retries", "timeouts", "rejections", "fallbacks")
-
-_Json: TypeAlias = dict[str, Any]
 
 
 @final
@@ -46,7 +44,7 @@ class Seconds:
         seconds = range(current - self._span + 1, current)
         return [self._counts.get(second, 0) if second + 1 > since else None for second in seconds]
 
-    def numbers(self, now: float, since: float) -> _Json:
+    def numbers(self, now: float, since: float) -> dict[str, Any]:
         """Return the total, and the mean per second over the last `PRESENT` complete seconds: 0 if there is none."""
         known = [count for count in self.complete(now, since)[-PRESENT:] if count is not None]
         return {"total": self._total, "present": round(sum(known) / len(known), 2) if known else 0.0}
@@ -72,7 +70,7 @@ class Rates:
             counts = self._pipelines[pipeline] = {it: Seconds(PRESENT + 1) for it in RATES}
         counts[name].add(now)
 
-    def summary(self, now: float, executions_since: float, since: float) -> _Json:
+    def summary(self, now: float, executions_since: float, since: float) -> dict[str, Any]:
         """Return all rates.
 
         :param executions_since: when the counting of executions began; `since`: when that of everything else began.

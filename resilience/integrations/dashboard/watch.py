@@ -44,8 +44,6 @@ _NO_SUBSCRIPTION: _Subscription = (inf, lambda: None)
 _TROUBLE: _Kinds = tuple(_COUNTED)
 _EXECUTIONS: _Kinds = (events.ExecutionFinished,)
 
-_Json: TypeAlias = dict[str, Any]
-
 
 @final
 class Watch:
@@ -137,7 +135,7 @@ class Watch:
 
     # --- data for viewers ---
 
-    def rates(self) -> _Json:
+    def rates(self) -> dict[str, Any]:
         """Return the `rates` of the process, and those of its `pipelines`."""
         with self._lock:
             return self._rates.summary(clock.now(), self._since(_EXECUTIONS), self._since(_TROUBLE))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from contextvars import ContextVar
 from math import inf
 from typing import Any, TypeAlias
@@ -123,12 +122,16 @@ class _Sending(Exchange):
         if self._was_sent and hdrs.EXPECT in request.headers:
             request.update_expect_continue()  # each attempt needs a new future that waits for `100 Continue`
         self._was_sent = True
-        # Without a limit of its own, a timer cuts it off, if there is a deadline.
-        async with nullcontext() if waits_until(ctx) == inf else asyncio.timeout(left):
-            response = await self._handler(request)
-            if self.settings.read_body:
-                await response.read()  # closes the response if reading fails; a websocket has no body to read
-            return response
+        if waits_until(ctx) == inf:  # a timer cuts it off, if there is a deadline
+            return await self._response()
+        async with asyncio.timeout(left):
+            return await self._response()
+
+    async def _response(self) -> ClientResponse:
+        response = await self._handler(self._request)
+        if self.settings.read_body:
+            await response.read()  # closes the response if reading fails; a websocket has no body to read
+        return response
 
     @override
     def proxy_refusal(self, error: Exception) -> int | None:

@@ -27,6 +27,15 @@ def add(connection: sqlite3.Connection, a: int, *, b: str = "") -> int:
     return a
 
 
+async def aconnect() -> sqlite3.Connection:
+    return connect()
+
+
+@dbapi.unit_of_work(Retry(), aconnect)
+async def aadd(connection: sqlite3.Connection, a: int) -> int:
+    return a
+
+
 @dbapi.unit_of_work(Fallback(None).wrap(Retry()), connect)
 def add_or_none(connection: sqlite3.Connection, a: int) -> int:
     return a
@@ -73,6 +82,7 @@ with_session()  # type: ignore[call-arg]
 
 async def main() -> None:
     assert_type(await with_async_session("a"), str)
+    assert_type(await aadd(1), int)
 
 
 assert_type(protect(redis.Redis(), Retry()), redis.Redis)

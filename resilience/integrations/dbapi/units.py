@@ -50,6 +50,18 @@ ABORTED: Final = (
 )
 
 
+@overload  # mypy finds no `W` in the union of both for a coroutine function
+def unit_of_work(
+    policy: Policy[D],
+    connect: Callable[[], Awaitable[W]],
+    *,
+    repeat_unknown_commits: bool = ...,
+    limit_statements: bool = ...,
+) -> UnitOfWork[W, D]: ...
+@overload
+def unit_of_work(
+    policy: Policy[D], connect: Callable[[], W], *, repeat_unknown_commits: bool = ..., limit_statements: bool = ...
+) -> UnitOfWork[W, D]: ...
 def unit_of_work(
     policy: Policy[D],
     connect: Callable[[], W | Awaitable[W]],

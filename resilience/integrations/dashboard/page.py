@@ -22,23 +22,22 @@ def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-#: Headers of every response. Only the page's own style and script have the two hashes: a browser runs no injected
-#: code, and the page can connect only to the server that it came from.
-HEADERS: Final[tuple[tuple[bytes, bytes], ...]] = tuple(
-    (name, value.encode())
-    for name, value in {
-        b"content-security-policy": (
-            f"default-src 'none'; script-src {_hash(_SCRIPT)}; style-src {_hash(_STYLE)}; connect-src 'self'; "
-            "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-            "require-trusted-types-for 'script'; trusted-types 'none'"
-        ),
-        b"cache-control": "no-store",
-        b"cross-origin-opener-policy": "same-origin",
-        b"cross-origin-resource-policy": "same-origin",
-        b"referrer-policy": "no-referrer",
-        b"x-content-type-options": "nosniff",
-        b"x-frame-options": "DENY",
-    }.items()
+#: Only the page's own style and script have the two hashes: a browser runs no injected code, and the page can connect
+#: only to the server that it came from.
+_POLICY = (
+    f"default-src 'none'; script-src {_hash(_SCRIPT)}; style-src {_hash(_STYLE)}; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+#: Headers of every response.
+HEADERS: Final[tuple[tuple[bytes, bytes], ...]] = (
+    (b"content-security-policy", _POLICY.encode()),
+    (b"cache-control", b"no-store"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
 )
 
 

@@ -35,7 +35,8 @@ from resilience.work.claims import Claim, ClaimStore, Store, as_claim_store
 
 T = TypeVar("T")
 
-#: The prefix of a result that the serializer returns as bytes: stores keep text.
+#: The prefixes of a result that the serializer returns as text or as bytes: stores keep text.
+_TEXT: Final = "text:"
 _BYTES: Final = "base64:"
 
 
@@ -147,7 +148,8 @@ class Once(Policy[Never]):
             raise KeyMisuse(
                 f"{self.name}: the key of a call is a text or a whole number, and not empty; it was {key!r}"
             )
-        return f"resilience:once:{self.name}:{key}"
+        name = self.name.replace("%", "%25").replace(":", "%3A")  # no key can reach the keys of another name
+        return f"resilience:once:{name}:{key}"
 
     def _fingerprint(self, ctx: Context) -> str:
         if self._payload is None:
@@ -166,11 +168,11 @@ class Once(Policy[Never]):
 
     def _as_text(self, result: object) -> str:
         kept = self._serializer.dumps(result)
-        return f"{_BYTES}{b64encode(kept).decode()}" if isinstance(kept, bytes) else str(kept)
+        return f"{_BYTES}{b64encode(kept).decode()}" if isinstance(kept, bytes) else f"{_TEXT}{kept}"
 
     def _from_text(self, text: str) -> Any:
-        is_text = not text.startswith(_BYTES)
-        return self._serializer.loads(text if is_text else b64decode(text.removeprefix(_BYTES)))
+        is_bytes = text.startswith(_BYTES)
+        return self._serializer.loads(b64decode(text.removeprefix(_BYTES)) if is_bytes else text.removeprefix(_TEXT))
 
     async def _claim(self, ctx: Context, key: str, token: str, fingerprint: str) -> Any:
         try:

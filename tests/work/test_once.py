@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -261,8 +261,19 @@ def test_a_key_is_in_use_while_its_abandoned_call_runs_in_a_thread() -> None:
 def test_results_are_stored_with_the_serializer(store: Any) -> None:
     once = Once(store, key=by_order, serializer=pickle, payload=lambda order: {"order": order})
     assert [once.call(lambda order: {1, 2}, "a") for _ in range(2)] == [{1, 2}] * 2
+    plain = SimpleNamespace(dumps=str, loads=str)
+    for text in ("base64:YQ==", "text:a"):
+        once = Once(store, key=by_order, serializer=plain, name="plain")
+        assert [once.call(lambda order: order, text) for _ in range(2)] == [text] * 2
     with pytest.raises(TypeError, match="not JSON serializable"):
         Once({}, key=by_order).call(lambda order: {1, 2}, "a")
+
+
+def test_a_key_is_that_of_one_name(store: Any) -> None:
+    """A caller who chooses the key cannot get the result of another function."""
+    named = {"pay": "refund:7", "pay:refund": "7", "pay%3Arefund": "7"}
+    for name, key in named.items():
+        assert Once(store, key=by_order, name=name).call(lambda order, name: name, key, name) == name
 
 
 @pytest.mark.parametrize("key", [None, True, 1.5, ("a", "b"), ""])

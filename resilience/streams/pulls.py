@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple, cast, final
 
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.errors import TimeoutExceeded
+from resilience.errors import TimeoutExceeded, WorkersExhausted
+from resilience.events.dispatch import report_refusal
 from resilience.formats import format_number
 from resilience.runtimes.base import Expired, PassiveTimer
 from resilience.runtimes.blocking import BlockingTimer
@@ -48,6 +49,19 @@ class Limits(NamedTuple):
     def deadline(self, until: float) -> float:
         """Return the earlier instant: `until`, or that of the timer."""
         return until if self.timer is None else min(until, self.timer.deadline)
+
+    def worker(self) -> tuple[str, int]:
+        """Return the policy that a worker is needed for, and how many abandoned functions may be running."""
+        return (_NAME, pool.max_abandoned()) if self.timer is None else (self.timer.policy, self.timer.max_abandoned)
+
+    def refuse_if_exhausted(self, ctx: Context) -> None:
+        """Refuse a call for which there is no worker, before the function is entered."""
+        policy, most = self.worker()
+        try:
+            pool.refuse_if_exhausted(policy, most)
+        except WorkersExhausted:
+            report_refusal(policy, ctx, "WorkersExhausted")
+            raise
 
     def exceeded(self, until: float, limit: float) -> BaseException:
         """Return the error for a pull that was cut off."""
@@ -88,11 +102,10 @@ def within(limits: Limits, until: float, limit: float, step: Callable[[], Any]) 
 
     :param until: the instant at which the stream's own limit ends, which is `limit` in seconds.
     """
-    deadline, timer = limits.deadline(until), limits.timer
+    deadline = limits.deadline(until)
     if deadline == inf:
         return step()
-    policy, most = (_NAME, pool.max_abandoned()) if timer is None else (timer.policy, timer.max_abandoned)
-    real = BlockingTimer(deadline, policy, most)
+    real = BlockingTimer(deadline, *limits.worker())
     try:
         real.check_before_start()
         job = real.begin(step, (), {})

@@ -52,25 +52,28 @@ async def keep_open(first: float, idle: float, ctx: Context) -> None:
         raise Closed
     if runtime.failure is not None and not runtime.is_repeatable:
         raise runtime.failure  # another call would deliver the same items again
+    limits = Limits(ctx._timer if isinstance(ctx._timer, PassiveTimer) else None, first, idle)
+    on_worker = runtime.host is BLOCKING and limits != (None, inf, inf)
+    if on_worker:
+        limits.refuse_if_exhausted(ctx)
     runtime.failure, runtime.is_exhausted = None, False
     record, now = ctx._info.record, clock.now()
     began = now if subscribers.calls else None
     if record is not None:
         record.begin_attempt()
     token = set_ambient(ctx)
-    limits = Limits(ctx._timer if isinstance(ctx._timer, PassiveTimer) else None, first, idle)
     until, run = now + first, None
     try:
         if runtime.host is not BLOCKING:
             opened = await _aopen(ctx, limits, until)
             pulled: Any = apulls(ctx, opened[1], limits, until)
-        elif limits == (None, inf, inf):
-            opened = _open(ctx)
-            pulled = pulls(ctx, opened[1])
-        else:  # on a worker, in variables of the source's own: the chain's are in use
+        elif on_worker:  # in variables of the source's own, because the chain's are in use
             run = contextvars.copy_context().run
             opened = within(limits, until, first, functools.partial(run, _open, ctx))
             pulled = pulls(ctx, limited(limits, functools.partial(run, next, opened[1], END), until))
+        else:
+            opened = _open(ctx)
+            pulled = pulls(ctx, opened[1])
         await hold_open(runtime, opened, pulled, run)
         runtime.is_exhausted = True
     except Closed:

@@ -23,7 +23,9 @@ from resilience import (
     WorkersExhausted,
 )
 from resilience.clock import clock as process_clock
+from resilience.events import CallRejected
 from resilience.runtimes import workers
+from resilience.testing import recording
 from tests.callers import wait_until
 from tests.conftest import Boom
 from tests.runtimes.conftest import LONG, SHORT, abandon
@@ -62,10 +64,12 @@ def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch
     assert isinstance(raised.value, Rejected)
     assert (raised.value.policy, raised.value.retry_after) == ("slow", None)
     assert "2 abandoned calls" in str(raised.value)
-    with pytest.raises(WorkersExhausted):
-        next(Retry().streaming(first=LONG)(lambda: map(entered.append, [1]))())
+    of_stream = Context()
+    with recording(CallRejected) as recorder, pytest.raises(WorkersExhausted):
+        next(Retry().streaming(first=LONG).execute(lambda ctx: map(entered.append, [1]), of_stream))
+    assert [(event.policy, event.reason) for event in recorder.of(CallRejected)] == [("streaming", "WorkersExhausted")]
     assert entered == []
-    assert ctx.attempts == 0
+    assert (ctx.attempts, of_stream.attempts) == (0, 0)
     gate.set()
     wait_until(lambda: Timeout.abandoned() == 0)
     assert Timeout(LONG).call(lambda: "again") == "again"

@@ -119,10 +119,7 @@ class DeadlineMiddleware:
 
 @final
 class _Server:
-    """The `receive` and `send` of one request, which call those of the server outside the budget.
-
-    :param answering: returns the answer to an error of the app.
-    """
+    """The `receive` and `send` of one request, which call those of the server outside the budget."""
 
     _has_begun = False  # whether the start of a response has been sent
     _is_replaced = False  # whether an answer has replaced the response of a framework

@@ -93,7 +93,6 @@ class DeadlineMiddleware:
 class _Request:
     """One request, and the answer to an error of the app.
 
-    :param answering: returns the answer to an error.
     :param steps: the block in which each step of the app runs: its call, each item of its body, `close`.
     """
 

@@ -73,10 +73,7 @@ class StatementLimits:
 
 @final
 class SQLiteLimits:
-    """The limits of a SQLite connection: how long it waits for a lock, and a thread that interrupts it.
-
-    :param connection: a connection of sqlite3 or aiosqlite.
-    """
+    """The limits of a connection of sqlite3 or aiosqlite: how long it waits for a lock, and what interrupts it."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection

@@ -57,10 +57,7 @@ KINDS: Final = tuple(Kind(sends, gets) for sends in (False, True) for gets in (F
 
 @final
 class OutOfTime(DeadlineExceeded):
-    """A call that exceeded the `timeout` that we gave it.
-
-    :param status: the error that gRPC raised.
-    """
+    """A call that exceeded the `timeout` that we gave it; `status` is the error that gRPC raised."""
 
     def __init__(self, message: str = "", *, status: Any = None) -> None:
         super().__init__(message)
@@ -69,10 +66,7 @@ class OutOfTime(DeadlineExceeded):
 
 @final
 class Settings:
-    """The settings that the calls of one channel share.
-
-    :param in_tasks: whether it is a channel of grpc.aio, whose calls have to be awaited.
-    """
+    """The settings that the calls of one channel share. Calls of grpc.aio are `in_tasks`: they have to be awaited."""
 
     def __init__(self, policy: Policy[Any], unrepeatable: Collection[str], *, in_tasks: bool) -> None:
         if not isinstance(policy, Policy):

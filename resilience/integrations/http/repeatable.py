@@ -23,10 +23,7 @@ from resilience.work.idempotency import key_for
 
 
 class Repeatable:
-    """A request that knows whether it may be sent again.
-
-    :param body: what the client reads while it sends.
-    """
+    """A request that knows whether it may be sent again."""
 
     #: Errors of the client that prove that nothing has reached the server.
     never_sent: ClassVar[tuple[type[Exception], ...]] = ()

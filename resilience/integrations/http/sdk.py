@@ -80,10 +80,7 @@ class SDK:
 
 
 def protected_copy(client: Any, policy: Policies, sdk: SDK) -> Any:
-    """Return a copy of the client that has no retries of its own, and runs each request through the policy.
-
-    :raises TypeError: if `policy` is not a policy.
-    """
+    """Return a copy of the client that has no retries of its own, and runs each request through the policy."""
     return _protect(client.with_options(max_retries=0), Settings(policy, _RULES), sdk)
 
 

@@ -19,10 +19,7 @@ _BYTES = classes("ByteStream")
 
 
 class _Limited:
-    """The body of a response with a deadline.
-
-    :param late: creates the error for a body that is not read by the deadline.
-    """
+    """The body of a response with a deadline; `late` creates the error for one that is not read by then."""
 
     def __init__(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> None:
         self._stream = stream

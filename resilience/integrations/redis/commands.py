@@ -48,10 +48,7 @@ def also_repeatable(repeat_writes: bool | Collection[str]) -> frozenset[str] | N
 
 
 def may_repeat(command: Command, also: frozenset[str] | None) -> bool:
-    """Whether this command may be executed twice.
-
-    :param also: the result of `also_repeatable`.
-    """
+    """Whether this command may be executed twice; `also` is the result of `also_repeatable`."""
     name = command[0].upper() if isinstance(command[0], str) else ""
     if also is None or name in also:
         return True

@@ -30,10 +30,7 @@ _ANSWERS = {"fresh": "a value that it keeps", "stale": "an old value", "shared":
 
 
 def sentence(event: Event, *, messages: bool) -> str:
-    """Describe an event in one line of printable characters, even if a message or a name contains others.
-
-    :param messages: whether the messages of errors are written.
-    """
+    """Describe an event in one line of printable characters, even if a message or a name contains others."""
     text = f"{_topic(event)}: {_said(event)}"
     if messages:
         known = facts(event, messages=True)

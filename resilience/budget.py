@@ -125,8 +125,9 @@ class detached(_Budget):  # read as an adjective: "with detached(timeout=5.0)"
 
     With `with`, nothing is cut off. With `async with`, the block is cut off after `timeout`, and raises
     `DeadlineExceeded`. Under trio, it is also shielded from an outer cancellation, so give it a limit. Under asyncio,
-    a task is cancelled only once, so anything that it awaits after that runs to its end; from a scope of anyio that was
-    cancelled, and would cancel every `await`, the block is shielded as well.
+    a task is cancelled only once, so anything that it awaits after that runs to its end; an outer limit that ends while
+    the block runs cuts it off. From a scope of anyio that was cancelled, and would cancel every `await`, the block is
+    shielded as well.
 
     >>> from resilience import Retry, deadline, detached
     >>> with deadline(0.0):

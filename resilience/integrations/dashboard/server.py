@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 
 from resilience.integrations.dashboard.app import Dashboard
+from resilience.integrations.extras import needed_by
 
 if TYPE_CHECKING:
     import uvicorn
@@ -75,10 +76,8 @@ def serve(
     :raises OSError: if the address cannot be bound to.
     :raises ImportError: if uvicorn is not installed (`pip install 'resilience-pipeline[dashboard]'`).
     """
-    try:
+    with needed_by("dashboard"):
         import uvicorn
-    except ImportError as error:
-        raise ImportError("serve() needs uvicorn: pip install 'resilience-pipeline[dashboard]'") from error
     name = f"[{host}]" if ":" in host else host
     dashboard = Dashboard(*policies, allowed_hosts=allowed_hosts or (*_LOOPBACK, name), **options)
     try:  # in the caller's thread, so that the caller gets the error

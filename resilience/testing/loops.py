@@ -242,12 +242,11 @@ def _trio_in(clock: VirtualClock) -> Iterator[None]:
     def current_time(its_clock: Any) -> float:
         return run_of(its_clock).time.now()
 
-    def deadline_to_sleep_time(its_clock: Any, deadline: float) -> float:
+    def pause_until(its_clock: Any, deadline: float) -> float:
         return run_of(its_clock).pause_until(deadline)
 
-    replacements = (start_clock, current_time, deadline_to_sleep_time)
     try:
-        with replaced(own, **{it.__name__: it for it in replacements}):
+        with replaced(own, start_clock=start_clock, current_time=current_time, deadline_to_sleep_time=pause_until):
             yield
     finally:
         for run in runs.values():

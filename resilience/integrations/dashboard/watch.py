@@ -64,8 +64,6 @@ class Watch:
         if history:
             self._subscribe_locked(_TROUBLE)
 
-    # --- subscriptions ---
-
     @contextmanager
     def viewing(self) -> Iterator[None]:
         """Count a viewer during the block, and executions during the block and for `LINGER` seconds after it."""
@@ -107,8 +105,6 @@ class Watch:
     def _since(self, kinds: _Kinds) -> float:
         return self._subscriptions.get(kinds, _NO_SUBSCRIPTION)[0]
 
-    # --- events ---
-
     def record(self, event: Event) -> None:
         """Count an event, and add it to the log."""
         now = clock.now()
@@ -132,8 +128,6 @@ class Watch:
     def _count(self, name: str, event: Event, now: float) -> None:
         with self._lock:
             self._rates.add(name, event.pipeline, now)
-
-    # --- data for viewers ---
 
     def rates(self) -> dict[str, Any]:
         """Return the `rates` of the process, and those of its `pipelines`."""

@@ -155,9 +155,6 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return _seconds_until(text or "") if seconds is None else seconds
 
 
-# --- parsing headers, checking arguments -----------------------------------------------------
-
-
 def _header(headers: Mapping[str, str], name: str) -> str:
     """Return a header by its name, in any case, from a client's mapping or a plain dictionary; empty if missing."""
     value = headers.get(name)

@@ -58,9 +58,6 @@ class Measurement(NamedTuple):
 #: A measurement with its label values in a plain tuple, in the order of the instrument's labels: cheap for calls.
 Reading: TypeAlias = tuple[Instrument, float, tuple[str, ...]]
 
-
-# --- instruments -----------------------------------------------------------------------------
-
 _CALLS = ("pipeline", "operation")
 _POLICY = ("pipeline", "policy")
 _WHERE = (*_POLICY, "operation")

@@ -6,6 +6,7 @@ plain `Retry()` retries it, and a plain `CircuitBreaker(5)` counts it. If the la
 client gets the response.
 """
 
+from resilience.integrations.http.limits import learned
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import (
     DEFAULT_RULES,
@@ -26,6 +27,7 @@ __all__ = [
     "PerHost",
     "Rules",
     "TransientStatus",
+    "learned",
     "retry_after",
     "standard",
 ]

@@ -59,7 +59,7 @@ def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
 
     :param headers: the headers of a response: a client's own mapping, or a plain dictionary.
 
-    >>> from resilience.integrations.http.limits import learned
+    >>> from resilience.integrations.http import learned
     >>> learned({"X-RateLimit-Remaining": "3", "X-RateLimit-Reset": "20"})
     (3.0, 20.0)
     >>> learned({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"})

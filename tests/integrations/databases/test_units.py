@@ -15,7 +15,7 @@ import psycopg2
 import psycopg2.extras
 import pytest
 
-from resilience import Cache, Fallback, Hedge, Policy, Retry, Timeout, current_context, deadline, events
+from resilience import Cache, Context, Fallback, Hedge, Policy, Retry, Timeout, current_context, deadline, events
 from resilience.errors import ArgumentMisuse
 from resilience.integrations.dbapi import OutcomeUnknown, StatementLimits, unit_of_work
 from resilience.testing import recording
@@ -89,9 +89,20 @@ def abandoned_attempts_end() -> None:
     wait_until(lambda: Timeout.abandoned() == 0)
 
 
-@pytest.mark.parametrize("policy", [Timeout(0.3), AGAIN.wrap(Timeout(0.3))])
-def test_the_outcome_of_a_commit_that_is_cut_off_is_unknown(path: Path, policy: Policy[Any]) -> None:
-    """No Retry repeats it, in the policy or around the unit."""
+class Stubborn(Policy[Any]):
+    """Makes a failed call again, whatever it has failed with."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        try:
+            return await call(ctx)
+        except Exception:
+            return await call(ctx)
+
+
+@pytest.mark.parametrize("around", [[], [AGAIN], [Stubborn()]])
+def test_the_outcome_of_a_commit_that_is_cut_off_is_unknown(path: Path, around: list[Policy[Any]]) -> None:
+    """It is not repeated, in the policy or by a Retry around the unit."""
+    policy = Policy.wrap(*around, Timeout(0.3))
     may_end = threading.Event()
 
     class Slow(sqlite3.Connection):

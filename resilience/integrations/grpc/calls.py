@@ -26,6 +26,7 @@ from resilience.execution import aprotect, protect
 from resilience.hints import forbid_repeat
 from resilience.integrations.grpc.answers import Answer, DeadlineStatus, aio_answer
 from resilience.integrations.http import NotRepeatable
+from resilience.integrations.wire import parse_milliseconds
 from resilience.network_errors import grpc_status
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
@@ -166,7 +167,7 @@ class Call:
             return None
         outer = current_context()
         timeout = max(0.0, self._details.timeout)
-        return Context(timeout=timeout, operation=outer._info.operation or self._method, properties=outer.properties)
+        return Context(timeout=timeout, operation=outer._info.operation, properties=outer.properties)
 
     def _begin(self, ctx: Context) -> Any:
         """Begin an attempt with the time that is left; refuse if the requests were sent and cannot be sent again."""
@@ -175,8 +176,6 @@ class Call:
             raise NotRepeatable("the call was not made again: its requests, or its method, allow it only once")
         self._has_begun = True
         request = iter(self._request) if self._is_replayable else self._request
-        if timeout is None and self._details.timeout is None:
-            return self._continuation(self._details, request)
         return self._continuation(_changed(self._details, timeout=timeout), request)
 
     async def _covered(self, call: Any) -> Any:
@@ -262,18 +261,11 @@ def _ran_out(error: Any, ctx: Context) -> bool:
 
 def _mark_pushback(error: Any) -> None:
     """Set the server's pushback on the error, as the attributes that Retry reads."""
-    pushback = _pushback(error)
-    if pushback is not None and pushback >= 0:
-        error.retry_after = pushback / 1000
-    elif pushback is not None:
-        forbid_repeat(error)
-
-
-def _pushback(error: Any) -> int | None:
-    """Return the server's pushback in milliseconds; negative for "no retry", also if it is not readable (A6)."""
     metadata: Any = getattr(error, "trailing_metadata", tuple)() or ()
     values = [value for key, value in metadata if key == PUSHBACK]
-    if not values:
-        return None
-    text = values[-1] if isinstance(values[-1], str) else values[-1].decode("latin-1")
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
+    if values:
+        seconds = parse_milliseconds(str(values[-1]))
+        if seconds is None:  # negative, or not readable: no retry (A6)
+            forbid_repeat(error)
+        else:
+            error.retry_after = seconds

@@ -74,10 +74,10 @@ class TestBlocking:
         assert call.code() is grpc.StatusCode.CANCELLED
 
     def test_a_stream_of_requests_may_depend_on_the_replies(self, channel: Any, dependency: Dependency) -> None:
-        """The policy does not wait for the first reply."""
+        """The policy does not wait for the first reply, nor for the first request."""
         dependency.steps = [b"echo"]
         sent: list[bytes] = [b"a", b"b"]
-        may_send = threading.Semaphore(1)
+        may_send = threading.Semaphore(0)
 
         def requests() -> Iterator[bytes]:
             for request in sent:
@@ -85,7 +85,9 @@ class TestBlocking:
                 yield request
 
         received = []
-        for reply in channel.stream_stream("/test.Test/Chat")(requests()):
+        replies = channel.stream_stream("/test.Test/Chat")(requests())
+        may_send.release()
+        for reply in replies:
             received.append(reply)
             may_send.release()
         assert received == sent

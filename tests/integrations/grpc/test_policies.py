@@ -72,9 +72,11 @@ class TestRetry:
 
     @pytest.mark.parametrize("method", ["Join", "Chat"])
     def test_sends_an_iterator_of_requests_once(self, client: Client, dependency: Dependency, method: str) -> None:
-        """The second time it would be empty."""
+        """The second time it would be empty. A policy sees the failure only if a blocking call waits for one reply."""
         dependency.steps = [UNAVAILABLE, b"fine"]
-        assert status(lambda: client.call(NOW, method, iter([b"a", b"b"]))) is UNAVAILABLE
+        breaker = CircuitBreaker(1)
+        assert status(lambda: client.call(NOW.wrap(breaker), method, iter([b"a", b"b"]))) is UNAVAILABLE
+        assert breaker.stats().opened == (client.is_blocking and method == "Join")
         assert [requests for _, requests, _ in dependency.seen] == [b"ab"]
 
     def test_repeats_no_unrepeatable_method(self, client: Client, dependency: Dependency) -> None:
@@ -212,11 +214,13 @@ class TestDeadline:
 
     @pytest.mark.parametrize("method", Dependency.methods)
     def test_ends_a_call_with_the_status_of_grpc(self, client: Client, dependency: Dependency, method: str) -> None:
-        """A call that runs into the context's deadline fails with DEADLINE_EXCEEDED, and is not repeated."""
+        """A call that runs into the context's deadline fails with gRPC's own error, and is not repeated."""
         dependency.steps = [Dependency.hang]
         began = time.monotonic()
-        with deadline(0.3):
-            assert status(lambda: client.call(NOW, method, REQUEST[method])) is EXCEEDED
+        with deadline(0.3), pytest.raises(grpc.RpcError) as caught:
+            client.call(NOW, method, REQUEST[method])
+        error: Any = caught.value
+        assert (error.code(), isinstance(error, DeadlineExceeded)) == (EXCEEDED, False)
         assert time.monotonic() - began < 10
         assert len(dependency.seen) == 1
         assert dependency.gone.wait(PATIENCE)
@@ -320,12 +324,13 @@ class TestDeadline:
 
 
 class TestContextOfACall:
-    def test_names_the_method_and_inherits_the_rest(self, client: Client) -> None:
+    @pytest.mark.parametrize("limit", [{}, {"timeout": PATIENCE}])
+    def test_names_the_method_and_inherits_the_rest(self, client: Client, limit: dict[str, float]) -> None:
         """The operation is the method, unless the caller has set one; properties are inherited."""
         recording = Recording()
-        client.call(recording, "One")
+        client.call(recording, "One", **limit)
         outer = Context(operation="checkout", properties={"user": "ada"})
-        Retry().execute(lambda ctx: client.call(recording, "One"), outer)
+        Retry().execute(lambda ctx: client.call(recording, "One", **limit), outer)
         assert [it.operation for it in recording.seen] == ["/test.Test/One", "checkout"]
         assert recording.seen[1].properties == {"user": "ada"}
 

@@ -21,6 +21,7 @@ from resilience.matching import Matcher, On, OnResult, optional_predicate, rejec
 from resilience.network_errors import transient
 from resilience.outcome import Success, unwrap_stop_iteration
 from resilience.policies.attempts import Attempts
+from resilience.policies.copies import without_frames
 from resilience.policies.retry_state import RetryRules, RetryState, too_late
 from resilience.policy import Call, Policy
 from resilience.repeats import Budget, as_budget
@@ -169,6 +170,8 @@ class Retry(Policy[Never]):
                         state.conclude_with(result)
                         return result
                 attempt = derive(ctx, ctx.deadline, state.attempt, ctx._timer)
+                if failed is not None and not ctx.runtime.is_shareable:  # a stream, which the frames would keep alive
+                    failed = without_frames(failed)
         finally:
             failed = None  # no cycle: error -> traceback -> this frame -> error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import operator
 import types
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
@@ -24,24 +23,11 @@ class Driver:
     :param execute: makes the coroutine of the execution, which yields an `Opened` for each source.
     """
 
-    __slots__ = (
-        "_caller",
-        "_execute",
-        "_execution",
-        "_out",
-        "_pulls",
-        "_run",
-        "is_busy",
-        "is_over",
-        "runtime",
-        "take",
-    )
+    __slots__ = ("_execute", "_execution", "_pulls", "_run", "is_busy", "is_over", "runtime", "take")
 
     def __init__(self, runtime: StreamRuntime, execute: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.runtime: StreamRuntime = runtime
         self._execute = execute
-        self._caller: Any = None
-        self._out: Any = None  # what the step has brought
         self._execution: Any = None  # the coroutine, from the first step on
         self._run: Callable[..., Any]  # runs a function in the variables of the stream; made with the execution
         self._pulls: Generator[Any, Any, None] | None = None  # those of the open source
@@ -56,18 +42,6 @@ class Driver:
         :param error: what to throw first into the source, or into the chain while no source is open.
         :param sent: what the event loop has sent, if it has.
         """
-        if self._caller is None or self._caller.gi_frame is None:  # an error has ended it
-            caller = _make_calls()
-            next(caller)
-            self._caller = caller
-        try:
-            self._caller.send((self._step, error, sent))
-        finally:
-            error = None  # no cycle: error -> traceback -> this frame -> error
-        out, self._out = self._out, None
-        return out
-
-    def _step(self, error: BaseException | None, sent: object) -> None:
         if self._execution is None and not self.is_over:
             self._run, self._execution = contextvars.copy_context().run, self._execute()
         if type(error) is StopIteration:  # of `take`
@@ -90,16 +64,13 @@ class Driver:
                 else:
                     error = None
                     if type(out) is Opened:
-                        self._pulls = out.pulls
-                        if not self.runtime.resume:  # otherwise a policy may keep the error: see `_make_calls`
-                            self.take = functools.partial(self._run, out.pulls.send)
+                        self._pulls, self.take = out.pulls, functools.partial(self._run, out.pulls.send)
                     elif self._pulls is None and self.runtime.host is BLOCKING:
                         error = suspension(self._execution, "a policy")
                     else:
-                        self._out = out
-                        return
+                        return out
                 sent = None
-            self._out = END
+            return END
         finally:
             error = None  # no cycle: error -> traceback -> this frame -> error
 
@@ -142,17 +113,6 @@ class Driver:
             if runtime.left_open is not None:  # the event loop closes asynchronous generators itself
                 its = (None if type(it) is types.AsyncGeneratorType else it for it in runtime.left_open)
                 await close_all(runtime, *its)
-
-
-def _make_calls() -> Generator[None, tuple[Any, ...], None]:
-    """Make the calls that are sent, apart from the frames of the consumer.
-
-    A policy may keep the error of an attempt while the next source is open. The error refers to all frames that it was
-    raised under. With the consumer's among them, whose variables refer to the stream, a dropped stream would not be
-    closed before the cyclic collector runs. This frame refers to no other while it is suspended.
-    """
-    while True:
-        operator.call(*(yield))
 
 
 def _no_source(sent: None) -> NoReturn:

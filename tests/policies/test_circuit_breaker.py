@@ -27,6 +27,20 @@ from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails, works
 # --- opening -----------------------------------------------------------------------------------
 
 
+async def test_five_consecutive_failures_open_a_circuit_by_default(world: World) -> None:
+    """The sixth call is not made."""
+    breaker = CircuitBreaker()
+    script = Script(Boom("no"))
+
+    for _ in range(4):
+        await world.attempt(breaker, script.function())
+        assert breaker.state is CLOSED
+    await world.attempt(breaker, script.function())
+    assert breaker.state is OPEN
+    assert isinstance(await world.attempt(breaker, script.function()), CircuitOpen)
+    assert script.calls == 5
+
+
 async def test_a_call_that_takes_exactly_the_limit_is_slow_despite_rounding(world: World, clock: FakeClock) -> None:
     """In floats, (now + 0.3) - now is less than 0.3 at many instants."""
     breaker = CircuitBreaker(SlowRatio(1.0, slower_than=0.3, min_calls=50, last=50))

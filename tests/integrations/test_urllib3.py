@@ -14,6 +14,7 @@ import urllib3
 
 from resilience import Timeout, TimeoutExceeded, deadline
 from resilience.integrations import urllib3 as ours
+from resilience.integrations.http import PerHost
 from resilience.integrations.urllib3 import ResiliencePoolManager
 from tests.integrations.http_clients import QUICK
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
@@ -51,6 +52,15 @@ def test_a_pool_of_the_manager_is_protected(server: FlakyServer) -> None:
         assert pool.request("GET", "/").status == 302
         assert pool.urlopen("GET", "/path", headers={"X-A": "1"}).data == b"ok"
     assert [it.path for it in server.requests] == ["/", "/", "/path"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_the_policy_is_that_of_the_host(host: str) -> None:
+    """Even if the query contains another URL."""
+    policies = PerHost(lambda origin: QUICK)
+    with ResiliencePoolManager(policies) as http, pytest.raises(urllib3.exceptions.HTTPError):
+        http.request("GET", f"http://{host}:1/?next=http://b/")
+    assert list(policies.policies) == [f"http://{host}:1"]
 
 
 def test_each_method_of_reading_a_stream_has_the_deadline(server: FlakyServer) -> None:

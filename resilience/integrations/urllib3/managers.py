@@ -104,7 +104,8 @@ class _Sending(Urllib3Exchange):
         headers: Mapping[str, str],
         options: dict[str, Any],
     ) -> None:
-        url = target if "://" in target else f"{pool.scheme}://{pool.host}:{pool.port}{target}"
+        host = f"[{pool.host}]" if ":" in pool.host else pool.host
+        url = f"{pool.scheme}://{host}:{pool.port}{target}" if target.startswith("/") else target  # with a proxy: a URL
         super().__init__(settings, method, url, headers, body_of(body, options.get("body_pos")))
         self._send = (urlopen, pool, method, target, body)
         self._retries = Retry.from_int(options.pop("retries", None), default=pool.retries)

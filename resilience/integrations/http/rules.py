@@ -152,7 +152,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return milliseconds / 1000
     text = _header(headers, "retry-after")
     seconds = _number(text)
-    return _seconds_until(text or "") if seconds is None else seconds
+    return _seconds_until(text) if seconds is None else seconds
 
 
 def _header(headers: Mapping[str, str], name: str) -> str:

@@ -24,6 +24,8 @@ def as_data(policy: Policy[Any]) -> list[dict[str, Any]]:
     >>> retry["settings"]["attempts"], retry["settings"]["on"], retry["settings"]["backoff"]
     (4, 'OSError', 'Exponential(0.1, cap=10)')
     """
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy must be a policy, not {policy!r}")
     parts = policy.policies if isinstance(policy, Pipeline) else (policy,)
     return [
         {

@@ -165,6 +165,7 @@ CASES = [
         ({"repeats": 0}, ValueError, "repeats must be at least 1, not 0"),
         ({"interval": -1}, ValueError, "interval must be more than zero seconds, not -1"),
         ({"messages": "yes"}, TypeError, "messages must be True or False, not 'yes'"),
+        ({"levels": 10}, TypeError, "levels must be a mapping of kinds of events to levels, not 10"),
         ({"levels": {Retry: 10}}, TypeError, "levels must be for RetryScheduled, .*, not <class"),
         ({"levels": {events.TimedOut: "INFO"}}, TypeError, "levels must be a whole number, not 'INFO'"),
     ),

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import pytest
+
 from resilience import Bulkhead, CircuitBreaker, FailureRatio, Fallback, Policy, Retry, Timeout
 from resilience.backoff import Constant
 from resilience.context import Context
@@ -65,3 +67,8 @@ def test_a_single_policy_is_a_list_of_one() -> None:
     assert as_data(Timeout(2, name="limit")) == [
         {"policy": "Timeout", "name": "limit", "settings": {"seconds": 2.0, "cooperative": False, "on_timeout": None}}
     ]
+
+
+def test_only_a_policy_has_data() -> None:
+    with pytest.raises(TypeError, match="policy must be a policy, not 3"):
+        as_data(3)  # type: ignore[arg-type]

@@ -103,6 +103,18 @@ class Arrivals:
 # --- order and rate ----------------------------------------------------------------------------
 
 
+async def test_calls_beyond_the_burst_wait_and_begin_at_the_rate(world: World, virtual: VirtualClock) -> None:
+    limiter = RateLimiter(Rate(4, burst=2))
+    instants = []
+
+    async def fn(ctx: Context) -> None:
+        instants.append(virtual.now())
+
+    for _ in range(5):
+        await world.execute(limiter, fn)
+    assert instants == [0, 0, 0.25, 0.5, 0.75]
+
+
 @pytest.mark.parametrize(
     ("used", "instants"), [(60, [0, 2.0, 2.1]), (0, [0, 1.0, 1.1, 1.2])], ids=["gives up", "is let through"]
 )

@@ -76,10 +76,8 @@ class Standstills:
 
     def _stands_still(self, thread: threading.Thread, place: _Place | None, looks: int) -> bool:
         ident = thread.ident
-        if ident is None:
-            return False  # the thread starts
-        if place is None:
-            return isinstance(thread, threading._DummyThread) or not thread.is_alive()  # other threads are ending
+        if ident is None or place is None:  # it starts or ends, or Python does not know whether it still runs
+            return ident is not None and (isinstance(thread, threading._DummyThread) or not thread.is_alive())
         if place[0].f_code is Worker.wait.__code__:  # a worker without a job
             self._of.pop(ident, None)
             return True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from math import inf
 from typing import Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, final, overload
 
@@ -140,13 +140,19 @@ class UnitOfWork(Generic[W, D]):
 
         def blocking(*args: Any, **kwargs: Any) -> Any:
             execution = _Execution(self, fn, in_tasks=False)
-            with execution.marked_errors():
+            try:
                 return protect(self._policy, execution)(*args, **kwargs)
+            except Exception as error:
+                execution.mark(error)
+                raise
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
             execution = _Execution(self, fn, in_tasks=True)
-            with execution.marked_errors():
+            try:
                 return await aprotect(self._policy, execution)(*args, **kwargs)
+            except Exception as error:
+                execution.mark(error)
+                raise
 
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
         signature = inspect.signature(fn)
@@ -200,17 +206,12 @@ class _Execution:
         """Whether another attempt may be made; a Retry reads this."""
         return not self._commits or self._unit._repeat_unknown_commits
 
-    @contextmanager
-    def marked_errors(self) -> Iterator[None]:
+    def mark(self, error: Exception) -> None:
         """Forbid a Retry around the unit to repeat it if its outcome is unknown; name a commit that was cut off."""
-        try:
-            yield
-        except Exception as error:
-            if not self.repeatable:
-                if isinstance(error, TimeoutExceeded):
-                    raise OutcomeUnknown(IN_DOUBT) from error
-                forbid_repeat(error)
-            raise
+        if not self.repeatable:
+            if isinstance(error, TimeoutExceeded):
+                raise OutcomeUnknown(IN_DOUBT) from error
+            forbid_repeat(error)
 
     async def attempt(self, ctx: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.repeatable:

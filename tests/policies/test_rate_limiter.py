@@ -320,6 +320,13 @@ async def test_rejections_and_switched_off_hints_do_not_pause(world: World, virt
     assert limiter.stats().next_turn == 5
 
 
+def test_a_learned_quota_only_lowers_the_rate_until_it_renews() -> None:
+    """Two calls until 30 s, although the limiter allows 1000 a second; after that 1000 again."""
+    limiter = RateLimiter(1000)
+    arrivals = Arrivals(limiter).then(0, lambda: limiter.learn(2, 30)).at(1, *"abcd").run()
+    assert arrivals.began == {"a": 1, "b": 1, "c": 30, "d": 30}
+
+
 def test_the_quota_is_read_from_results() -> None:
     limiter = RateLimiter(1000, told=lambda result: result)
     arrivals = Arrivals(limiter, answer=(1, timedelta(seconds=20))).at(0, "a").at(0.5, "b", "c").run()

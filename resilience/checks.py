@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import FunctionType
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from resilience.callables import is_coroutine_function, name_of, signature_of
 
@@ -129,6 +129,16 @@ def several(name: str, value: Iterable[V], what: str) -> tuple[V, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be {what}, not {value!r}")
     return tuple(value)
+
+
+def instance(name: str, value: V, kinds: type[Any] | tuple[type[Any], ...], what: str) -> V:
+    """Return an object of one of these types.
+
+    :param what: what the argument must be, such as ``"a policy"``.
+    """
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {what}, not {value!r}")
+    return value
 
 
 def function(name: str, value: F) -> F:

@@ -13,7 +13,7 @@ with needed_by("anthropic"):
         SyncAPIClient,
     )
 
-
+from resilience import checks
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.sdk import SDK, protected_copy
 from resilience.policy import Policy
@@ -52,8 +52,7 @@ def protect(client: C, policy: Policy[Any] | PerHost) -> C:
     >>> type(client).__name__, client.max_retries
     ('Anthropic', 0)
     """
-    if not isinstance(client, (SyncAPIClient, AsyncAPIClient)):
-        raise TypeError(f"client must be an Anthropic or AsyncAnthropic, not {client!r}")
+    checks.instance("client", client, (SyncAPIClient, AsyncAPIClient), "an Anthropic or AsyncAnthropic")
     protected: C = protected_copy(client, policy, _SDK)
     return protected
 

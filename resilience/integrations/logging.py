@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from resilience import checks
 from resilience.checks import Duration
 from resilience.integrations.telemetry import Levels, Line, Lines
 
@@ -55,8 +56,7 @@ def log_events(
     >>> end()
     """
     chosen = logging.getLogger("resilience.events") if logger is None else logger
-    if not isinstance(chosen, (logging.Logger, logging.LoggerAdapter)):
-        raise TypeError(f"logger must be a logging.Logger or LoggerAdapter, not {logger!r}")
+    checks.instance("logger", chosen, (logging.Logger, logging.LoggerAdapter), "a logging.Logger or LoggerAdapter")
 
     def write(line: Line) -> None:
         target, text, extra = chosen, line.text, {"kind": line.kind, **line.facts}

@@ -9,7 +9,7 @@ from resilience.integrations.extras import needed_by
 with needed_by("openai"):
     from openai import APIStatusError, AsyncOpenAI, OpenAI, OpenAIError, Timeout
 
-
+from resilience import checks
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.sdk import SDK, protected_copy
 from resilience.policy import Policy
@@ -48,8 +48,7 @@ def protect(client: C, policy: Policy[Any] | PerHost) -> C:
     >>> type(client).__name__, client.max_retries
     ('OpenAI', 0)
     """
-    if not isinstance(client, (OpenAI, AsyncOpenAI)):
-        raise TypeError(f"client must be an OpenAI or AsyncOpenAI, not {client!r}")
+    checks.instance("client", client, (OpenAI, AsyncOpenAI), "an OpenAI or AsyncOpenAI")
     protected: C = protected_copy(client, policy, _SDK)
     return protected
 

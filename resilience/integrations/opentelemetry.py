@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
+from types import NoneType
 from typing import Literal, Never, TypeVar, final
 from weakref import WeakKeyDictionary
 
@@ -101,8 +102,7 @@ def instrument(
     >>> undo()
     >>> provider.shutdown()
     """
-    if meter_provider is not None and not isinstance(meter_provider, MeterProvider):
-        raise TypeError(f"meter_provider must be a MeterProvider, not {meter_provider!r}")
+    checks.instance("meter_provider", meter_provider, (MeterProvider, NoneType), "a MeterProvider")
     feed = _feed_for(meter_provider, Labels(hosts=hosts, max_names=max_names), attempts)
     feed.refuse_others(hosts, max_names, attempts)
     return feed.add(*policies)
@@ -196,8 +196,7 @@ class Tracing(Policy[Never]):
     ) -> None:
         if each not in ("execution", "attempt"):
             raise ValueError(f"each must be 'execution' or 'attempt', not {each!r}")
-        if tracer_provider is not None and not isinstance(tracer_provider, TracerProvider):
-            raise TypeError(f"tracer_provider must be a TracerProvider, not {tracer_provider!r}")
+        checks.instance("tracer_provider", tracer_provider, (TracerProvider, NoneType), "a TracerProvider")
         self._each = each
         self._record_exceptions = checks.flag("record_exceptions", record_exceptions)
         self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)

@@ -77,8 +77,7 @@ def instrument(
     >>> undo()
     """
     chosen = REGISTRY if registry is None else registry
-    if not isinstance(chosen, CollectorRegistry):
-        raise TypeError(f"registry must be a CollectorRegistry, not {registry!r}")
+    checks.instance("registry", chosen, CollectorRegistry, "a CollectorRegistry")
     bounds = _ascending(buckets)
     with _lock:
         exporter = _exporters.get(chosen)

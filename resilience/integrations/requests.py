@@ -23,6 +23,7 @@ with needed_by("requests"):
 
 from typing_extensions import override
 
+from resilience import checks
 from resilience.context import Context
 from resilience.integrations.http import DEFAULT_RULES, PerHost, Rules
 from resilience.integrations.http.bodies import OneShot, body_of
@@ -131,8 +132,7 @@ class ResilienceAdapter(HTTPAdapter):
 
 
 def _check_adapter(adapter: object, pool: tuple[int, int, bool]) -> None:
-    if not isinstance(adapter, BaseAdapter):
-        raise TypeError(f"adapter must be an adapter of requests, not {adapter!r}")
+    checks.instance("adapter", adapter, BaseAdapter, "an adapter of requests")
     if pool != (DEFAULT_POOLSIZE, DEFAULT_POOLSIZE, DEFAULT_POOLBLOCK):
         raise ValueError("pool_connections, pool_maxsize and pool_block belong to the adapter that is wrapped")
     retries = getattr(adapter, "max_retries", None)

@@ -16,6 +16,7 @@ with needed_by("temporal"):
     import temporalio  # noqa: F401  # so that the error names this package, if it is missing
     from temporalio.common import RetryPolicy
 
+from resilience import checks
 from resilience.backoff import Constant, Exponential
 from resilience.network_errors import transient
 from resilience.policies.retry import Retry
@@ -42,9 +43,7 @@ def to_retry_policy(retry: Retry) -> RetryPolicy:
     >>> policy.maximum_attempts, policy.maximum_interval.total_seconds(), policy.non_retryable_error_types
     (5, 30.0, ['KeyError'])
     """
-    if not isinstance(retry, Retry):
-        raise TypeError(f"retry must be a Retry, not {retry!r}")
-    settings = retry.settings()
+    settings = checks.instance("retry", retry, Retry, "a Retry").settings()
     for name in ("on_result", "max_elapsed", "budget"):
         if settings[name] is not None:
             raise ValueError(f"Temporal has no equivalent of {name}, which is {settings[name]!r}")
@@ -77,8 +76,7 @@ def from_retry_policy(policy: RetryPolicy) -> Retry:
     >>> from_retry_policy(RetryPolicy(initial_interval=timedelta(seconds=2), maximum_attempts=4)).describe()
     "Retry: up to 4 attempts, waiting Exponential(2, cap=200, jitter='none')"
     """
-    if not isinstance(policy, RetryPolicy):
-        raise TypeError(f"policy must be a RetryPolicy of temporalio, not {policy!r}")
+    checks.instance("policy", policy, RetryPolicy, "a RetryPolicy of temporalio")
     first = policy.initial_interval or timedelta(seconds=1)  # to Temporal, 0 means the default
     cap = policy.maximum_interval or 100 * first
     return Retry(

@@ -232,19 +232,15 @@ class Propagation:
         return {self.header: format_timeout(self.header, ctx.remaining())}
 
 
-def _header_name(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be the name of a header, not {value!r}")
-    if not _TOKEN.fullmatch(value):
+def _header_name(name: str, value: str) -> str:
+    if not _TOKEN.fullmatch(checks.instance(name, value, str, "the name of a header")):
         raise ValueError(f"{name} must be the name of a header, not {value!r}")
     return value.lower()
 
 
-def _pattern(name: str, value: object) -> tuple[str, int | None]:
+def _pattern(name: str, value: str) -> tuple[str, int | None]:
     """Parse a host into its name (or `*.suffix`, or `*`) and port, as they are compared."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be strings, not {value!r}")
-    text = value.lower()
+    text = checks.instance(name, value, str, "strings").lower()
     wildcard = "*." if text.startswith("*.") else ""
     match = _HOST.fullmatch(text.removeprefix(wildcard))
     if match is None or (wildcard and match["host"] == "*") or int(match["port"] or 1) not in _PORTS:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from resilience import checks
 from resilience.callables import name_of
 from resilience.policy import Pipeline, Policy
 
@@ -24,8 +25,7 @@ def as_data(policy: Policy[Any]) -> list[dict[str, Any]]:
     >>> retry["settings"]["attempts"], retry["settings"]["on"], retry["settings"]["backoff"]
     (4, 'OSError', 'Exponential(0.1, cap=10)')
     """
-    if not isinstance(policy, Policy):
-        raise TypeError(f"policy must be a policy, not {policy!r}")
+    checks.instance("policy", policy, Policy, "a policy")
     parts = policy.policies if isinstance(policy, Pipeline) else (policy,)
     return [
         {

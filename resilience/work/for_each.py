@@ -84,11 +84,9 @@ def each(
     ...     [outcome.unwrap() for item, outcome in outcomes]
     ['A', 'B', 'C']
     """
-    if not isinstance(policy, Policy):
-        raise TypeError(f"policy must be a policy, not {policy!r}")
+    checks.instance("policy", policy, Policy, "a policy")
     require_callable(function)
-    if not isinstance(items, (Iterable, AsyncIterable)):
-        raise TypeError(f"items must be iterable, not {items!r}")
+    checks.instance("items", items, (Iterable, AsyncIterable), "iterable")
     limit, ordered = checks.whole("limit", limit), checks.flag("ordered", ordered)
     checks.optional_function("progress", progress, ("count",))
     return Each(_Job(policy, function, items, limit, ordered, progress))

@@ -85,9 +85,7 @@ class Dashboard:
         allowed_hosts: Iterable[str] | None = None,
         max_viewers: int = 20,
     ) -> None:
-        if not isinstance(title, str):
-            raise TypeError(f"title must be a string, not {title!r}")
-        self._page = page(title)
+        self._page = page(checks.instance("title", title, str, "a string"))
         self._interval = checks.seconds("interval", interval)
         if self._interval < 0.1:
             raise ValueError(f"interval must be at least 0.1 s, not {interval!r}")

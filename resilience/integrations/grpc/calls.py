@@ -70,15 +70,12 @@ class Settings:
     """The settings that the calls of one channel share. Calls of grpc.aio are `in_tasks`: they have to be awaited."""
 
     def __init__(self, policy: Policy[Any], unrepeatable: Collection[str], *, in_tasks: bool) -> None:
-        if not isinstance(policy, Policy):
-            raise TypeError(f"policy must be a policy, not {policy!r}")
-        self.unrepeatable: frozenset[str] = frozenset(
-            checks.several("unrepeatable", unrepeatable, "a collection of methods")
-        )
-        for method in self.unrepeatable:
+        self.policy: Policy[Any] = checks.instance("policy", policy, Policy, "a policy")
+        methods = checks.several("unrepeatable", unrepeatable, "a collection of methods")
+        for method in methods:
             if not isinstance(method, str) or not method.startswith("/"):
                 raise ValueError(f"unrepeatable must name methods as '/package.Service/Method', not {method!r}")
-        self.policy: Policy[Any] = policy
+        self.unrepeatable: frozenset[str] = frozenset(methods)
         self.in_tasks: bool = in_tasks
 
 

@@ -48,9 +48,7 @@ class PerHost:
         :raises ValueError: for a URL without a scheme or a host, such as `"example.org"`.
         :raises TypeError: if `url` is not a string. For the URL object of a client, pass `str(url)`.
         """
-        if not isinstance(url, str):
-            raise TypeError(f"url must be a string, not {url!r}")
-        origin = _origin(url)
+        origin = _origin(checks.instance("url", url, str, "a string"))
         if origin.startswith(":") or "//:" in origin:
             raise ValueError(f"url must have a scheme and a host, as 'https://example.org' has, not {url!r}")
         return self._keyed.policy_for(origin)

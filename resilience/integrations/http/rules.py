@@ -89,9 +89,7 @@ class Rules:
     def __post_init__(self) -> None:
         object.__setattr__(self, "statuses", _statuses(self.statuses))
         object.__setattr__(self, "methods", _methods(self.methods))
-        if not isinstance(self.idempotency_header, str):
-            raise TypeError(f"idempotency_header must be a string, not {self.idempotency_header!r}")
-        if not self.idempotency_header:
+        if not checks.instance("idempotency_header", self.idempotency_header, str, "a string"):
             raise ValueError("idempotency_header must not be empty")
         checks.flag("limit_body", self.limit_body)
 

@@ -24,12 +24,9 @@ class Settings:
         propagate_to: Propagation | Iterable[str] | None = (),
         read_body: bool = False,
     ) -> None:
-        if not isinstance(policy, (Policy, PerHost)):
-            raise TypeError(f"policy must be a policy, or have one for each host (PerHost), not {policy!r}")
-        if not isinstance(rules, Rules):
-            raise TypeError(f"rules must be Rules, not {rules!r}")
-        self.policies: Policies = policy
-        self.rules: Rules = rules
+        what = "a policy, or have one for each host (PerHost)"
+        self.policies: Policies = checks.instance("policy", policy, (Policy, PerHost), what)
+        self.rules: Rules = checks.instance("rules", rules, Rules, "Rules")
         self.propagation: Propagation = Propagation.to(propagate_to)
         self.read_body: bool = checks.flag("read_body", read_body)
         self.client_is_closed: bool = False

@@ -16,7 +16,7 @@ from redis.exceptions import BusyLoadingError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as _Retry
 
-from resilience import execution
+from resilience import checks, execution
 from resilience.callables import maybe_await
 from resilience.context import Context, waits_until
 from resilience.hints import forbid_repeat
@@ -46,8 +46,7 @@ class PolicyDriven:
     _supported_errors: tuple[type[Any], ...]
 
     def __init__(self, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> None:
-        if not isinstance(policy, Policy):
-            raise TypeError(f"policy must be a policy, not {policy!r}")
+        self.policy: Policy[Any] = checks.instance("policy", policy, Policy, "a policy")
         for each in policy._resilience_chain():
             if each.races and not isinstance(each, Keyed):
                 raise ValueError(
@@ -55,7 +54,6 @@ class PolicyDriven:
                     "each may read the answer to the other; put it around the calls of the client"
                 )
         super().__init__(NoBackoff(), 0)  # type: ignore[call-arg]  # redis-py itself retries 0 times
-        self.policy: Policy[Any] = policy
         self.also_repeatable: frozenset[str] | None = also_repeatable(repeat_writes)
 
     def __repr__(self) -> str:

@@ -126,8 +126,7 @@ class Lines:
 
 
 def _checked(levels: Levels) -> Levels:
-    if not isinstance(levels, Mapping):
-        raise TypeError(f"levels must be a mapping of kinds of events to levels, not {levels!r}")
+    checks.instance("levels", levels, Mapping, "a mapping of kinds of events to levels")
     for kind, level in levels.items():
         if kind not in DEFAULT_LEVELS:
             names = ", ".join(it.__name__ for it in DEFAULT_LEVELS)

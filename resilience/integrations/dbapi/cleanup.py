@@ -1,56 +1,80 @@
-"""Clean-ups that are shielded from cancellation: a transaction is rolled back before its connection is closed."""
+"""The end of an attempt that has failed: its transaction is rolled back, and its connection closed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Any, Final
 
 import anyio
 
+from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.events.dispatch import logger
+from resilience.integrations.dbapi.drivers import is_of
 from resilience.runtimes.tasks import asyncio_task
+
+#: How many seconds the caller of an asynchronous unit waits, after a failure or a cancellation, until its connection is
+#: rolled back and closed. A server that works needs milliseconds; one that hangs may never answer.
+ROLLBACK_GRACE: Final = 1.0
 
 #: The tasks of the clean-ups: an event loop keeps only weak references to its tasks.
 _tasks: set[asyncio.Task[None]] = set()
 
-_TIMED_OUT = "%s has not ended within %g s; its caller waits no longer"
+
+async def close(connection: Any) -> None:
+    """Close a connection, or return it to its pool: the `close` of psycopg does not always do that."""
+    pool: Any = getattr(connection, "_pool", None) if is_of("psycopg", "BaseConnection", connection) else None
+    try:
+        await maybe_await(pool.putconn(connection) if pool is not None else connection.close())
+    except Exception:  # the transaction has already been committed or rolled back
+        logger.exception("closing a %s raised", type(connection).__name__)
 
 
-async def shielded_cleanup(name: str, grace: float, *steps: Callable[[], Awaitable[None]]) -> None:
-    """Run the steps of a clean-up for at most `grace` seconds, shielded from cancellation.
+async def undo(connection: Any, limits: AsyncExitStack | None) -> None:
+    """Roll back and close the connection of an attempt whose error is being raised."""
+    try:
+        await _roll_back(connection, limits)
+    finally:
+        await close(connection)
 
-    A step that has not ended by then is cancelled, the steps after it still run, and a warning with the name is
-    logged. Under asyncio the clean-up runs in its own task, for whose end the caller does not wait: cancelling a step
-    may take long, too (psycopg asks the server to cancel, and waits ten seconds for that). Under trio, where no task
-    outlives its parent, each step has `grace` seconds, and the caller waits for all of them.
 
-    :param steps: coroutine functions that raise no `Exception`.
+async def undo_shielded(connection: Any, limits: AsyncExitStack | None) -> None:
+    """Roll back and close, shielded from cancellation, while the caller waits for at most `ROLLBACK_GRACE` seconds.
+
+    What has not ended by then is cancelled, and a warning is logged. Under asyncio it runs in its own task, for whose
+    end the caller does not wait: cancelling may take long, too (psycopg asks the server to cancel, and waits ten
+    seconds for that). Under trio, where no task outlives its parent, rollback and close have that time each.
     """
+    if is_of("aiosqlite", "Connection", connection):
+        with suppress(Exception):
+            await connection.interrupt()  # otherwise its thread would first finish the cancelled statement
     if asyncio_task() is None:
-        for step in steps:
-            with anyio.move_on_after(grace, shield=True) as scope:
+        for step in (partial(_roll_back, connection, limits), partial(close, connection)):
+            with anyio.move_on_after(ROLLBACK_GRACE, shield=True) as scope:
                 await step()
             if scope.cancelled_caught:
-                logger.warning(_TIMED_OUT, name, grace)
+                _warn_of(connection)
         return
-    task = asyncio.get_running_loop().create_task(_run_all(steps))
+    task = asyncio.get_running_loop().create_task(undo(connection, limits))
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
     try:
         with anyio.CancelScope(shield=True):  # an outer scope of anyio would cancel repeatedly
-            await _wait_despite_cancellation(task, clock.now() + grace)
+            await _wait_despite_cancellation(task, clock.now() + ROLLBACK_GRACE)
     finally:
         if not task.done():
-            logger.warning(_TIMED_OUT, name, grace)
+            _warn_of(connection)
             task.cancel()
 
 
-async def _run_all(steps: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    async with AsyncExitStack() as stack:  # it runs the other steps even if one is cancelled
-        for step in reversed(steps):
-            stack.push_async_callback(step)
+async def _roll_back(connection: Any, limits: AsyncExitStack | None) -> None:
+    if limits is not None:
+        with suppress(Exception):
+            await limits.aclose()
+    with suppress(Exception):  # a broken connection raises
+        await maybe_await(connection.rollback())
 
 
 async def _wait_despite_cancellation(task: asyncio.Task[None], deadline: float) -> None:
@@ -66,3 +90,8 @@ async def _wait_despite_cancellation(task: asyncio.Task[None], deadline: float) 
             raise cancelled
     finally:
         del cancelled  # no cycle: error -> traceback -> this frame -> error
+
+
+def _warn_of(connection: object) -> None:
+    name = type(connection).__name__
+    logger.warning("the rollback of a %s has not ended within %g s; its caller waits no longer", name, ROLLBACK_GRACE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from math import inf
 from typing import Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, final, overload
 
@@ -24,11 +24,10 @@ from resilience.callables import (
 )
 from resilience.context import Context
 from resilience.errors import AwaitableMisuse, DeadlineExceeded, TimeoutExceeded
-from resilience.events.dispatch import logger
 from resilience.execution import aprotect, protect
 from resilience.hints import forbid_repeat
-from resilience.integrations.dbapi.cleanup import shielded_cleanup
-from resilience.integrations.dbapi.drivers import is_aborted, is_of
+from resilience.integrations.dbapi.cleanup import close, undo, undo_shielded
+from resilience.integrations.dbapi.drivers import is_aborted
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
 from resilience.integrations.dbapi.limits import StatementLimits
 from resilience.policy import Policy
@@ -38,10 +37,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 D = TypeVar("D")
 W = TypeVar("W")
-
-#: How many seconds the caller of an asynchronous unit waits, after a failure or a cancellation, until its connection is
-#: rolled back and closed. A server that works needs milliseconds; one that hangs may never answer.
-ROLLBACK_GRACE: Final = 1.0
 
 IN_DOUBT: Final = "the unit of work may have been committed when it was cut off; it is not done again"
 ABORTED: Final = (
@@ -111,9 +106,7 @@ class UnitOfWork(Generic[W, D]):
         repeat_unknown_commits: bool,
         limit_statements: bool,
     ) -> None:
-        if not isinstance(policy, Policy):
-            raise TypeError(f"policy must be a policy, not {policy!r}")
-        self._policy = policy
+        self._policy: Policy[Any] = checks.instance("policy", policy, Policy, "a policy")
         self._connect: Callable[[], Any] = checks.function("connect", connect)
         self._repeat_unknown_commits = checks.flag("repeat_unknown_commits", repeat_unknown_commits)
         self._limit_statements = checks.flag("limit_statements", limit_statements)
@@ -227,10 +220,10 @@ class _Execution:
             await self._commit(connection, ctx)
             if limits is not None:
                 await limits.aclose()
-            await _close(connection)
+            await close(connection)
             return result
         except BaseException:
-            await (_undo_shielded if self._in_tasks else _undo)(connection, limits)
+            await (undo_shielded if self._in_tasks else undo)(connection, limits)
             raise
 
     def _enter(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -269,41 +262,3 @@ def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> An
             "or connect with a blocking driver"
         )
     return connection
-
-
-async def _undo(connection: Any, limits: AsyncExitStack | None) -> None:
-    """Roll back and close the connection of an attempt whose error is being raised."""
-    try:
-        await _rollback(connection, limits)
-    finally:
-        await _close(connection)
-
-
-async def _undo_shielded(connection: Any, limits: AsyncExitStack | None) -> None:
-    """Roll back and close, shielded from cancellation, and with a limit on the caller's wait."""
-    if is_of("aiosqlite", "Connection", connection):
-        with suppress(Exception):
-            await connection.interrupt()  # otherwise its thread would first finish the cancelled statement
-    await shielded_cleanup(
-        f"the rollback of a {type(connection).__name__}",
-        ROLLBACK_GRACE,
-        functools.partial(_rollback, connection, limits),
-        functools.partial(_close, connection),
-    )
-
-
-async def _rollback(connection: Any, limits: AsyncExitStack | None) -> None:
-    if limits is not None:
-        with suppress(Exception):
-            await limits.aclose()
-    with suppress(Exception):  # a broken connection raises
-        await maybe_await(connection.rollback())
-
-
-async def _close(connection: Any) -> None:
-    """Close a connection, or return it to its pool: the `close` of psycopg does not always do that."""
-    pool: Any = getattr(connection, "_pool", None) if is_of("psycopg", "BaseConnection", connection) else None
-    try:
-        await maybe_await(pool.putconn(connection) if pool is not None else connection.close())
-    except Exception:  # the transaction has already been committed or rolled back
-        logger.exception("closing a %s raised", type(connection).__name__)

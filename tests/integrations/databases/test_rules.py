@@ -245,7 +245,7 @@ async def test_a_frozen_server_does_not_keep_the_caller(
     notes: Notes, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers no rollback. The caller continues, and the connection is closed in the background."""
-    monkeypatch.setattr("resilience.integrations.dbapi.units.ROLLBACK_GRACE", 0.2)
+    monkeypatch.setattr("resilience.integrations.dbapi.cleanup.ROLLBACK_GRACE", 0.2)
 
     async def work(execute: Any) -> None:
         await execute(inserting("a"))

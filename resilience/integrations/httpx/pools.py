@@ -6,6 +6,9 @@ cancels many tasks at once if a server hangs: then the pool is used up, and ever
 even after the server has recovered. See https://github.com/encode/httpcore/issues/1093. The pool of httpx2 has been
 fixed. A slot is also lost if a task is cancelled while it closes a response.
 
+Under HTTP/2, both pools forget the stream of a request that is cut off, and h2 counts it for ever. Once there are as
+many as the server allows, the connection refuses every request: https://github.com/encode/httpcore/issues/1022.
+
 httpcore has no public access to these connections. If its internals are not those expected here, nothing is done.
 """
 
@@ -18,14 +21,17 @@ from typing import Any, Final
 
 from resilience.runtimes.tasks import asyncio_task
 
+_CANCEL: Final = 8  # the error code of HTTP/2 for a stream that is no longer needed
 _INTERNALS: Final = ("_connections", "_requests", "_assign_requests_to_connections", "_close_connections")
 
 
 async def reclaim_slots(transport: Any) -> None:
-    """After a request has failed, return the slots of lost connections to the transport's pool."""
+    """After a request has failed, return the slots of lost connections to the transport's pool, and end its stream."""
     pool: Any = getattr(transport, "_pool", None)
     if not all(hasattr(pool, name) for name in _INTERNALS):
         return
+    for it in pool._connections:
+        _reset_lost_streams(_innermost(it))
     wanted = {id(it.connection) for it in pool._requests}
     lost = [it for it in pool._connections if id(it) not in wanted and _is_unused(_innermost(it))]
     for connection in lost:
@@ -35,12 +41,22 @@ async def reclaim_slots(transport: Any) -> None:
         await pool._close_connections(pool._assign_requests_to_connections())
 
 
-@types.coroutine
-def close_completely(closing: Coroutine[Any, Any, None], stream: Any) -> Generator[Any, Any, None]:
-    """Await the close of a response with this stream to its end, even if asyncio cancels the task meanwhile.
+async def close_completely(closing: Coroutine[Any, Any, None], stream: Any) -> None:
+    """Await the close of a response with this stream to its end, even if asyncio cancels the task meanwhile."""
+    try:
+        await _to_its_end(closing, stream)
+    finally:
+        for name in ("_httpcore_stream", "_stream", "_connection"):
+            stream = getattr(stream, name, None)
+        _reset_lost_streams(stream)
 
-    The cancellation is raised afterwards. httpcore shields the close with a cancel scope of anyio, which has no effect
-    on a cancellation by asyncio: the connection would stay in use for ever.
+
+@types.coroutine
+def _to_its_end(closing: Coroutine[Any, Any, None], stream: Any) -> Generator[Any, Any, None]:
+    """Await the close of a response, and raise a cancellation by asyncio afterwards.
+
+    httpcore shields the close with a cancel scope of anyio, which has no effect on a cancellation by asyncio: the
+    connection would stay in use for ever.
     """
     asyncio: Any = sys.modules.get("asyncio")
     if asyncio_task() is None or not hasattr(stream, "_httpcore_stream"):
@@ -68,6 +84,15 @@ def close_completely(closing: Coroutine[Any, Any, None], stream: Any) -> Generat
     finally:
         closing.close()
         del cancelled  # no cycle: error -> traceback -> this frame -> error
+
+
+def _reset_lost_streams(connection: Any) -> None:
+    """Reset the streams of an HTTP/2 connection that have no request. The next request sends that to the server."""
+    h2 = getattr(connection, "_h2_state", None)
+    if h2 is None or not connection.is_available():
+        return
+    for number in [it for it, stream in h2.streams.items() if it not in connection._events and not stream.closed]:
+        h2.reset_stream(number, _CANCEL)
 
 
 def _is_unused(part: Any) -> bool:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
+import h2.config
+import h2.connection
+import h2.events
+import h2.settings
 import pytest
 
-from resilience import Policy, Retry, Timeout, TimeoutExceeded, deadline
+from resilience import DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded, deadline
 from tests.callers import wait_until
 from tests.conftest import FakeClock
 from tests.integrations.http_clients import NO_TLS, QUICK, outcome_of
@@ -177,6 +182,40 @@ async def test_no_place_in_the_pool_is_lost_to_a_timeout(
                 for _ in range(30):
                     group.start_soon(request)
         assert inner._pool.connections == []
+
+
+def serve_http2(listener: socket.socket) -> None:
+    """Serve a connection of HTTP/2 with one stream at a time: `/hangs` gets no answer, `/drips` no end of its body."""
+    connection, _ = listener.accept()
+    state = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+    state.local_settings = h2.settings.Settings(False, {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 1})
+    state.initiate_connection()
+    with connection:
+        while True:
+            connection.sendall(state.data_to_send())
+            if not (data := connection.recv(65536)):
+                return
+            for event in state.receive_data(data):
+                if (
+                    isinstance(event, h2.events.RequestReceived)
+                    and (path := dict(event.headers)[b":path"]) != b"/hangs"
+                ):
+                    state.send_headers(event.stream_id, [(":status", "200")], end_stream=path != b"/drips")
+
+
+@pytest.mark.parametrize("path", ["hangs", "drips"])
+async def test_a_stream_of_http2_that_is_cut_off_is_reset(tasks_kit: Kit, path: str) -> None:
+    """httpcore forgets it, and h2 would allow no other one on that connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve_http2, args=[listener], daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        async with tasks_kit.client(Timeout(PATIENCE), tasks_kit.network(http1=False, http2=True)) as client:
+            for _ in range(3):
+                assert (await client.get(url)).status_code == 200
+                with deadline(0.05), pytest.raises(DeadlineExceeded):
+                    await client.get(url + path)
+        thread.join(PATIENCE)
 
 
 @pytest.mark.parametrize("enforced", [False, True])

@@ -81,8 +81,12 @@ class EngineTimer(Timer):
         self._engine.suspend(self._client, inf)
 
     def expire(self) -> Expired:
-        """Return the exception to throw into the client, which may wait again from then on, to clean up."""
-        self._client.timers.remove(self)
+        """Return the exception to throw into the client, which may wait again from then on, to clean up.
+
+        Timers inside of this one that are due, too, do not interrupt the clean-up.
+        """
+        timers = self._client.timers
+        timers[:] = [timer for timer in timers if timer.deadline > self.deadline]
         return Expired(self)
 
     @override

@@ -135,6 +135,24 @@ async def test_of_two_timeouts_the_first_to_expire_cuts_off_and_is_named(in_simu
     assert log == [(6, "cleaned up"), (6, "outer"), (12, "cleaned up"), (12, "inner")]
 
 
+async def test_a_nested_timeout_does_not_cut_off_a_clean_up_at_the_instant_of_the_outer_limit(
+    in_simulation: Virtual,
+) -> None:
+    """Nor does a fallback around it answer."""
+    nested, cleaned_up = Fallback("answer").wrap(Timeout(50)), []
+
+    async def clean_up(ctx: Context) -> None:
+        try:
+            await in_simulation.sleep(100)
+        finally:
+            await in_simulation.sleep(1)
+            cleaned_up.append(in_simulation.now())
+
+    with pytest.raises(TimeoutExceeded):
+        await in_simulation.execute(Timeout(5), lambda ctx: in_simulation.execute(nested, clean_up))
+    assert cleaned_up == [6]
+
+
 async def test_a_function_that_handles_its_cancellation_returns_its_result(in_simulation: Virtual) -> None:
     """The timer of a block that ended in time has no effect."""
 

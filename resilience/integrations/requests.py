@@ -103,7 +103,7 @@ class ResilienceAdapter(HTTPAdapter):
             authentication. Without this adapter, requests would send an empty body.
         """
         options = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
-        response: Response = _Sending(self, self._settings, request, timeout, options).run()
+        response: Response = _Sending(self, request, timeout, options).run()
         return response
 
     def _shortened(self, timeout: TimeoutLike, left: float) -> Any:
@@ -146,17 +146,12 @@ class _Sending(Urllib3Exchange):
     timed_out = (RequestsTimeout,)
 
     def __init__(
-        self,
-        adapter: ResilienceAdapter,
-        settings: Settings,
-        request: PreparedRequest,
-        timeout: TimeoutLike,
-        options: Mapping[str, Any],
+        self, adapter: ResilienceAdapter, request: PreparedRequest, timeout: TimeoutLike, options: Mapping[str, Any]
     ) -> None:
         # A file is rewound to its position when the request was prepared, as requests itself does on a redirect.
         body = body_of(request.body, request._body_position)
         headers: Any = request.headers
-        super().__init__(settings, str(request.method), request.url, headers, body)
+        super().__init__(adapter._settings, str(request.method), request.url, headers, body)
         if not body.can_be_sent_again:
             request.body = OneShot.of(request.body)
         self._adapter = adapter

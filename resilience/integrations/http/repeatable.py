@@ -71,10 +71,9 @@ class Repeatable:
             return "its caller has left"
         if self.settings.client_is_closed:
             return "its client was closed"
-        forbidden = self._forbidden
-        if forbidden is not None and self.was_never_sent():
-            forbidden = None
-        return forbidden or self._body.why_not_now
+        if self._forbidden is not None and not self.was_never_sent():
+            return self._forbidden
+        return self._body.why_not_now
 
     def _rule_against(self, headers: Mapping[str, str]) -> str | None:
         replayable = self._body.can_be_sent_again

@@ -14,9 +14,9 @@ if not LIBRARIES:
     raise missing("httpx", "httpx or httpx2")
 
 
-def classes(name: str) -> tuple[Any, ...]:
-    """Return the class of that name of each library that is installed."""
-    return tuple(getattr(library, name) for library in LIBRARIES)
+def classes(*names: str) -> tuple[Any, ...]:
+    """Return the classes with these names of each library that is installed."""
+    return tuple(getattr(library, name) for library in LIBRARIES for name in names)
 
 
 if TYPE_CHECKING:

@@ -62,23 +62,21 @@ def _to_its_end(closing: Coroutine[Any, Any, None], stream: Any) -> Generator[An
     if asyncio_task() is None or not hasattr(stream, "_httpcore_stream"):
         yield from closing
         return
-    cancelled = None
+    awaited = cancelled = None
     try:
         while True:
-            try:
-                future = closing.send(None)
-            except StopIteration:
-                break
-            is_over = False
-            while not is_over:
+            if awaited is None or awaited.done():
                 try:
-                    if future is None:
-                        yield
-                    else:
-                        yield from asyncio.wait([future]).__await__()
-                except asyncio.CancelledError as error:
-                    cancelled = error
-                is_over = future is None or future.done()
+                    awaited = closing.send(None)
+                except StopIteration:
+                    break
+            try:
+                if awaited is None:
+                    yield
+                else:
+                    yield from asyncio.wait([awaited]).__await__()
+            except asyncio.CancelledError as error:
+                cancelled = error
         if cancelled is not None:
             raise cancelled
     finally:

@@ -108,8 +108,7 @@ class _Progress:
 class _Sending(Exchange):
     never_sent: ClassVar[tuple[type[Exception], ...]] = (
         ConnectionRefusedError,
-        *(kind for name in ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError") for kind in classes(name)),
-        *classes("UnsupportedProtocol"),
+        *classes("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"),
     )
     timed_out: ClassVar[tuple[type[Exception], ...]] = classes("TimeoutException")
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from math import inf
 from time import time
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 from resilience.context import Context
 from resilience.policies.rate_limiter import RateLimiter
@@ -37,17 +37,21 @@ _PARAMETER = re.compile(r"""\s*;\s*([a-z*][a-z0-9_.*-]*)\s*=\s*("[^"]*"|[^;,\s]+
 _ITEM = re.compile(r"""\s*("[^"]*"|[^;,="\s]+)\s*((?:;[^;,"]*(?:"[^"]*"\s*)?)*)(?:,|$)""")
 #: Longer headers are truncated to so many characters: none of these is that long, and the patterns take time.
 _MAX_LENGTH: Final = 1000
-_ANTHROPIC = "anthropic-ratelimit-"
+_PARTS: Final = ("remaining", "reset-after", "reset", "limit")
 _KINDS: Final = ("requests", "tokens", "input-tokens", "output-tokens", "project-tokens", "images")
+#: The headers of limits that have one for each part, and whether such a limit counts calls.
+_STYLES: Final = [
+    ([style.format(part) for part in _PARTS], counts_calls)
+    for style, counts_calls in (
+        *((f"{prefix}ratelimit-{{}}", True) for prefix in ("", "x-")),
+        *((f"x-ratelimit-{{}}-{kind}", False) for kind in _KINDS),
+        *((f"anthropic-ratelimit-{kind}-{{}}", kind == "requests") for kind in _KINDS),
+    )
+]
 
 
-class _Quota(NamedTuple):
-    """One limit, as it is written. `counts_calls`: whether it also counts while something of it is left."""
-
-    remaining: str | None
-    reset: str | None
-    limit: str | None = None
-    counts_calls: bool = True
+#: One limit as it is written: what remains, the reset, the limit, and whether it counts while something is left.
+_Quota: TypeAlias = tuple[str | None, str | None, str | None, bool]
 
 
 def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
@@ -82,14 +86,9 @@ def inform_limiters(ctx: Context, headers: Mapping[str, str]) -> None:
 
 def _quotas_in(headers: Mapping[str, str]) -> Iterator[_Quota]:
     yield from _quotas_of_draft(headers)
-    for prefix in ("ratelimit-", "x-ratelimit-"):
-        reset = headers.get(f"{prefix}reset-after", headers.get(f"{prefix}reset"))
-        yield _Quota(headers.get(f"{prefix}remaining"), reset, headers.get(f"{prefix}limit"))
-    for kind in _KINDS:
-        remaining, reset, limit = (headers.get(f"x-ratelimit-{it}-{kind}") for it in ("remaining", "reset", "limit"))
-        yield _Quota(remaining, reset, limit, counts_calls=False)
-        remaining, reset, limit = (headers.get(f"{_ANTHROPIC}{kind}-{it}") for it in ("remaining", "reset", "limit"))
-        yield _Quota(remaining, reset, limit, counts_calls=kind == "requests")
+    for names, counts_calls in _STYLES:
+        remaining, reset_after, reset, limit = map(headers.get, names)
+        yield remaining, reset_after or reset, limit, counts_calls
 
 
 def _quotas_of_draft(headers: Mapping[str, str]) -> Iterator[_Quota]:
@@ -100,9 +99,9 @@ def _quotas_of_draft(headers: Mapping[str, str]) -> Iterator[_Quota]:
         policy = policies.get(name, {})
         if it.get("r") is not None:
             counts_calls = policy.get("qu", "requests") == "requests"
-            yield _Quota(it["r"], it.get("t", policy.get("w")), policy.get("q"), counts_calls)
+            yield it["r"], it.get("t", policy.get("w")), policy.get("q"), counts_calls
     older = dict(re.findall(r"(limit|remaining|reset)\s*=\s*([^,;\s]+)", field))
-    yield _Quota(older.get("remaining"), older.get("reset"), older.get("limit"))
+    yield older.get("remaining"), older.get("reset"), older.get("limit"), True
 
 
 def _items(field: str) -> Iterator[tuple[str, dict[str, str]]]:
@@ -113,11 +112,11 @@ def _items(field: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _parsed(quota: _Quota) -> tuple[float, float] | None:
     """Return the remaining calls, and for how many seconds; None if the limit does not count."""
-    remaining, limit = _number(quota.remaining), _number(quota.limit)
-    seconds = _seconds(quota.reset)
+    left, reset, most, counts_calls = quota
+    remaining, limit, seconds = _number(left), _number(most), _seconds(reset)
     if remaining is None or remaining < 0 or (limit is not None and limit <= 0) or not 0 < seconds < inf:
         return None
-    return (remaining, seconds) if quota.counts_calls or remaining < 1 else None
+    return (remaining, seconds) if counts_calls or remaining < 1 else None
 
 
 def _number(text: str | None) -> float | None:

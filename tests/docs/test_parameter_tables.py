@@ -1,9 +1,10 @@
-"""The page of each policy describes every parameter with its default, and has the common sections."""
+"""The pages describe every parameter with its default; those of policies have the common sections."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 import resilience
 from resilience import Pipeline, Policy, backoff, events
+from resilience.integrations.http import Rules, standard
+from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 
-PAGES = Path(__file__).parents[2] / "docs" / "policies"
+PAGES = Path(__file__).parents[2] / "docs"
 PUBLIC = [getattr(resilience, name) for name in resilience.__all__]
 POLICIES: list[type[Policy[Any]]] = [
     it for it in PUBLIC if isinstance(it, type) and issubclass(it, Policy) and it not in (Policy, Pipeline)
@@ -24,30 +27,51 @@ MEANT: dict[tuple[str, str], Any] = {("Fallback", "value"): None, ("RateLimiter"
 
 def page_of(policy: type[Policy[Any]]) -> str:
     name = re.sub(r"(?<!^)(?=[A-Z])", "-", policy.__name__).lower()
-    return (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    return (PAGES / "policies" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def table_under(page: str, heading: str) -> list[list[str]]:
-    """Return the rows of the first table after a heading, without its head."""
+def parameters_under(page: str, heading: str) -> dict[str, str]:
+    """Return the parameters in the first table of parameters after a heading, with their defaults."""
     section = page.split(f"\n## {heading}\n", 1)[1]
-    table = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    table = re.search(r"^\| Parameter \|.*\n.*\n((?:\|.*\n)+)", section, re.MULTILINE)
     assert table is not None
-    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table[0].splitlines()[2:]]
+    rows = [[cell.strip("` ") for cell in row.strip("|").split(" | ")] for row in table[1].splitlines()]
+    return {name: default for name, default, *_ in rows}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_page_of_a_policy_lists_each_parameter_with_its_default(policy: type[Policy[Any]]) -> None:
     """In the order of the signature; the default is an expression that the constructor accepts."""
     parameters = inspect.signature(policy).parameters
-    rows = table_under(page_of(policy), "Defaults")
-    assert [row[0] for row in rows] == [f"`{name}`" for name in parameters]
+    described = parameters_under(page_of(policy), "Defaults")
+    assert list(described) == list(parameters)
     names = {**vars(backoff), **{name: getattr(resilience, name) for name in resilience.__all__}}
-    for (name, parameter), (_, described, *_rest) in zip(parameters.items(), rows, strict=True):
+    for name, parameter in parameters.items():
         default = MEANT.get((policy.__name__, name), parameter.default)
         if default is inspect.Parameter.empty:
-            assert described == "required"
+            assert described[name] == "required"
         else:
-            assert repr(eval(described.strip("`"), names)) == repr(default)  # the page is trusted
+            assert repr(eval(described[name], names)) == repr(default)  # the page is trusted
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "what"),
+    [
+        ("http.md", "The standard pipeline", standard),
+        ("http.md", "What is sent again", Rules),
+        ("httpx.md", "Parameters", ResilienceTransport),
+        ("httpx.md", "Parameters", AsyncResilienceTransport),
+    ],
+)
+def test_the_page_of_an_integration_lists_each_parameter_with_its_default(
+    page: str, heading: str, what: Callable[..., object]
+) -> None:
+    parameters = inspect.signature(what).parameters
+    described = parameters_under((PAGES / "integrations" / page).read_text(encoding="utf-8"), heading)
+    assert list(described) == list(parameters)
+    for name, parameter in parameters.items():
+        written = eval(described[name], {**vars(backoff), "Rules": Rules, "required": parameter.empty})
+        assert repr(written) == repr(parameter.default) or written == parameter.default
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -61,7 +85,7 @@ def test_the_page_of_a_policy_has_the_common_sections(policy: type[Policy[Any]])
 
 
 def test_the_page_on_events_names_each_event_and_its_fields() -> None:
-    page = (PAGES.parent / "events.md").read_text(encoding="utf-8")
+    page = (PAGES / "events.md").read_text(encoding="utf-8")
     section = page.split("\n## The events\n", 1)[1]
     kinds = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event)]
     common = set(events.Event.__dataclass_fields__)
@@ -76,7 +100,7 @@ def test_the_page_on_events_names_each_event_and_its_fields() -> None:
 
 
 def test_the_page_on_errors_names_each_error() -> None:
-    page = (PAGES.parent / "errors.md").read_text(encoding="utf-8")
+    page = (PAGES / "errors.md").read_text(encoding="utf-8")
     tree = page.split("\n## What the library raises\n", 1)[1].split("\n| Error", 1)[0]
     for name in resilience.errors.__all__:
         assert name in tree

@@ -220,21 +220,6 @@ async def test_a_body_that_is_read_after_its_deadline_raises(
             await response.read()
 
 
-async def test_a_body_that_was_read_stays_available_after_the_deadline(
-    server: FlakyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its connection is reused."""
-    rest = threading.Event()
-    async with session(Timeout(LIMIT)) as client:
-        response = await client.get(server.script("/", Answer(body=[b"a", b"b"], drip=rest, chunked=True)))
-        rest.set()
-        assert await response.read() == b"ab"
-        await let_it_pass(monkeypatch)
-        assert await response.read() == b"ab"
-        assert await (await client.get(server.script("/", 200))).read() == b"ok"
-    assert server.connections == 1
-
-
 async def test_a_closed_response_is_freed(server: FlakyServer) -> None:
     """It is kept neither until the deadline of its body, nor by the connection, which keeps the exchange."""
     contexts: list[Context] = []

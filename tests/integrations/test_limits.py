@@ -24,7 +24,6 @@ from resilience import (
     Pipeline,
     Policy,
     Rate,
-    RateLimited,
     RateLimiter,
     RepeatCap,
     Retry,
@@ -38,15 +37,12 @@ from resilience.testing import virtual_time
 from resilience.work import IdempotencyKey
 from tests.conftest import World
 from tests.integrations.http_clients import client_of
-from tests.integrations.sdks import ANTHROPIC, OPENAI, anthropic, openai
-from tests.integrations.servers import Answer, FlakyServer
+from tests.integrations.sdks import ANTHROPIC, OPENAI, SDK
+from tests.integrations.servers import FlakyServer
 
 
 def from_now(seconds: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
-
-
-JSON = {"Content-Type": "application/json"}
 
 
 def openai_headers(kind: str, remaining: object, reset: str, limit: object = 60) -> dict[str, str]:
@@ -262,32 +258,26 @@ def test_the_rate_of_the_standard_pipeline_counts_attempts() -> None:
         assert names.index("breaker of http://a.test:80") + 1 == names.index("rate limiter of http://a.test:80")
 
 
-@pytest.mark.parametrize("answer", [OPENAI.answer(), OPENAI.error(400)], ids=["good", "an error"])
-async def test_a_limiter_obeys_the_headers_of_openai(server: FlakyServer, in_asyncio: World, answer: Answer) -> None:
-    """In blocking code and in coroutines."""
-    server.script(OPENAI.path, replace(answer, headers=JSON | openai_headers("tokens", 0, "40s")))
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize(
+    ("sdk", "make"),
+    [
+        (OPENAI, lambda: openai_headers("tokens", 0, "40s")),
+        (ANTHROPIC, lambda: anthropic_headers("requests", 0, from_now(40))),
+    ],
+    ids=["openai", "anthropic"],
+)
+async def test_a_limiter_obeys_the_headers_of_an_sdk(
+    server: FlakyServer, in_asyncio: World, sdk: SDK, make: Callable[[], dict[str, str]], status: int
+) -> None:
+    """Those of replies and of errors, in blocking code and in coroutines."""
+    answer = sdk.answer() if status == 200 else sdk.error(status)
+    server.script(sdk.path, replace(answer, headers={"Content-Type": "application/json", **make()}))
     blocking, tasks = RateLimiter(1000), RateLimiter(1000)
-    with OPENAI.protected(server.url, blocking) as client, contextlib.suppress(openai.BadRequestError):
-        OPENAI.ask(client)
-    async with OPENAI.aprotected(server.url, Policy.wrap(Retry(1), tasks)) as client:
-        with contextlib.suppress(openai.BadRequestError):
-            await OPENAI.ask(client)
+    with contextlib.suppress(sdk.module.BadRequestError), sdk.protected(server.url, blocking) as client:
+        sdk.ask(client)
+    with contextlib.suppress(sdk.module.BadRequestError):
+        async with sdk.aprotected(server.url, Policy.wrap(Retry(1), tasks)) as client:
+            await sdk.ask(client)
     for limiter in (blocking, tasks):
-        assert 30 < limiter.stats().next_turn <= 40
-
-
-def test_a_limiter_obeys_the_headers_of_anthropic(server: FlakyServer) -> None:
-    spent = replace(ANTHROPIC.answer(), headers=JSON | anthropic_headers("requests", 1, from_now(50)))
-    server.script(ANTHROPIC.path, spent, spent, ANTHROPIC.error(429, retry_after="20"))
-    limiter = RateLimiter(1000, max_wait=0)
-    with ANTHROPIC.protected(server.url, limiter) as client:
-        for _ in range(2):
-            ANTHROPIC.ask(client)
-        with pytest.raises(RateLimited) as refused:
-            ANTHROPIC.ask(client)
-        assert refused.value.retry_after is not None
-        assert 40 < refused.value.retry_after <= 50
-        limiter.reset()
-        with pytest.raises(anthropic.RateLimitError):
-            ANTHROPIC.ask(client)
-        assert 19 < limiter.stats().next_turn <= 20
+        assert 20 < limiter.stats().next_turn <= 40

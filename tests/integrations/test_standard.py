@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import re
 import threading
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -16,8 +13,8 @@ import pytest
 
 from resilience import CircuitOpen, Hedge, Policy, Rate, Retry, RetryBudget, TimeoutExceeded, events
 from resilience.backoff import Exponential
-from resilience.integrations.http import PerHost, Rules, standard
-from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
+from resilience.integrations.http import PerHost, standard
+from resilience.integrations.httpx import AsyncResilienceTransport
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
 from tests.integrations.http_clients import client_of
@@ -79,35 +76,6 @@ def test_describe_has_a_line_for_each_policy() -> None:
     text = standard().for_host("http://localhost:8080/").describe()
     assert text.splitlines()[0] == "standard pipeline of http://localhost:8080: 6 policies, outermost first"
     assert "body: has the time that is left of the total" in text
-
-
-def documented(page: str, heading: str) -> dict[str, str]:
-    """The parameters in the first table after a heading, with their defaults."""
-    text = (Path(__file__).parents[2] / "docs" / "integrations" / page).read_text(encoding="utf-8")
-    section = text.split(f"\n## {heading}\n", 1)[1]
-    rows = re.findall(r"^\| `(\w+)` \| (?:`(.+?)`|required) \|", section.split("\n## ", 1)[0], re.MULTILINE)
-    return dict(rows)
-
-
-@pytest.mark.parametrize(
-    ("page", "heading", "what"),
-    [
-        ("http.md", "The standard pipeline", standard),
-        ("http.md", "What is sent again", Rules),
-        ("httpx.md", "Parameters", ResilienceTransport),
-        ("httpx.md", "Parameters", AsyncResilienceTransport),
-    ],
-)
-def test_the_pages_list_each_parameter_and_its_default(page: str, heading: str, what: Callable[..., object]) -> None:
-    parameters = inspect.signature(what).parameters
-    parameters_of_page = documented(page, heading)
-    assert list(parameters_of_page) == list(parameters)
-    for name, parameter in parameters.items():
-        default = None if parameter.default is parameter.empty else parameter.default
-        written = eval(
-            parameters_of_page[name] or "None", {"Exponential": Exponential, "Rules": Rules}
-        )  # the page is our own writing
-        assert repr(written) == repr(default) or written == default
 
 
 # --- a policy for each host ------------------------------------------------------------------

@@ -163,14 +163,13 @@ def test_a_stream_may_be_dropped_after_its_event_loop_has_ended(tasks_world: Wor
 
 
 def test_a_source_with_a_method_close_is_closed(threads: World) -> None:
+    """Also if its iterator is another object: the result of a query holds the cursor."""
+
     class Response:
         closed = False
 
         def __iter__(self) -> Iterator[int]:
-            return self
-
-        def __next__(self) -> int:
-            return 1
+            yield from (1, 1, 1)
 
         def close(self) -> None:
             self.closed = True

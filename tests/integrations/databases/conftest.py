@@ -23,6 +23,15 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    """The URL of PostgreSQL, with an empty table."""
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute("drop table if exists notes")
+        connection.execute("create table notes (text varchar(40) unique, id serial primary key)")
+    return postgres.url
+
+
+@pytest.fixture
 def frozen() -> Iterator[Frozen]:
     frozen = Frozen()
     yield frozen

@@ -40,18 +40,13 @@ def only(**properties: bool) -> Any:
 @pytest.fixture
 def place(kind: Kind, tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """A database with an empty table."""
-    statement = "create table notes (text varchar(40) unique)"
-    if not kind.is_postgres:
-        file = tmp_path / "test.db"
-        with sqlite3.connect(file) as connection:
-            connection.execute(statement)
-        connection.close()
-        return str(file)
-    url: str = request.getfixturevalue("postgres").url
-    with psycopg.connect(url, autocommit=True) as server:
-        server.execute("drop table if exists notes")
-        server.execute(statement)
-    return url
+    if kind.is_postgres:
+        return str(request.getfixturevalue("url"))
+    file = tmp_path / "test.db"
+    with sqlite3.connect(file) as connection:
+        connection.execute("create table notes (text varchar(40) unique)")
+    connection.close()
+    return str(file)
 
 
 @pytest.fixture

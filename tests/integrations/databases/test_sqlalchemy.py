@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import anyio
 import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, func, insert, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from resilience import DeadlineExceeded, Policy, Timeout, deadline
-from resilience.integrations.sqlalchemy import OutcomeUnknown, transient, unit_of_work
+from resilience import DeadlineExceeded, deadline
+from resilience.integrations.sqlalchemy import transient, unit_of_work
 from tests.conftest import FakeClock
 from tests.integrations.databases.models import AGAIN, FOREVER, LONG, Base, Note, lost, notes
-from tests.integrations.databases.postgres import PostgresServer
 from tests.integrations.databases.sqlite import PATIENCE, sqlite_error
 
 BUSY = sqlite_error(sqlite3.SQLITE_BUSY)
@@ -213,61 +210,7 @@ def test_no_limit_is_sent_to_another_database(engine: Engine, monkeypatch: pytes
     assert statements == ["select 1"]
 
 
-# --- asyncio ---------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def async_engine(file: Path) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{file}", connect_args={"timeout": 0})
-    async with engine.begin() as connection:
-        await connection.run_sync(Base.metadata.create_all)
-    try:
-        yield engine
-    finally:
-        await engine.dispose()
-
-
-async def test_a_cancelled_commit_is_not_repeated(file: Path) -> None:
-    """Its outcome is unknown."""
-
-    class Slow(AsyncSession):
-        async def commit(self) -> None:
-            await super().commit()
-            await anyio.sleep(PATIENCE)
-
-    async def add(session: AsyncSession) -> None:
-        session.add(Note(text="a"))
-
-    async with async_engine(file) as engine:
-        unit = unit_of_work(Policy.wrap(AGAIN, Timeout(0.3)), async_sessionmaker(engine, class_=Slow))
-        with pytest.raises(OutcomeUnknown):
-            await unit(add)()
-        async with engine.connect() as connection:
-            assert list(await connection.scalars(select(Note.text))) == ["a"]
-
-
-async def test_a_plain_function_with_an_async_session_is_refused(file: Path) -> None:
-    """Of an engine and of a sessionmaker; the error says what to write."""
-
-    def add(work: Any) -> None:
-        pytest.fail("the unit was called")
-
-    async with async_engine(file) as engine:
-        for source, kind in ((engine, "AsyncConnection"), (async_sessionmaker(engine), "AsyncSession")):
-            with pytest.raises(TypeError, match=rf"add is a plain function, .* \({kind}\): write `async def`"):
-                unit_of_work(AGAIN, source)(add)()
-
-
 # --- PostgreSQL ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    """The address without its scheme; the database has an empty table."""
-    with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute("drop table if exists notes")
-        connection.execute("create table notes (id serial primary key, text varchar(40) unique)")
-    return postgres.url.removeprefix("postgresql")
 
 
 def test_a_unit_that_uses_no_database_needs_none() -> None:
@@ -278,7 +221,7 @@ def test_a_unit_that_uses_no_database_needs_none() -> None:
 
 def test_a_session_without_a_single_bind_is_committed(url: str) -> None:
     """It has no connection whose state could be read."""
-    engine = create_engine(f"postgresql+psycopg{url}")
+    engine = create_engine(url.replace("://", "+psycopg://"))
     unit_of_work(AGAIN, lambda: Session(binds={Note: engine}))(lambda session: session.add(Note(text="a")))()
     assert notes(engine) == ["a"]
     engine.dispose()
@@ -289,7 +232,7 @@ def test_a_unit_is_repeated_if_its_connection_is_lost_as_it_is_asked_for_its_sta
 ) -> None:
     """As with asyncpg, which does not know whether PostgreSQL has aborted the transaction."""
     monkeypatch.setattr("resilience.integrations.sqlalchemy.is_aborted", lambda _connection: None)
-    engine = create_engine(f"postgresql+psycopg{url}")
+    engine = create_engine(url.replace("://", "+psycopg://"))
     attempts: list[Connection] = []
 
     @unit_of_work(AGAIN, engine)
@@ -298,7 +241,7 @@ def test_a_unit_is_repeated_if_its_connection_is_lost_as_it_is_asked_for_its_sta
         connection.execute(insert(Note), {"text": f"attempt {len(attempts)}"})
         if len(attempts) == 1:
             driver: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment]
-            with psycopg.connect(f"postgresql{url}", autocommit=True) as other:
+            with psycopg.connect(url, autocommit=True) as other:
                 other.execute("select pg_terminate_backend(%s)", [driver.info.backend_pid])
 
     add()
@@ -308,7 +251,7 @@ def test_a_unit_is_repeated_if_its_connection_is_lost_as_it_is_asked_for_its_sta
 
 async def test_a_connection_that_is_lost_after_the_last_statement_is_tried_again(url: str) -> None:
     """With asyncpg the server is asked before the commit, so nothing was committed, and no statement has failed."""
-    engine = create_async_engine(f"postgresql+asyncpg{url}")
+    engine = create_async_engine(url.replace("://", "+asyncpg://"))
     attempts: list[str] = []
 
     @unit_of_work(AGAIN, engine)
@@ -316,7 +259,7 @@ async def test_a_connection_that_is_lost_after_the_last_statement_is_tried_again
         attempts.append(f"attempt {len(attempts) + 1}")
         process = await connection.scalar(insert(Note).values(text=attempts[-1]).returning(func.pg_backend_pid()))
         if len(attempts) == 1:
-            with psycopg.connect(f"postgresql{url}") as other:
+            with psycopg.connect(url) as other:
                 other.execute("select pg_terminate_backend(%s, 5000)", [process])
 
     await add()

@@ -1,4 +1,4 @@
-"""Units of work with sqlite3 and PostgreSQL: repeated as a whole, and never committed twice."""
+"""Units of work: the function, its connection, and a commit whose outcome is unknown."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import aiosqlite
 import psycopg
-import psycopg2
-import psycopg2.extras
 import pytest
 
-from resilience import Cache, Context, Fallback, Hedge, Policy, Retry, Timeout, current_context, deadline, events
+from resilience import Cache, Context, Fallback, Hedge, Policy, Retry, Timeout, current_context, events
 from resilience.errors import ArgumentMisuse
-from resilience.integrations.dbapi import OutcomeUnknown, StatementLimits, unit_of_work
+from resilience.integrations.dbapi import OutcomeUnknown, unit_of_work
 from resilience.testing import recording
 from tests.callers import wait_until
-from tests.integrations.databases.postgres import PostgresServer
 from tests.integrations.databases.sqlite import AGAIN, PATIENCE, connecting, note, notes
 
 
 def test_a_unit_is_called_without_its_connection(path: Path) -> None:
-    """It keeps its name, its documentation, and the rest of its signature."""
+    """It keeps its name, which is that of the operation, its documentation, and the rest of its signature."""
     unit = unit_of_work(AGAIN, connecting(path))
 
     @unit
@@ -35,18 +33,13 @@ def test_a_unit_is_called_without_its_connection(path: Path) -> None:
             note(connection, text)
         return connection.total_changes
 
-    assert add("a") == 1
-    assert add("b", twice=True) == 2
+    with recording(events.ExecutionFinished) as recorder:
+        assert add("a") == 1
+        assert add("b", twice=True) == 2
     assert notes(path) == ["a", "b", "b"]
     assert (add.__name__, add.__doc__) == ("add", "Add a note.")
     assert list(inspect.signature(add).parameters) == ["text", "twice"]
-
-
-def test_a_unit_is_the_operation_of_its_execution(path: Path) -> None:
-    """As any other decorated function, for log lines and metrics."""
-    with recording(events.ExecutionFinished) as recorder:
-        unit_of_work(AGAIN, connecting(path))(note)("a")
-    assert [event.operation for event in recorder.events] == ["note"]
+    assert [event.operation for event in recorder.events] == [add.__qualname__] * 2
 
 
 def test_policies_see_the_arguments_of_the_caller(path: Path) -> None:
@@ -206,55 +199,6 @@ def test_a_connection_that_cannot_be_made_is_tried_again(path: Path) -> None:
     assert notes(path) == ["a"]
 
 
-@pytest.mark.parametrize("limited", [True, False])
-def test_the_limits_of_a_unit_end_with_it(path: Path, limited: bool) -> None:
-    """A connection that returns to its pool waits for a lock as long as before. Limits can be switched off."""
-
-    def wait_of(connection: sqlite3.Connection) -> int:
-        return int(connection.execute("pragma busy_timeout").fetchone()[0])
-
-    class Pooled(sqlite3.Connection):
-        def close(self) -> None:
-            waits.append(wait_of(self))
-            super().close()
-
-    waits: list[int] = []
-    unit = unit_of_work(AGAIN, connecting(path, timeout=PATIENCE, kind=Pooled), limit_statements=limited)
-    with deadline(PATIENCE / 2):
-        assert (unit(wait_of)() < PATIENCE * 1000) is limited
-    assert waits == [PATIENCE * 1000]
-
-
-def test_a_row_factory_does_not_break_the_limits() -> None:
-    """A connection may return dictionaries as rows: the deadline still reaches the database."""
-
-    def connect() -> sqlite3.Connection:
-        connection = sqlite3.connect(":memory:")
-        connection.row_factory = lambda cursor, row: {
-            it[0]: value for it, value in zip(cursor.description, row, strict=True)
-        }
-        return connection
-
-    unit = unit_of_work(Retry(1), connect)(lambda connection: connection.execute("select 1 as a").fetchone())
-    with deadline(PATIENCE):
-        assert unit() == {"a": 1}
-
-
-def test_the_error_of_a_unit_or_block_that_closed_its_connection_is_raised() -> None:
-    """And not the error of restoring the connection's limits."""
-
-    def work(connection: sqlite3.Connection) -> None:
-        connection.close()
-        raise ValueError("mine")
-
-    unit = unit_of_work(Retry(1), lambda: sqlite3.connect(":memory:"))(work)
-    with deadline(PATIENCE), pytest.raises(ValueError, match="mine"):
-        unit()
-    connection = sqlite3.connect(":memory:")
-    with deadline(PATIENCE), pytest.raises(ValueError, match="mine"), StatementLimits(connection):
-        work(connection)
-
-
 def test_an_error_of_closing_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The unit is committed by then."""
 
@@ -266,6 +210,25 @@ def test_an_error_of_closing_is_logged(path: Path, caplog: pytest.LogCaptureFixt
     unit_of_work(AGAIN, connecting(path, kind=Unclosable))(note)("a")
     assert notes(path) == ["a"]
     assert "closing a Unclosable raised" in caplog.text
+
+
+def test_a_connection_returns_to_its_pool(url: str) -> None:
+    """psycopg's `close` does that only with `close_returns`, and not if the connection is lost: the pool would wait."""
+    pool = Mock(close_returns=False)
+
+    def connect() -> Any:
+        connection = psycopg.connect(url)
+        connection._pool = pool
+        return connection
+
+    unit = unit_of_work(Retry(1), connect)(lambda connection, statement: connection.execute(statement))
+    unit("select 1")
+    with pytest.raises(psycopg.OperationalError):
+        unit("select pg_terminate_backend(pg_backend_pid())")
+    connections = [it.args[0] for it in pool.putconn.call_args_list]
+    assert [it.closed for it in connections] == [False, True]
+    connections[0]._pool = None
+    connections[0].close()
 
 
 def rows_of(connection: sqlite3.Connection) -> Any:
@@ -285,66 +248,22 @@ def test_arguments_that_do_not_fit_are_a_misuse(path: Path) -> None:
     assert unit(lambda connection: note(connection))() == "instead"  # type: ignore[call-arg]
 
 
+async def test_a_plain_function_with_an_async_connection_is_refused(path: Path) -> None:
+    """The error says what to write, no policy replaces it, and no coroutine is left unawaited."""
+
+    async def connect() -> aiosqlite.Connection:
+        return await aiosqlite.connect(path)
+
+    connection = await connect()
+    for source in (connect, lambda: aiosqlite.connect(path), lambda: connection):
+        unit = unit_of_work(Fallback("answered"), source)
+        with pytest.raises(TypeError, match=r"note is a plain function, .*: write `async def`"):
+            unit(note)("a")  # type: ignore[arg-type]
+    await connection.close()
+
+
 @pytest.mark.parametrize("fn", [rows_of, arows_of])
 def test_a_generator_function_is_refused(path: Path, fn: Any) -> None:
     """It would do its work after the commit, and a session would begin a new transaction for that."""
     with pytest.raises(TypeError, match="rows_of is a generator function"):
         unit_of_work(AGAIN, connecting(path))(fn)
-
-
-# --- PostgreSQL ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    """A database with an empty table."""
-    with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute("drop table if exists notes")
-        connection.execute("create table notes (text text)")
-    return postgres.url
-
-
-@pytest.fixture(params=[psycopg, psycopg2], ids=["psycopg", "psycopg2"])
-def driver(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-def execute(connection: Any, statement: str, *parameters: object) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
-
-
-def test_a_connection_returns_to_its_pool(url: str) -> None:
-    """psycopg's `close` does that only with `close_returns`, and not if the connection is lost: the pool would wait."""
-    pool = Mock(close_returns=False)
-
-    def connect() -> Any:
-        connection = psycopg.connect(url)
-        connection._pool = pool
-        return connection
-
-    unit = unit_of_work(Retry(1), connect)(execute)
-    unit("select 1")
-    with pytest.raises(psycopg.OperationalError):
-        unit("select pg_terminate_backend(pg_backend_pid())")
-    connections = [it.args[0] for it in pool.putconn.call_args_list]
-    assert [it.closed for it in connections] == [False, True]
-    connections[0]._pool = None
-    connections[0].close()
-
-
-@pytest.mark.parametrize("rows", ["dictionaries", "objects"])
-def test_a_row_factory_does_not_break_the_limits_of_postgresql(url: str, driver: Any, rows: str) -> None:
-    """A connection may return any object as a row: the deadline still reaches the server."""
-    if driver is psycopg:
-        connection = psycopg.connect(url, row_factory=psycopg.rows.dict_row if rows == "dictionaries" else made)
-    else:
-        kinds = {"dictionaries": psycopg2.extras.RealDictCursor, "objects": psycopg2.extras.NamedTupleCursor}
-        connection = psycopg2.connect(url, cursor_factory=kinds[rows])
-    with deadline(0.2), StatementLimits(connection), pytest.raises(driver.Error):
-        execute(connection, "select pg_sleep(20)")
-    connection.close()
-
-
-def made(cursor: Any) -> Any:
-    raise AssertionError("the limits must not read rows of the user")

@@ -238,13 +238,6 @@ async def test_each_wait_of_an_attempt_is_limited_to_the_time_left(kit: Kit, clo
     assert seen == ([60, 60, 60] if enforced and not kit.blocking else [10, 7, 4])
 
 
-async def test_a_client_without_timeouts_gets_no_longer_one_than_a_socket_takes(kit: Kit, server: FlakyServer) -> None:
-    """The deadline may come from the wire: 40,000 years."""
-    async with kit.client(QUICK, timeout=None) as client:
-        with deadline(1e12):
-            assert (await client.get(server.url)).status_code == 200
-
-
 # --- the deadline of a body ------------------------------------------------------------------
 
 

@@ -1,0 +1,182 @@
+"""Deadlines: the limits of statements, in a unit of work or in a block of `StatementLimits`."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import deque
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import psycopg2
+import psycopg2.extras
+import pytest
+
+from resilience import DeadlineExceeded, Retry, deadline
+from resilience.integrations.dbapi import StatementLimits, unit_of_work
+from resilience.runtimes import workers
+from tests.callers import wait_until
+from tests.conftest import FakeClock
+from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, Locked, connecting, note
+
+
+def test_a_connection_of_another_driver_is_not_limited() -> None:
+    """There is no statement that every database would understand."""
+    with deadline(5.0), StatementLimits(object()):
+        pass
+
+
+def test_a_block_does_not_begin_after_the_deadline() -> None:
+    """With any driver."""
+    with deadline(0), pytest.raises(DeadlineExceeded), StatementLimits(object()):
+        pytest.fail("it began")
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_the_limits_of_a_unit_end_with_it(path: Path, limited: bool) -> None:
+    """A connection that returns to its pool waits for a lock as long as before. Limits can be switched off."""
+
+    def wait_of(connection: sqlite3.Connection) -> int:
+        return int(connection.execute("pragma busy_timeout").fetchone()[0])
+
+    class Pooled(sqlite3.Connection):
+        def close(self) -> None:
+            waits.append(wait_of(self))
+            super().close()
+
+    waits: list[int] = []
+    unit = unit_of_work(AGAIN, connecting(path, timeout=PATIENCE, kind=Pooled), limit_statements=limited)
+    with deadline(PATIENCE / 2):
+        assert (unit(wait_of)() < PATIENCE * 1000) is limited
+    assert waits == [PATIENCE * 1000]
+
+
+def test_the_error_of_a_unit_or_block_that_closed_its_connection_is_raised() -> None:
+    """And not the error of restoring the connection's limits."""
+
+    def work(connection: sqlite3.Connection) -> None:
+        connection.close()
+        raise ValueError("mine")
+
+    unit = unit_of_work(Retry(1), lambda: sqlite3.connect(":memory:"))(work)
+    with deadline(PATIENCE), pytest.raises(ValueError, match="mine"):
+        unit()
+    connection = sqlite3.connect(":memory:")
+    with deadline(PATIENCE), pytest.raises(ValueError, match="mine"), StatementLimits(connection):
+        work(connection)
+
+
+# --- SQLite ----------------------------------------------------------------------------------
+
+
+def test_a_deadline_limits_the_wait_for_a_lock_in_its_block(path: Path) -> None:
+    """The connection's own `timeout` is longer, and holds again after the block."""
+    other = Locked(path)
+    began = time.monotonic()
+    with closing(connecting(path, timeout=PATIENCE)()) as connection:
+        with deadline(0.1), StatementLimits(connection):
+            assert 0 < connection.execute("pragma busy_timeout").fetchone()[0] <= 100
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                note(connection, "a")
+        assert time.monotonic() - began < PATIENCE / 2
+        assert connection.execute("pragma busy_timeout").fetchone()[0] == PATIENCE * 1000
+        assert connection.execute(LONG).fetchone() == (100_000,)
+    other.release()
+
+
+def test_the_wait_for_a_lock_is_never_lengthened(path: Path) -> None:
+    """Without a deadline it is unchanged; a connection that does not wait for locks does not wait for the deadline."""
+    with closing(connecting(path, timeout=1.5)()) as connection, StatementLimits(connection):
+        assert connection.execute("pragma busy_timeout").fetchone()[0] == 1500
+    with closing(connecting(path)()) as connection, deadline(5.0), StatementLimits(connection):
+        assert connection.execute("pragma busy_timeout").fetchone()[0] == 0
+
+
+def test_a_statement_is_not_interrupted_before_the_deadline(path: Path, clock: FakeClock) -> None:
+    """However little time is left: the wait for a lock is at least a millisecond, as 0 may mean no limit."""
+    with closing(connecting(path, PATIENCE)()) as connection, deadline(0.0005), StatementLimits(connection):
+        assert connection.execute("pragma busy_timeout").fetchone() == (1,)
+        assert connection.execute(LONG).fetchone() == (100_000,)
+        clock.advance(0.0005)
+        with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+            connection.execute(FOREVER).fetchall()
+
+
+def test_a_statement_that_begins_after_the_deadline_is_interrupted(path: Path) -> None:
+    """In every block, whose limits may have been made for an earlier one."""
+    with closing(connecting(path)()) as connection:
+        limits = StatementLimits(connection)
+        for _ in range(2):
+            with deadline(0.02), limits:
+                time.sleep(0.03)
+                for _ in range(2):
+                    with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+                        connection.execute(FOREVER).fetchall()
+
+
+def test_a_progress_handler_of_the_user_is_kept(path: Path) -> None:
+    """A connection has only one, which cannot be read: it is still called, in a block with a deadline and after it."""
+    called: list[int] = []
+    with closing(connecting(path)()) as connection:
+        connection.set_progress_handler(lambda: called.append(1), 1000)
+        with deadline(0.2), StatementLimits(connection), pytest.raises(sqlite3.OperationalError, match="interrupted"):
+            connection.execute(FOREVER).fetchall()
+        assert called
+        called.clear()
+        assert connection.execute(LONG).fetchone() == (100_000,)
+    assert called
+
+
+def test_a_block_occupies_no_thread_after_its_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far the deadline is: the thread that would interrupt the connection is idle in its pool."""
+    monkeypatch.setattr(workers.pool, "idle", deque())  # without the workers of other tests
+    with closing(connecting(path)()) as connection, deadline(3600.0), StatementLimits(connection):
+        pass
+    wait_until(lambda: bool(workers.pool.idle))
+
+
+def test_a_row_factory_does_not_break_the_limits() -> None:
+    """A connection may return dictionaries as rows: the deadline still reaches the database."""
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(":memory:")
+        connection.row_factory = lambda cursor, row: {
+            it[0]: value for it, value in zip(cursor.description, row, strict=True)
+        }
+        return connection
+
+    unit = unit_of_work(Retry(1), connect)(lambda connection: connection.execute("select 1 as a").fetchone())
+    with deadline(PATIENCE):
+        assert unit() == {"a": 1}
+
+
+# --- PostgreSQL ------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[psycopg, psycopg2], ids=["psycopg", "psycopg2"])
+def driver(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def execute(connection: Any, statement: str, *parameters: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+
+
+def made(cursor: Any) -> Any:
+    raise AssertionError("the limits must not read rows of the user")
+
+
+@pytest.mark.parametrize("rows", ["dictionaries", "objects"])
+def test_a_row_factory_does_not_break_the_limits_of_postgresql(url: str, driver: Any, rows: str) -> None:
+    """A connection may return any object as a row: the deadline still reaches the server."""
+    if driver is psycopg:
+        connection = psycopg.connect(url, row_factory=psycopg.rows.dict_row if rows == "dictionaries" else made)
+    else:
+        kinds = {"dictionaries": psycopg2.extras.RealDictCursor, "objects": psycopg2.extras.NamedTupleCursor}
+        connection = psycopg2.connect(url, cursor_factory=kinds[rows])
+    with deadline(0.2), StatementLimits(connection), pytest.raises(driver.Error):
+        execute(connection, "select pg_sleep(20)")
+    connection.close()

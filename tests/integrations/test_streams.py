@@ -1,4 +1,4 @@
-"""Streams of real clients, language models and HTTP: retried before an item, limited, and closed."""
+"""Streams of real clients, language models and HTTP: limited, and closed with their connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
-from tests.integrations import llm_server as llm
 from tests.integrations.sdks import ANTHROPIC, OPENAI
 from tests.integrations.servers import Answer, FlakyServer
 
@@ -22,34 +21,34 @@ SDKS = {"openai": OPENAI, "anthropic": ANTHROPIC}
 
 
 class Case:
-    """A client, the function that opens a stream, and the answers of its server.
+    """A client, and a server whose stream has one text now, and another one when `rest` is set."""
 
-    `answers` makes the answer with some texts, and may be asked for a fault.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, server: FlakyServer) -> None:
         self.is_async = name.endswith("async")
         self.sdk = SDKS.get(name.partition(" ")[0])
-        self.path: str = self.sdk.path if self.sdk else "/lines"
-        self.answers: Callable[..., Answer] = self.sdk.stream if self.sdk else lines
-
-    def broken_off(self, **how: Any) -> Answer:
-        """The answer with two texts, of which the second one is missing or late."""
-        pieces = self.answers("a", "b").pieces
+        self.server = server
+        self.rest = threading.Event()
+        answer: Callable[..., Answer] = self.sdk.stream if self.sdk else lines
+        pieces = answer("a", "b").pieces
         begun = 3 if self.sdk is ANTHROPIC else 1  # the pieces up to the first text
-        return replace(self.answers(**how), body=[b"".join(pieces[:begun]), *pieces[begun:]])
+        late = replace(answer(drip=self.rest), body=[b"".join(pieces[:begun]), *pieces[begun:]])
+        server.script(self.sdk.path if self.sdk else "/lines", late)
 
-    def opener(self, url: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    def opener(self) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """Return the function that opens a stream, and the one that closes the client."""
         if self.sdk:
-            client = self.sdk.make("Async" if self.is_async else "", url, max_retries=0)
+            client = self.sdk.make("Async" if self.is_async else "", self.server.url, max_retries=0)
             return partial(self.sdk.ask, client, stream=True), client.close
         if self.is_async:
-            tasks = httpx.AsyncClient(base_url=url)
+            tasks = httpx.AsyncClient(base_url=self.server.url)
             return partial(aread, tasks), tasks.aclose
-        threads = httpx.Client(base_url=url)
+        threads = httpx.Client(base_url=self.server.url)
         return partial(read, threads), threads.close
+
+    def has_closed(self) -> None:
+        """Wait until the client has closed its connection."""
+        self.rest.set()  # a client that kept the connection would read the rest, and reuse it for its next request
+        self.server.wait_until(lambda: self.server.open_connections == 0)
 
 
 def lines(*texts: str, **how: Any) -> Answer:
@@ -58,13 +57,11 @@ def lines(*texts: str, **how: Any) -> Answer:
 
 def read(client: httpx.Client) -> Iterator[str]:
     with client.stream("GET", "/lines") as response:
-        response.raise_for_status()
         yield from response.iter_lines()
 
 
 async def aread(client: httpx.AsyncClient) -> AsyncIterator[str]:
     async with client.stream("GET", "/lines") as response:
-        response.raise_for_status()
         async for line in response.aiter_lines():
             yield line
 
@@ -77,100 +74,52 @@ def text_of(item: Any) -> str | None:
     return item.delta.text if item.type == "content_block_delta" else None
 
 
-def consume(
-    case: Case,
-    url: str,
-    policy: Policy[Any],
-    stop: Callable[[str], object] = lambda text: False,
-    after: Callable[[], object] = lambda: None,
-    **limits: Any,
-) -> list[str]:
-    """Return the texts of a stream, up to the first one for which `stop` is true.
-
-    :param after: called after the stream is closed, and before its client is.
-    """
+def consume(case: Case, policy: Policy[Any], *, leaves: bool = False, **limits: Any) -> str | None:
+    """Take the texts of a stream, or only the first one, and return that; then its connection has to be closed."""
     streaming = policy.streaming(**limits)
-    got: list[str] = []
+    open_stream, end = case.opener()
 
-    def take(item: Any) -> bool:
-        text = text_of(item)
-        if text is None:
-            return False
-        got.append(text)
-        return bool(stop(text))
+    def is_enough(item: Any) -> bool:
+        return leaves and text_of(item) is not None
 
-    open_stream, end = case.opener(url)
     if not case.is_async:
         try:
             with closing(streaming.call(open_stream)) as items:
-                any(map(take, items))
-            after()
+                last = next(filter(is_enough, items))
+            case.has_closed()
         finally:
             end()
-        return got
+        return text_of(last)
 
-    async def main() -> None:
+    async def main() -> str | None:
         try:
             async with aclosing(streaming.acall(open_stream)) as items:
-                async for item in items:
-                    if take(item):
-                        break
-            after()
+                last = await anext(item async for item in items if is_enough(item))
+            case.has_closed()
         finally:
             await end()
+        return text_of(last)
 
-    asyncio.run(main())
-    return got
+    return asyncio.run(main())
 
 
 @pytest.fixture(params=["openai", "openai async", "anthropic", "anthropic async", "httpx", "httpx async"])
-def case(request: pytest.FixtureRequest) -> Case:
-    return Case(request.param)
+def case(request: pytest.FixtureRequest, server: FlakyServer) -> Case:
+    return Case(request.param, server)
 
 
-def test_a_stream_is_opened_again_until_its_first_item(case: Case, server: FlakyServer) -> None:
-    """After transient statuses and lost connections; the permit is that of the whole stream."""
-    server.script(case.path, llm.openai_error(503), Answer(fault="reset"), case.answers("a", "b"))
-    bulkhead, held = Bulkhead(1), []
-    policy = Retry(3, on=Exception, backoff=[0]).wrap(bulkhead)
-    got = consume(case, server.url, policy, lambda text: held.append(bulkhead.stats().in_flight))
-    assert (got, held) == (["a", "b"], [1, 1])
-    assert bulkhead.stats().in_flight == 0
-    assert len(server.requests) == 3
-
-
-def test_a_stream_that_breaks_off_is_not_repeated(case: Case, server: FlakyServer) -> None:
-    """The consumer has the first items; the breaker counts the failure."""
-    server.script(case.path, case.broken_off(fault="cut"))
-    breaker = CircuitBreaker(1, on=Exception)
-    with pytest.raises(Exception, match=r"closed|incomplete|Connection|peer") as caught:
-        consume(case, server.url, Retry(3, on=Exception, backoff=[0]).wrap(breaker))
-    assert not isinstance(caught.value, TimeoutExceeded)
-    assert breaker.stats().opened == 1
-    assert len(server.requests) == 1
-
-
-def test_a_stream_without_further_items_ends_after_the_idle_time(case: Case, server: FlakyServer) -> None:
+def test_a_stream_without_further_items_ends_after_the_idle_time(case: Case) -> None:
     """The client's own limits are minutes; its connection is closed."""
-    never = threading.Event()
-    server.script(case.path, case.answers("a", "b", drip=never))
     bulkhead = Bulkhead(1)
     with pytest.raises(TimeoutExceeded, match=r"no item within 0.05 s"):
-        consume(case, server.url, Retry(1).wrap(bulkhead), first=20, idle=0.05)
+        consume(case, Retry(1).wrap(bulkhead), first=20, idle=0.05)
     assert bulkhead.stats().in_flight == 0
-    never.set()
+    case.has_closed()
 
 
-def test_a_stream_that_its_consumer_leaves_is_closed(case: Case, server: FlakyServer) -> None:
+def test_a_stream_that_its_consumer_leaves_is_closed(case: Case) -> None:
     """Its connection is closed immediately, and the call is a success."""
-    never = threading.Event()
-    server.script(case.path, case.broken_off(drip=never))
     bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
-
-    def closed() -> None:
-        never.set()  # a client that kept the connection would read the rest, and reuse it for its next request
-        server.wait_until(lambda: server.open_connections == 0)
-
-    assert consume(case, server.url, breaker.wrap(bulkhead), lambda text: True, closed) == ["a"]
+    assert consume(case, breaker.wrap(bulkhead), leaves=True) == "a"
     assert bulkhead.stats().in_flight == 0
     assert breaker.stats().opened == 0

@@ -12,7 +12,7 @@ from resilience import CircuitBreaker
 from resilience.integrations.dashboard import app as app_module
 from resilience.integrations.dashboard.app import STREAM_LASTS
 from tests.conftest import FakeClock, World
-from tests.integrations.dashboard.requests import Make, Viewer, ask, has_room, scope, viewing
+from tests.integrations.dashboard.requests import Make, Viewer, has_room, scope, viewing
 
 
 async def test_a_stream_begins_with_the_whole_state_and_continues_with_changes(tasks_world: World, make: Make) -> None:
@@ -46,21 +46,19 @@ async def test_a_viewer_that_reconnects_gets_all_rows_again(make: Make) -> None:
 
 
 @pytest.mark.parametrize("interval", [0.1, 3600.0])
-async def test_a_stream_ends_after_a_while(make: Make, clock: FakeClock, interval: float) -> None:
-    """So that a server that shuts down need not wait for it; browsers reconnect."""
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_a_stream_ends_after_a_while_or_with_its_dashboard(
+    make: Make, clock: FakeClock, interval: float, is_closed: bool
+) -> None:
+    """Without waiting for the next update. A server that shuts down need not wait for it; browsers reconnect."""
     app = make(interval=interval)
     async with viewing(app) as viewer:
-        clock.advance(STREAM_LASTS)
+        if is_closed:
+            app.close()
+        else:
+            clock.advance(STREAM_LASTS)
         await viewer.until(lambda it: it.is_whole)
         assert not viewer._leaves.is_set()
-
-
-async def test_a_closed_dashboard_ends_its_streams(make: Make) -> None:
-    """Without waiting for the next update."""
-    app = make(interval=3600)
-    async with viewing(app) as viewer:
-        app.close()
-        await viewer.until(lambda it: it.is_whole)
 
 
 async def test_a_comment_keeps_a_stream_without_news_alive(make: Make, clock: FakeClock) -> None:
@@ -101,16 +99,6 @@ async def test_a_slow_viewer_delays_neither_calls_nor_other_viewers(make: Make) 
         Slow.reads.set()
         await slow.until(lambda it: bool(it.rows()) and it.rows()[-1]["number"] == 200)
         assert len(slow.answer.rows()) <= 10
-
-
-async def test_the_number_of_viewers_is_bounded(make: Make) -> None:
-    """A further one is asked to come again later; one that leaves makes room."""
-    app = make(max_viewers=1)
-    async with viewing(app) as viewer:
-        answer = await ask(app, "/events")
-        assert (answer.status, answer.headers["retry-after"]) == (503, "5")
-    async with Viewer(app) as viewer:
-        await viewer.until(lambda it: it.status == 200)
 
 
 @pytest.mark.parametrize("how", ["an error", "no end"])

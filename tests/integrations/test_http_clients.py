@@ -311,12 +311,12 @@ async def test_a_repeatable_body_is_sent_whole_at_each_attempt(
 @pytest.mark.parametrize("answer", [503, Answer(fault="reset")], ids=["503", "reset"])
 async def test_a_one_shot_body_is_sent_once(server: FlakyServer, client: HTTPClient, answer: Any) -> None:
     """A second attempt would send an empty body, and be answered with 200. An idempotency key does not change that."""
-    async with client.open() as send:
+    async with client.open(IdempotencyKey().wrap(QUICK)) as send:
         forms = {} if client.takes_no_file else client.one_shots
         for options in [{"data": client.generator(b"on", b"ce")}, *(make() for make in forms.values())]:
             server.requests.clear()
             url = server.script("/", answer, 200)
-            outcome = await outcome_of(send("PUT", url, headers={"Idempotency-Key": "4711"}, **options))
+            outcome = await outcome_of(send("PUT", url, **options))
             if isinstance(outcome, Exception):
                 assert "its body can be sent only once" in notes_of(outcome)
             else:

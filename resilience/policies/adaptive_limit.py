@@ -188,7 +188,8 @@ class AdaptiveLimit(Policy[Never]):
         with self._lock:
             granted = self._forget_locked()
         self._permits.wake(granted)
-        self._algorithm.reset()
+        self._must_forget = True
+        self._evaluate(Period(), clock.now(), block_context())  # of no calls: it only lets the algorithm forget
 
     @override
     def describe(self) -> str:
@@ -209,7 +210,8 @@ class AdaptiveLimit(Policy[Never]):
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
-        self._turn: list[None] = [None]  # empty while a thread evaluates the limit
+        self._turn: list[None] = [None]  # empty while a thread uses the algorithm
+        self._must_forget = False  # whether the algorithm must be reset before its next update
         self._permits.wake(self._forget_locked())
         self._algorithm.reset()
 
@@ -239,6 +241,9 @@ class AdaptiveLimit(Policy[Never]):
         except IndexError:
             return  # another thread evaluates it
         try:
+            if self._must_forget:
+                self._must_forget = False
+                self._algorithm.reset()
             if period is not self._period or len(period.samples) < self._min_samples:
                 return  # another thread has evaluated it
             rejected = self._permits.machine.counts().rejected

@@ -343,14 +343,21 @@ def broken() -> None:
 
 
 def test_an_update_that_overlaps_a_reset_is_discarded() -> None:
+    """The algorithm, which is called by one at a time, is reset before its next update."""
+
     class Resetting(Recording):
         def update(self, limit: float, sample: Sample) -> Any:
             adaptive.reset()
+            self.updates.append((self.resets, sample))
             return 9
 
-    adaptive = AdaptiveLimit(Resetting(), initial=3, min_samples=1, headroom=100)
+    algorithm = Resetting()
+    adaptive = AdaptiveLimit(algorithm, initial=3, min_samples=1, headroom=100)
+    before = algorithm.resets
+    adaptive.call(int)
     adaptive.call(int)
     assert adaptive.stats().limit == 3
+    assert [resets - before for resets, _ in algorithm.updates] == [0, 1]
 
 
 def test_the_second_of_two_threads_that_are_due_to_update_does_nothing() -> None:

@@ -76,6 +76,8 @@ def make_proxy(
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"a method is named by a string, not {name!r}")
+    if isinstance(client, type) and not names:
+        raise TypeError(f"{client.__name__} is a class: proxy an instance of it, or name its class methods")
     chosen = names or _public_methods(client, is_lazy)
     if not chosen:
         raise TypeError(f"{name_of(client)} has no public methods to protect: name some, or decorate a function")

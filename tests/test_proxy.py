@@ -148,11 +148,13 @@ def test_unknown_names_are_refused_when_the_proxy_is_made(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["proxy", "aproxy"])
 def test_a_proxy_that_would_protect_nothing_is_refused(how: str) -> None:
-    """Of a function, for example, or of a client whose methods are found by `__getattr__`."""
+    """Of a function or a class, for example, or of a client whose methods are found by `__getattr__`."""
     make = getattr(quick(), how)
     for client in (len, entries, xmlrpc.client.ServerProxy("http://127.0.0.1:1")):
         with pytest.raises(TypeError, match=r"has no public methods to protect: name some, or decorate a function"):
             make(client)
+    with pytest.raises(TypeError, match="Client is a class: proxy an instance of it, or name its class methods"):
+        make(Client)
 
 
 @pytest.mark.parametrize("how", ["proxy", "aproxy"])

@@ -28,8 +28,21 @@ def protect(client: C, policy: Policy[Any] | PerHost) -> C:
 
     :param client: an `Anthropic` or `AsyncAnthropic`, or one for another platform (Bedrock, Vertex, Foundry). It is
         not changed. The new client shares its connections, so closing one closes both.
-    :param policy: runs once for each request, by the rules of `resilience.integrations.openai.protect`: the two SDKs
-        have the same structure. Among the failures that a `Retry()` retries is 529, "overloaded".
+    :param policy: runs once for each request. The answer of a fallback in it is returned instead of the result of the
+        API method, so it must have that type. A `PerHost` chooses the policy by the base URL.
+
+    The SDK's own retries (2 by default, which would multiply with those of the policy) are off, regardless of a later
+    `max_retries`. Copies made by `with_options` are protected, too.
+
+    For the policies, a failure is an `APIConnectionError` (which includes timeouts), or a status that the SDK would
+    retry: 408, 409, 429 and all from 500 on (529 is "overloaded"), unless the header `x-should-retry` says otherwise.
+    `Retry()` retries these, also for POST, as the SDK does; it waits as long as `retry-after-ms` or `Retry-After` asks.
+    Requests with a body that can be read only once are not retried. All other errors of the SDK are raised at once,
+    and no policy counts or answers them.
+
+    Each attempt gets the timeouts of the client or the call, shortened to the time left. A stream is under the policy
+    until it is open; an error in the middle of it is raised.
+
     :raises TypeError: if `client` is not a client of the SDK, or `policy` is not a policy.
 
     >>> from anthropic import Anthropic

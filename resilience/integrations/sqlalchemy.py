@@ -74,13 +74,18 @@ def unit_of_work(
 ) -> UnitOfWork[W, D]:
     """Return a decorator: every call of the function is a transaction under the policy, repeated as a whole.
 
-    :param policy: this and all further parameters but `source`: see `resilience.integrations.dbapi.unit_of_work`, whose
-        rules apply here, too. For `Retry(on=transient)`, this module has a `transient` of its own.
+    :param policy: the policy around the unit. `Retry(on=transient)`, with the `transient` of this module, repeats it
+        after deadlocks and lost connections; a plain `Retry()` after lost connections only.
     :param source: a `sessionmaker` or `async_sessionmaker` (the function gets a session), an `Engine` or `AsyncEngine`
         (it gets a connection), or a function that returns either.
+    :param repeat_unknown_commits: whether to repeat a unit whose commit may have happened; False by default. Use it
+        for units that have the same effect if they are executed twice. A `Hedge` needs it, as both attempts may commit.
+    :param limit_statements: whether to set the deadline in PostgreSQL (`SET LOCAL statement_timeout`) or SQLite.
 
     The function gets the session before its own arguments. When it returns, the session is flushed and committed; when
-    it raises, rolled back; in any case closed. Nothing is committed after the deadline.
+    it raises, rolled back; in any case closed. Nothing is committed after the deadline. The function may be called
+    several times, so it should do nothing outside of the transaction, and it must not commit. An `async def` that is
+    cut off waits for its rollback one second at most, as with `resilience.integrations.dbapi.unit_of_work`.
 
     >>> from resilience import Retry
     >>> from resilience.integrations.sqlalchemy import transient, unit_of_work

@@ -35,7 +35,7 @@ from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.retry import Retry
 from resilience.policies.timeout import Timeout
 from resilience.policy import Call, Policy
-from resilience.repeats import Budget, as_budget
+from resilience.repeats import Budget, RetryBudget, as_budget
 from resilience.state.trips import FailureRatio
 
 T = TypeVar("T")
@@ -111,7 +111,8 @@ def standard(
     heard = checks.several("listeners", listeners, "a sequence of functions")
     # All hosts share the policies that hold no state.
     total = Timeout(total_timeout, cooperative=cooperative, name="total timeout")
-    body = _Body()
+    shared = as_budget("budget", budget)
+    body, retry = _Body(), Retry(attempts, backoff=backoff, budget=shared)
     trip = FailureRatio(failure_ratio, min_calls=min_calls, window=window)
     attempt = Timeout(attempt_timeout, cooperative=cooperative, name="attempt timeout")
     max_wait = total_timeout if queue else None
@@ -120,14 +121,17 @@ def standard(
         def of(name: str) -> str:
             return OfHost(f"{name} of {origin}", common=name)
 
-        paid_by = as_budget("budget", budget)  # for a ratio, a new budget for each host
-        hedging = [] if hedge is None else [Hedge(hedge, budget=0.1 if paid_by is None else paid_by, name=of("hedge"))]
+        own, again = shared, retry
+        if isinstance(budget, (int, float)):
+            own = RetryBudget(budget)
+            again = Retry(attempts, backoff=backoff, budget=own)
+        hedging = [] if hedge is None else [Hedge(hedge, budget=0.1 if own is None else own, name=of("hedge"))]
         limiter = [] if rate is None else [RateLimiter(rate, name=of("rate limiter"))]
         return Policy.wrap(
             Bulkhead(concurrency, queue=queue, max_wait=max_wait, name=of("bulkhead")),
             total,
             body,
-            Retry(attempts, backoff=backoff, budget=paid_by),
+            again,
             CircuitBreaker(trip, open_for=open_for, on=transient, name=of("breaker")),
             *hedging,
             *limiter,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Generic, Never, ParamSpec, overload
 
@@ -22,7 +22,7 @@ from resilience.callables import (
 from resilience.checks import Duration
 from resilience.context import Context
 from resilience.errors import Misuse
-from resilience.execution import Stage, aprotect, protect
+from resilience.execution import Stage, aprotect, compose, compose_for_threads, protect
 from resilience.info import Listener
 from resilience.outcome import Failure, Outcome, Success
 from resilience.proxy import awaiting, make_proxy
@@ -48,17 +48,17 @@ class Executable(ABC, Generic[D_co]):
     _resilience_foresees: bool = False  # whether it may know until when all calls will be refused
     _resilience_listeners: tuple[Listener, ...] = ()
 
-    @abstractmethod
     def _resilience_chain(self) -> tuple[Any, ...]:
         """Return the policies that a call meets, outermost first."""
+        return (self,)
 
-    @abstractmethod
     def _resilience_blocking(self) -> Stage:
         """Return the chain of these policies, for blocking code."""
+        return compose_for_threads(self._resilience_chain())
 
-    @abstractmethod
     def _resilience_tasks(self, innermost: Stage) -> Stage:
         """Return the chain of these policies around an innermost stage, for tasks."""
+        return compose(self._resilience_chain(), innermost)
 
     def _resilience_hint(self) -> str:
         """Return a hint for the error message if this is called with something that it cannot decorate."""

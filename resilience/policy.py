@@ -20,7 +20,7 @@ from resilience import checks
 from resilience.callables import name_of
 from resilience.context import Context
 from resilience.executable import Executable
-from resilience.execution import Stage, compose, compose_for_threads
+from resilience.execution import Stage, compose
 from resilience.info import Listener
 
 T = TypeVar("T")
@@ -169,10 +169,6 @@ class Policy(Executable[D_co]):
 
     # --- for executions ---
 
-    @override
-    def _resilience_chain(self) -> tuple[Policy[Any], ...]:
-        return (self,)
-
     def _resilience_refuses_until(self) -> float:
         """Return the instant on the process clock until which all calls will be refused; -infinity if there is none."""
         return -inf
@@ -180,14 +176,6 @@ class Policy(Executable[D_co]):
     def _resilience_races(self) -> bool:
         """Return whether any policy of the chain may run the rest of it several times at once."""
         return self.races
-
-    @override
-    def _resilience_blocking(self) -> Stage:
-        return compose_for_threads(self._resilience_chain())
-
-    @override
-    def _resilience_tasks(self, innermost: Stage) -> Stage:
-        return compose(self._resilience_chain(), innermost)
 
 
 @final
@@ -218,10 +206,7 @@ class Pipeline(Policy[D_co]):
         for listener in self._resilience_listeners:
             checks.plain_function("listeners", listener, ("event",))
         self._parts: tuple[Policy[Any], ...] = sum((_flattened(policy) for policy in policies), ())
-        # The chain of executions of this pipeline itself: their contexts have its listeners already.
-        self._own_chain: tuple[Policy[Any], ...] = sum((part._resilience_chain() for part in self._parts), ())
-        listening = (_WithListeners(self._resilience_listeners),) if self._resilience_listeners else ()
-        self._chain: tuple[Policy[Any], ...] = listening + self._own_chain
+        self._chain: tuple[Policy[Any], ...] = sum(map(_chain_within, self._parts), ())
         self._races = any(part._resilience_races() for part in self._parts)
         self._resilience_keeps_record = any(part._resilience_keeps_record for part in self._parts)
         self._resilience_foresees = any(part._resilience_foresees for part in self._parts)
@@ -264,6 +249,8 @@ class Pipeline(Policy[D_co]):
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
         if self._resilience_foresees:  # a Retry in it looks here for the circuits inside it
             ctx = ctx._with_info(ctx._info.with_chosen(self))
+        if self._resilience_listeners:
+            ctx = ctx._with_info(ctx._info.with_listeners(*self._resilience_listeners))
         return await compose(self._chain, call)(ctx)  # type: ignore[no-any-return]
 
     @override
@@ -318,15 +305,21 @@ class Pipeline(Policy[D_co]):
     def _resilience_blocking(self) -> Stage:
         stage = self._composed.get(None)
         if stage is None:
-            stage = self._composed[None] = compose_for_threads(self._own_chain)
+            stage = self._composed[None] = super()._resilience_blocking()
         return stage
 
     @override
     def _resilience_tasks(self, innermost: Stage) -> Stage:
         stage = self._composed.get(innermost)
         if stage is None:
-            stage = self._composed[innermost] = compose(self._own_chain, innermost)
+            stage = self._composed[innermost] = super()._resilience_tasks(innermost)
         return stage
+
+
+def _chain_within(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
+    """Return the chain of a part of a pipeline. The context of an execution has only the listeners of the whole."""
+    chain = policy._resilience_chain()
+    return (_WithListeners(policy._resilience_listeners), *chain) if policy._resilience_listeners else chain
 
 
 @final

@@ -67,8 +67,6 @@ class Streaming:
         }
         innermost = functools.partial(keep_open, self.first, self.idle)
         chain: Any = policy._resilience_chain()
-        if policy._resilience_listeners:  # the execution reports to them; the first stage would, too
-            chain = chain[1:]
         for it in chain:
             if not getattr(it, "_resilience_streams", True):
                 raise TypeError(f"{it.name} cannot be used around a stream: delivered items are gone")

@@ -13,8 +13,9 @@
     │   └── DeadlineExceeded              the execution's own budget is used up
     └── RetriesExhausted                  only with Retry(wrap=True): .attempts, .last
 
-Each raise creates a new exception, which carries its numbers as attributes and can be pickled and copied. This also
-holds for your own subclasses, regardless of their parameters.
+Each raise creates a new exception, which carries its numbers as attributes and can be pickled and copied (pickled, in
+the case of `RetriesExhausted`, if its `last` can be). This also holds for your own subclasses, regardless of their
+parameters.
 """
 
 from __future__ import annotations

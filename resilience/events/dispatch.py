@@ -103,7 +103,8 @@ def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
     """Call `listener` with every event of the given kinds in this process.
 
     :param listener: a plain function of one event. It runs in the thread or task of the event, and should be fast.
-    :param kinds: classes of events; by default all except `CallFinished`.
+    :param kinds: classes of events; by default all except `CallFinished`. The `ExecutionFinished` of an execution, and
+        the `CallFinished` of a call, may be left out if it has begun before.
     :returns: a function that ends the subscription; calling it again does nothing.
     :raises TypeError: for a listener that is a coroutine function, and for a kind that is not a class of events.
 

@@ -73,7 +73,7 @@ class AsyncioTimer(Timer):
         self.task: asyncio.Task[Any] = task
         self.fired: bool = False  # while the block runs: whether this timer has cancelled its task
         self._alarm = alarm
-        self._cancelling: int  # `task.cancelling()` when the block began
+        self._cancelling: int  # how many requests to cancel the task do not concern the block, as they came before it
 
     @override
     def covers_this_code(self) -> bool:
@@ -87,7 +87,8 @@ class AsyncioTimer(Timer):
         self._cancelling = self.task.cancelling()
         alarm = self._alarm
         if self.deadline < alarm.rings_at:  # always, if the time is up already
-            self._cancelling -= getattr(self.task, "_must_cancel", False)  # requested before, but not delivered yet
+            if getattr(self.task, "_must_cancel", False):
+                self._cancelling -= 1  # not delivered yet: it reaches the block, with the request of this timer
             alarm.set(self.deadline, clock.now())
         alarm.pending[self] = None  # last: nothing below can fail, so the alarm is set for every timer in `pending`
 
@@ -120,7 +121,7 @@ class AsyncioTimer(Timer):
         mine = error is not None and isinstance(error, Expired) and error.timer is self
         if not self.fired:
             self._alarm.pending.pop(self, None)
-        # If it is more, another cancellation has been requested meanwhile, and is still to be delivered.
+        # If more are left, another request concerns the block, and its cancellation must not end here.
         elif task.uncancel() <= self._cancelling:
             mine = isinstance(error, (_asyncio().CancelledError, Expired))
         self.fired = mine

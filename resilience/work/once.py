@@ -67,7 +67,7 @@ class Once(Policy[Never]):
     :param store: where claims and results are stored: a mapping or `MemoryStore` (in this process), a function that
         opens a DB-API connection (SQLite, PostgreSQL, MySQL and others), or a client of `redis` or `redis.asyncio`.
     :param key: called with the same arguments as the function; returns the idempotency key, a non-empty text or
-        a whole number.
+        a whole number, which is stored as text: `7` and `"7"` are the same key.
     :param payload: called with the same arguments; returns a value that must be equal for equal keys. It is compared
         in its serialized form.
     :param lease: how many seconds a claim lasts, 60 by default: more than the longest call takes. After a call that

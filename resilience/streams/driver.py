@@ -12,8 +12,8 @@ from typing import Any, NoReturn, final
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import suspension
 from resilience.streams.pulls import END, Item
-from resilience.streams.runtime import StreamRuntime
-from resilience.streams.source import Closed, Opened, close_all
+from resilience.streams.runtime import Closed, StreamRuntime
+from resilience.streams.source import Opened, close_all
 
 
 @final

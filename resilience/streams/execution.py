@@ -13,8 +13,8 @@ from resilience.errors import ArgumentMisuse
 from resilience.execution import Executed, inherit, refuse_forgotten_await
 from resilience.runtimes.blocking import BLOCKING
 from resilience.streams.pulls import Item
-from resilience.streams.runtime import StreamRuntime
-from resilience.streams.source import Closed, hold_open
+from resilience.streams.runtime import Closed, StreamRuntime
+from resilience.streams.source import hold_open
 
 
 async def execute(

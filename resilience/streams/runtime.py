@@ -16,6 +16,10 @@ from resilience.events.kinds import StreamOpened
 from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, PassiveTimer, Plan, Runtime, Timer, Waiter
 
 
+class Closed(BaseException):
+    """Thrown into a chain whose consumer has stopped. Only the innermost stage catches it, and raises it if called."""
+
+
 @final
 class StreamWaiter(Waiter):
     """A waiter whose wait also ends at the deadline of the timer around it."""
@@ -68,6 +72,13 @@ class StreamRuntime(Runtime):
         self.failure: Exception | None = None
         #: A source and its iterator, if the garbage collector has closed the chain, for which nothing can be awaited.
         self.left_open: tuple[Any, Any] | None = None
+
+    def check_before_call(self) -> None:
+        """Raise if the function must not be called again: no consumer is left, or it would deliver the same items."""
+        if self.is_closed:
+            raise Closed
+        if self.failure is not None and not self.is_repeatable:
+            raise self.failure
 
     def hand_out(self, item: Any, ctx: Context) -> None:
         """Record an item before the consumer gets it: the first one, and with `resume` each."""

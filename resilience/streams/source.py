@@ -22,11 +22,7 @@ from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 from resilience.streams.pulls import END, Limits, apulls, limited, pulls, within
-from resilience.streams.runtime import StreamRuntime
-
-
-class Closed(BaseException):
-    """Thrown into a chain whose consumer has stopped. Only the innermost stage catches it, and raises it if called."""
+from resilience.streams.runtime import Closed, StreamRuntime
 
 
 @final
@@ -48,10 +44,7 @@ class Opened:
 async def keep_open(first: float, idle: float, ctx: Context) -> None:
     """Open the source, and keep it open while the driver pulls its items. The error of a pull is raised here."""
     runtime = cast("StreamRuntime", ctx.runtime)
-    if runtime.is_closed:
-        raise Closed
-    if runtime.failure is not None and not runtime.is_repeatable:
-        raise runtime.failure  # another call would deliver the same items again
+    runtime.check_before_call()
     limits = Limits(ctx._timer if isinstance(ctx._timer, PassiveTimer) else None, first, idle)
     on_worker = runtime.host is BLOCKING and limits != (None, inf, inf)
     if on_worker:

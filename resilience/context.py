@@ -16,8 +16,9 @@ from resilience.callables import name_of
 from resilience.checks import Duration
 from resilience.clock import MAX_CLIENT_TIMEOUT, clock
 from resilience.errors import DeadlineExceeded
-from resilience.info import BARE, NO_INFO, Called, ExecutionInfo
-from resilience.record import FailedAttempt, Record
+from resilience.info import BARE, NO_INFO, Called, ExecutionInfo, Listener
+from resilience.record import FailedAttempt, Named, Record
+from resilience.repeats import Cap
 from resilience.runtimes.base import TIMER_TOLERANCE, Runtime, Timer
 from resilience.runtimes.tasks import DETECTED
 
@@ -212,24 +213,33 @@ class Context:
         if timer is None or (outer is not None and outer.deadline <= timer.deadline):
             timer = outer
         child = derive(self, ends_at, self.attempt if attempt is None else attempt, timer)
-        if hedge is not None:
-            child._info = self._info.with_hedge(hedge)
-        return child
+        return child if hedge is None else child._with(hedge=hedge)
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds` (zero or more): a thread blocks, a task is suspended."""
         await self.runtime.sleep(checks.seconds("seconds", seconds, zero=True), self._timer)
 
-    def _with_info(self, info: ExecutionInfo) -> Context:
-        """Derive a context with other listeners, properties, cap or chosen policies."""
-        child = derive(self, self.deadline, self.attempt, self._timer)
-        child._info = info
+    def _with(
+        self,
+        *,
+        listeners: tuple[Listener, ...] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        cap: Cap | None = None,
+        hedge: int | None = None,
+        chosen: tuple[Named, ...] | None = None,
+    ) -> Context:
+        """Derive a context with other data of the execution. See `ExecutionInfo`; None keeps what it is."""
+        info, child = self._info, derive(self, self.deadline, self.attempt, self._timer)
+        child._info = ExecutionInfo(
+            info.operation,
+            info.properties if properties is None else properties,
+            info.listeners if listeners is None else listeners,
+            info.record,
+            info.cap if cap is None else cap,
+            info.hedge if hedge is None else hedge,
+            info.chosen if chosen is None else chosen,
+        )
         return child
-
-    def _note_new(self, error: Exception, *, instead_of: Exception | None) -> None:
-        """Add an error that a policy has just made to the record, if there is one."""
-        if self._info.record is not None:
-            self._info.record.note_new(error, instead_of=instead_of)
 
 
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})

@@ -248,9 +248,9 @@ class Pipeline(Policy[D_co]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
         if self._resilience_foresees:  # a Retry in it looks here for the circuits inside it
-            ctx = ctx._with_info(ctx._info.with_chosen(self))
+            ctx = ctx._with(chosen=(*ctx._info.chosen, self))
         if self._resilience_listeners:
-            ctx = ctx._with_info(ctx._info.with_listeners(*self._resilience_listeners))
+            ctx = ctx._with(listeners=ctx._info.listeners + self._resilience_listeners)
         return await compose(self._chain, call)(ctx)  # type: ignore[no-any-return]
 
     @override
@@ -331,7 +331,7 @@ class _WithListeners(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        return await call(ctx._with_info(ctx._info.with_listeners(*self._listeners)))
+        return await call(ctx._with(listeners=ctx._info.listeners + self._listeners))
 
 
 def _check_policy(policy: object) -> None:

@@ -257,9 +257,7 @@ def _observed_by(span: Span, ctx: Context) -> Context:
     """Derive a context whose events are added to the span."""
     if not span.is_recording():
         return ctx
-    inside = ctx.child()
-    inside._info = ctx._info.with_listeners(partial(_add_event, span))
-    return inside
+    return ctx._with(listeners=(*ctx._info.listeners, partial(_add_event, span)))
 
 
 def _add_event(span: Span, event: Event) -> None:

@@ -47,7 +47,7 @@ class RepeatCap(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        return await call(ctx._with_info(ctx._info.with_cap(Cap(self._repeats, ctx._info.cap))))
+        return await call(ctx._with(cap=Cap(self._repeats, ctx._info.cap)))
 
     @override
     def describe(self) -> str:

@@ -124,7 +124,8 @@ class Timeout(Policy[Never]):
         else:
             limit = max(0.0, budget)
             error = DeadlineExceeded("the deadline of the execution has passed", policy=self.name, timeout=limit)
-        ctx._note_new(error, instead_of=deadline_error)
+        if ctx._info.record is not None:
+            ctx._info.record.note_new(error, instead_of=deadline_error)
         if self._on_timeout is not None or ctx._info.listeners or subscribers.of(TimedOut):
             numbers = {"timeout": limit, "by_deadline": budget is not None, "scope": self._scope(ctx)}
             emit(TimedOut, self.name, ctx, self._on_timeout, **numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, Never, TypeVar, final
 
 from typing_extensions import override
@@ -90,7 +91,7 @@ class IdempotencyKey(Policy[Never]):
                 record.idempotency_key = text
         key = GeneratedKey(text)
         key.record = record
-        return await call(ctx._with_info(ctx._info.with_properties({PROPERTY: key})))
+        return await call(ctx._with(properties=MappingProxyType({**ctx.properties, PROPERTY: key})))
 
     @override
     def describe(self) -> str:

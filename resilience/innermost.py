@@ -117,7 +117,7 @@ async def _enter_racing(ctx: Context) -> Any:
     function, arguments, record = ctx._function, ctx._arguments, ctx._info.record
     policy = ctx._executed.name
     try:
-        pool.refuse_if_exhausted(policy, pool.max_abandoned())
+        pool.refuse_if_exhausted(policy)
     except WorkersExhausted:
         report_refusal(policy, ctx, "WorkersExhausted")
         raise

@@ -347,16 +347,16 @@ def _check_policy(policy: object) -> None:
 
 
 def _check_assignment(policy: Policy[Any], name: str, value: object) -> None:
-    """Refuse an assignment to a method, except of another callable (a test's stub), and to an unknown attribute.
+    """Refuse an assignment to a method, except of another callable (a test's stub), and to any other attribute.
 
     The second rule applies only to the library's own policies, which read their parameters once.
     """
     kind = type(policy)
-    is_method = callable(getattr(kind, name, None)) and not callable(value)
-    if is_method or (kind.__module__.startswith("resilience.") and not hasattr(kind, name)):
+    is_method = callable(getattr(kind, name, None))
+    if not callable(value) if is_method else kind.__module__.startswith("resilience."):
         hint = f": build another one, `{kind.__name__}({name}={value!r})`" if name in policy.settings() else ""
         known = "a parameter" if name in inspect.signature(kind).parameters else "no attribute"
-        what = "a method" if is_method else known
+        what = "a method" if is_method else "an attribute" if hasattr(kind, name) else known
         raise AttributeError(f"{name} is {what} of {kind.__name__}, which does not change once it is built{hint}")
 
 

@@ -368,6 +368,8 @@ def test_settings_of_a_policy_cannot_be_assigned(name: str) -> None:
         Retry().attempts = 5  # type: ignore[assignment, method-assign]
     with refused(AttributeError, "max_tries is no attribute of Retry, which does not change"):
         Retry().max_tries = 5  # type: ignore[attr-defined]  # the name that another library has for it
+    with refused(AttributeError, "max_abandoned is an attribute of Timeout, which does not change"):
+        Timeout(1).max_abandoned = 5  # type: ignore[misc]  # it is one number for the process, `Timeout.max_abandoned`
 
 
 def test_methods_can_be_stubbed_and_custom_policies_may_have_public_attributes() -> None:

@@ -17,8 +17,8 @@ from resilience.events.kinds import TimedOut
 from resilience.formats import format_number, format_seconds
 from resilience.info import Listener
 from resilience.policy import Call, Policy
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, TIMER_TOLERANCE, timeout_exceeded
-from resilience.runtimes.workers import pool
+from resilience.runtimes.base import TIMER_TOLERANCE, timeout_exceeded
+from resilience.runtimes.workers import DEFAULT_MAX_ABANDONED, pool
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class Timeout(Policy[Never]):
                 if outer is not None and outer.deadline <= deadline:
                     return await call(ctx)  # the outer timer fires first, so this one is not needed
                 limit = self._seconds if own < ctx.deadline else None
-                timer = ctx.runtime.timer(deadline, limit, self.name, self.max_abandoned)
+                timer = ctx.runtime.timer(deadline, limit, self.name)
                 try:  # not `with`, which calls the methods of the timer through C: 5 % of a call
                     timer.start()
                     result = await call(derive(ctx, deadline, ctx.attempt, timer))

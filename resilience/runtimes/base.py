@@ -23,9 +23,6 @@ from resilience.outcome import Outcome
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
 
-#: How many abandoned functions may be running in the process before another call is refused.
-DEFAULT_MAX_ABANDONED = 128
-
 #: How many seconds before its time a timer of an event loop may fire. Those of uvloop are up to a millisecond early,
 #: those of asyncio up to the resolution of the clock: 16 ms under Windows before Python 3.13.
 TIMER_TOLERANCE = max(0.005, time.get_clock_info("monotonic").resolution)
@@ -85,13 +82,12 @@ class Timer:  # no ABC: CPython 3.12 and later make objects of plain classes fas
 class PassiveTimer(Timer):
     """A limit that no clock enforces: every wait inside the block checks it, and raises `Expired` at its deadline."""
 
-    __slots__ = ("deadline", "fired", "max_abandoned", "policy")
+    __slots__ = ("deadline", "fired", "policy")
 
-    def __init__(self, deadline: float, policy: str, max_abandoned: int) -> None:
+    def __init__(self, deadline: float, policy: str) -> None:
         self.deadline: float = deadline
         self.fired: bool = False
         self.policy: str = policy
-        self.max_abandoned: int = max_abandoned
 
     @override
     def start(self) -> None:
@@ -175,15 +171,12 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def timer(
-        self, deadline: float, limit: float | None = None, policy: str = "", max_abandoned: int = DEFAULT_MAX_ABANDONED
-    ) -> Timer:
+    def timer(self, deadline: float, limit: float | None = None, policy: str = "") -> Timer:
         """Make a timer that fires at `deadline`, an instant on the process clock, once its block is entered.
 
         :param limit: the seconds from now to `deadline`, if that is the constant limit of a policy: such timers of
             one event loop are due in the order in which they begin. None if the deadline is inherited.
         :param policy: the name of the policy to which the timer belongs, for error messages.
-        :param max_abandoned: how many abandoned functions may be running in the process (threads only).
         """
 
     @abstractmethod

@@ -22,7 +22,6 @@ from resilience.clock import FOREVER, clock
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
 from resilience.runtimes.base import (
-    DEFAULT_MAX_ABANDONED,
     Expired,
     PassiveTimer,
     Plan,
@@ -50,7 +49,7 @@ class BlockingTimer(PassiveTimer):
         """Raise if the function must not begin: its time is over, or too many abandoned functions still run."""
         if clock.now() >= self.deadline:
             raise Expired(self)
-        workers.pool.refuse_if_exhausted(self.policy, self.max_abandoned)
+        workers.pool.refuse_if_exhausted(self.policy)
 
     def begin(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
@@ -136,10 +135,8 @@ class BlockingRuntime(Runtime):
         raise Expired(timer)
 
     @override
-    def timer(
-        self, deadline: float, limit: float | None = None, policy: str = "", max_abandoned: int = DEFAULT_MAX_ABANDONED
-    ) -> BlockingTimer:
-        return BlockingTimer(deadline, policy, max_abandoned)
+    def timer(self, deadline: float, limit: float | None = None, policy: str = "") -> BlockingTimer:
+        return BlockingTimer(deadline, policy)
 
     @override
     def waiter(self) -> BlockingWaiter:

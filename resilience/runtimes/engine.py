@@ -23,7 +23,6 @@ from typing_extensions import override
 from resilience.clock import clock
 from resilience.errors import SuspensionMisuse
 from resilience.runtimes.base import (
-    DEFAULT_MAX_ABANDONED,
     Expired,
     Plan,
     Runtime,
@@ -154,9 +153,7 @@ class EngineRuntime(Runtime):
         await until(clock.now() + clock.shorten(seconds))
 
     @override
-    def timer(
-        self, deadline: float, limit: float | None = None, policy: str = "", max_abandoned: int = DEFAULT_MAX_ABANDONED
-    ) -> EngineTimer:
+    def timer(self, deadline: float, limit: float | None = None, policy: str = "") -> EngineTimer:
         return EngineTimer(self._engine, deadline)
 
     @override

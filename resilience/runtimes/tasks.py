@@ -22,7 +22,6 @@ from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.runtimes.alarms import AsyncioTimer, find_alarm
 from resilience.runtimes.base import (
-    DEFAULT_MAX_ABANDONED,
     Expired,
     Plan,
     Runtime,
@@ -207,9 +206,7 @@ class TaskRuntime(Runtime):
         await library.sleep(clock.shorten(seconds))
 
     @override
-    def timer(
-        self, deadline: float, limit: float | None = None, policy: str = "", max_abandoned: int = DEFAULT_MAX_ABANDONED
-    ) -> Timer:
+    def timer(self, deadline: float, limit: float | None = None, policy: str = "") -> Timer:
         task = current_task()
         if task is None:
             return ScopeTimer(deadline)

@@ -26,9 +26,11 @@ from resilience import forks
 from resilience.callables import close_coroutine
 from resilience.clock import clock
 from resilience.errors import WorkersExhausted
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED
 
 logger: logging.Logger = logging.getLogger("resilience")
+
+#: How many abandoned functions may be running in the process before another call is refused.
+DEFAULT_MAX_ABANDONED = 128
 
 #: Seconds after which an idle worker ends: if no more than `FEW` workers are idle, and if more are.
 IDLE = 30.0
@@ -168,7 +170,7 @@ class Pool:
     """The idle workers, and the number of abandoned jobs that still run."""
 
     def __init__(self) -> None:
-        #: Returns the maximum number of abandoned jobs, for calls without their own limit. `Timeout` sets it.
+        #: Returns the maximum number of abandoned jobs. `Timeout` sets it.
         self.max_abandoned: Callable[[], int] = lambda: DEFAULT_MAX_ABANDONED
         self.reset()
 
@@ -182,11 +184,12 @@ class Pool:
         """Whether too many abandoned jobs still run."""
         return self.abandoned >= self.max_abandoned()
 
-    def refuse_if_exhausted(self, policy: str, max_abandoned: int) -> None:
+    def refuse_if_exhausted(self, policy: str) -> None:
         """Raise `WorkersExhausted` if too many abandoned jobs still run."""
-        if self.abandoned >= max_abandoned:
+        most = self.max_abandoned()
+        if self.abandoned >= most:
             raise WorkersExhausted(
-                f"{self.abandoned} abandoned calls are still running, at most {max_abandoned} may", policy=policy
+                f"{self.abandoned} abandoned calls are still running, at most {most} may", policy=policy
             )
 
     def begin(self, job: Job, policy: str | None = None) -> bool:

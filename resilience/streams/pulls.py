@@ -50,17 +50,16 @@ class Limits(NamedTuple):
         """Return the earlier instant: `until`, or that of the timer."""
         return until if self.timer is None else min(until, self.timer.deadline)
 
-    def worker(self) -> tuple[str, int]:
-        """Return the policy that a worker is needed for, and how many abandoned functions may be running."""
-        return (_NAME, pool.max_abandoned()) if self.timer is None else (self.timer.policy, self.timer.max_abandoned)
+    def policy(self) -> str:
+        """Return the name of the policy that a worker is needed for."""
+        return _NAME if self.timer is None else self.timer.policy
 
     def refuse_if_exhausted(self, ctx: Context) -> None:
         """Refuse a call for which there is no worker, before the function is entered."""
-        policy, most = self.worker()
         try:
-            pool.refuse_if_exhausted(policy, most)
+            pool.refuse_if_exhausted(self.policy())
         except WorkersExhausted:
-            report_refusal(policy, ctx, "WorkersExhausted")
+            report_refusal(self.policy(), ctx, "WorkersExhausted")
             raise
 
     def exceeded(self, until: float, limit: float) -> BaseException:
@@ -105,7 +104,7 @@ def within(limits: Limits, until: float, limit: float, step: Callable[[], Any]) 
     deadline = limits.deadline(until)
     if deadline == inf:
         return step()
-    real = BlockingTimer(deadline, *limits.worker())
+    real = BlockingTimer(deadline, limits.policy())
     try:
         real.check_before_start()
         job = real.begin(step, (), {})

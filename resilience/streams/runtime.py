@@ -13,7 +13,7 @@ from resilience.context import Context
 from resilience.errors import RaceMisuse, TimeoutExceeded
 from resilience.events.dispatch import emit
 from resilience.events.kinds import StreamOpened
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, PassiveTimer, Plan, Runtime, Timer, Waiter
+from resilience.runtimes.base import Expired, PassiveTimer, Plan, Runtime, Timer, Waiter
 
 
 class Closed(BaseException):
@@ -104,10 +104,8 @@ class StreamRuntime(Runtime):
             raise Expired(timer)
 
     @override
-    def timer(
-        self, deadline: float, limit: float | None = None, policy: str = "", max_abandoned: int = DEFAULT_MAX_ABANDONED
-    ) -> PassiveTimer:
-        return PassiveTimer(deadline, policy, max_abandoned)
+    def timer(self, deadline: float, limit: float | None = None, policy: str = "") -> PassiveTimer:
+        return PassiveTimer(deadline, policy)
 
     @override
     def waiter(self) -> Waiter:

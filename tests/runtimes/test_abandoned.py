@@ -53,8 +53,17 @@ def test_without_timeout_the_default_limit_of_abandoned_calls_applies() -> None:
     assert pool.is_exhausted()
 
 
+class Limited(Policy):
+    async def around(self, call: Any, ctx: Context) -> Any:
+        with ctx.runtime.timer(process_clock.now() + LONG) as timer:
+            return await call(ctx.child(timer=timer))
+
+
 def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `WorkersExhausted`, and so is a stream with a limit; the function is not entered, and is no attempt."""
+    """With `WorkersExhausted`; and so is a stream with a limit, or a call under another policy's timer.
+
+    The function is not entered, and is no attempt.
+    """
     monkeypatch.setattr(Timeout, "max_abandoned", 2)
     entered: list[int] = []
     ctx = Context()
@@ -68,6 +77,8 @@ def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch
     with recording(CallRejected) as recorder, pytest.raises(WorkersExhausted):
         next(Retry().streaming(first=LONG).execute(lambda ctx: map(entered.append, [1]), of_stream))
     assert [(event.policy, event.reason) for event in recorder.of(CallRejected)] == [("streaming", "WorkersExhausted")]
+    with pytest.raises(WorkersExhausted):
+        Limited().call(entered.append, 1)
     assert entered == []
     assert (ctx.attempts, of_stream.attempts) == (0, 0)
     gate.set()

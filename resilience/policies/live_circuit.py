@@ -164,12 +164,11 @@ class LiveCircuit:
         now = clock.now()
         with self._lock:
             period = self.machine.period
-            last_failure = None if isinstance(period, Closed) else period.last_failure
             return CircuitStats(
                 state=period.state,
                 retry_after=max(0.0, period.until - now) if isinstance(period, Open) else None,
-                last_failure=last_failure,
-                failure_type=failure_type_of(last_failure),
+                last_failure=period.last_failure,
+                failure_type=failure_type_of(period.last_failure),
                 probes=len(period.probes) if isinstance(period, HalfOpen) else 0,
                 opened=self._opened,
                 rejected=self._rejected.value(),

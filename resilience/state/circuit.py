@@ -29,14 +29,15 @@ from resilience.state.trips import Tally, Trip
 class Closed:
     """A period in which calls pass and are counted."""
 
-    __slots__ = ("last_failure", "quiet", "tally")
+    __slots__ = ("latest_failure", "quiet", "tally")
     state: ClassVar[CircuitState] = CircuitState.CLOSED
     why: ClassVar[str] = "the circuit has closed meanwhile"
+    last_failure: ClassVar[str | None] = None  # that for which calls are refused
 
     def __init__(self, tally: Tally) -> None:
         self.tally: Tally = tally
         self.quiet: bool = tally.quiet  # whether a success would change nothing
-        self.last_failure: str | None = None
+        self.latest_failure: str | None = None
 
 
 @final
@@ -76,13 +77,11 @@ class HalfOpen:
 class Isolated:
     """A period in which the circuit is held open manually."""
 
-    __slots__ = ("last_failure",)
+    __slots__ = ()
     state: ClassVar[CircuitState] = CircuitState.ISOLATED
     quiet: ClassVar[bool] = False
     why: ClassVar[str] = "the circuit was opened manually"
-
-    def __init__(self) -> None:
-        self.last_failure: str | None = None
+    last_failure: ClassVar[str | None] = None
 
 
 Period: TypeAlias = Closed | Open | HalfOpen | Isolated
@@ -185,7 +184,7 @@ class Circuit:
         if isinstance(admission, Closed):
             if admission is not self.period:
                 return []
-            admission.last_failure = failure or admission.last_failure
+            admission.latest_failure = failure or admission.latest_failure
             tripped = admission.tally.add(failure is not None, duration, now)
             admission.quiet = admission.tally.quiet
             return self._trip_closed(admission, now) if tripped else []
@@ -218,7 +217,7 @@ class Circuit:
     # --- private ---
 
     def _trip_closed(self, period: Closed, now: float) -> list[Transition]:
-        count, failure = period.tally.count(), period.last_failure
+        count, failure = period.tally.count(), period.latest_failure
         parts = [] if count is None else [str(count)]
         parts += [] if failure is None else [f"the last failure was {_without_message(failure)}"]
         return self._open(now, failure or "slow calls", "; ".join(parts), count)
@@ -237,9 +236,8 @@ class Circuit:
         old, self.period = self.period, period
         if old.state is period.state:
             return []  # a new epoch of the same state: `close` was called while the circuit was closed
-        last_failure = None if isinstance(period, Closed) else period.last_failure
-        failure_type = failure_type_of(last_failure)
-        return [Transition(old.state, period.state, retry_after, last_failure, reason, failure_type, count)]
+        failure = period.last_failure
+        return [Transition(old.state, period.state, retry_after, failure, reason, failure_type_of(failure), count)]
 
 
 def failure_type_of(failure: str | None) -> str | None:

@@ -146,7 +146,7 @@ class _Body:
     """The iterable that the app has returned, run in steps."""
 
     def __init__(self, result: Iterable[bytes], request: _Request) -> None:
-        self._result: Iterable[bytes] | None = result
+        self._result: Any = result  # None after `close`
         self._request = request
         self._items: Iterator[bytes] | None = None
 
@@ -154,8 +154,6 @@ class _Body:
         return self
 
     def __next__(self) -> bytes:
-        if self._result is None:
-            raise StopIteration
         try:
             with self._request.steps:
                 if self._items is None:
@@ -173,7 +171,7 @@ class _Body:
         return next(self._items)
 
     def close(self) -> None:
-        result, self._result, self._items = self._result, None, None
+        result, self._result, self._items = self._result, None, iter(())
         close = getattr(result, "close", None)
         if close is not None:
             with self._request.steps:

@@ -108,7 +108,7 @@ def standard(
     _check(total_timeout, attempt_timeout, window)
     checks.whole("concurrency", concurrency)
     checks.ratio("failure_ratio", failure_ratio)
-    heard = checks.several("listeners", listeners, "a sequence of functions")
+    listeners = checks.several("listeners", listeners, "a sequence of functions")
     # All hosts share the policies that hold no state.
     total = Timeout(total_timeout, cooperative=cooperative, name="total timeout")
     shared = as_budget("budget", budget)
@@ -137,7 +137,7 @@ def standard(
             *limiter,
             attempt,
             name=of("standard pipeline"),
-            listeners=heard,
+            listeners=listeners,
         )
 
     make("https://example.org")  # so that wrong arguments raise here, and not on the first call

@@ -142,7 +142,7 @@ class _Sending(Exchange):
             changes["trace"] = self._progress.atrace if self.in_tasks else self._progress.trace
         if not changes and not headers:
             return request
-        prepared = object.__new__(type(request))
+        prepared = object.__new__(type(request))  # `copy.copy` would drop the stream
         prepared.__dict__ = {**vars(request), "extensions": {**request.extensions, **changes}}
         if headers:
             prepared.headers = type(request.headers)(request.headers)

@@ -182,7 +182,7 @@ class Call:
         self._do = do
         self._fail = fail
         self._is_retryable = is_retryable
-        self._counts = with_failure_count
+        self._passes_count = with_failure_count
         self._failures = 0
         # The error of the last attempt if `fail` was not called for it. It is called before the next attempt: there a
         # pipeline that watches keys raises `WatchError`, because it must not continue on another connection.
@@ -254,7 +254,7 @@ class Call:
         self._unreported = None
         self._failures += 1
         try:
-            await maybe_await(self._fail(error, self._failures) if self._counts else self._fail(error))
+            await maybe_await(self._fail(error, self._failures) if self._passes_count else self._fail(error))
         except Exception as raised:
             if self._in_doubt is not None or not self.retry.handles(raised):
                 forbid_repeat(raised)

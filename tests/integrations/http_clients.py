@@ -205,15 +205,22 @@ class Httpx(HTTPClient):
     def make(self, policy: Any, inner: Any = None, **options: Any) -> Any:
         return (ResilienceTransport if self.world.blocking else AsyncResilienceTransport)(policy, inner, **options)
 
+    def network(self, **options: Any) -> Any:
+        """Make the transport of the library."""
+        kind = self.library.HTTPTransport if self.world.blocking else self.library.AsyncHTTPTransport
+        return kind(verify=NO_TLS, **options)
+
+    def over(self, transport: Any, **options: Any) -> contextlib.AbstractAsyncContextManager[Any]:
+        """Open the client of the library over a transport."""
+        kind = self.library.Client if self.world.blocking else self.library.AsyncClient
+        return opened(kind(transport=transport, **options))
+
     @contextlib.asynccontextmanager
     async def open(
         self, policy: Any = QUICK, *, proxy: str | None = None, connections: int = 1, **options: Any
     ) -> AsyncIterator[Any]:
-        limits = self.library.Limits(max_connections=connections)
-        kind = self.library.HTTPTransport if self.world.blocking else self.library.AsyncHTTPTransport
-        transport = self.make(policy, kind(verify=NO_TLS, limits=limits, proxy=proxy), **options)
-        client_kind = self.library.Client if self.world.blocking else self.library.AsyncClient
-        async with opened(client_kind(transport=transport, follow_redirects=True)) as client:
+        network = self.network(limits=self.library.Limits(max_connections=connections), proxy=proxy)
+        async with self.over(self.make(policy, network, **options), follow_redirects=True) as client:
             send = self._send(client)
             send.end = client.close if self.world.blocking else client.aclose
             yield send

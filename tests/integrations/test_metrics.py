@@ -85,14 +85,6 @@ def test_instrumenting_one_registry_twice_counts_everything_once(
     assert caplog.records == []
 
 
-def test_a_rejected_response_is_counted_by_its_status(clock: FakeClock, metrics: Metrics) -> None:
-    """Although its caller gets a response, and no error."""
-    metrics.instrument()
-    with client_of(Retry(2, backoff=[1]), lambda _: httpx.Response(503)) as client:
-        assert client.get("https://example.org/").status_code == 503
-    assert metrics.labels("error_type", "retries") == {"503"}
-
-
 def test_instrumenting_a_value_that_is_no_policy_is_refused(metrics: Metrics) -> None:
     """Such as a class instead of an object. Nothing is counted after the error."""
     for value in (Retry, PerHost, "weather", None):

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
-from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, Retry, Timeout
+from resilience import CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
 from resilience.integrations.opentelemetry import Tracing, instrument
 from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS
 from resilience.testing import script
@@ -209,16 +209,6 @@ def test_an_exception_whose_str_raises_is_raised_unchanged(traced: Traced, recor
         traced.policy(record_exceptions=record_exceptions).execute(script(WithoutText()))
     assert traced.only.status.status_code is StatusCode.ERROR
     assert str(traced.only.attributes["error.type"]).endswith("WithoutText")
-
-
-def test_a_refused_call_is_a_failure_of_its_span(traced: Traced) -> None:
-    """The class of the error is that of the policy's refusal."""
-    breaker = CircuitBreaker()
-    breaker.isolate()
-    with pytest.raises(CircuitOpen):
-        traced.policy().wrap(breaker).call(int)
-    assert traced.only.attributes["error.type"] == "resilience.errors.CircuitIsolated"
-    assert names(traced.only) == ["resilience.call_rejected", "exception"]
 
 
 async def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(world: World, traced: Traced) -> None:

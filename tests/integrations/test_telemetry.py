@@ -25,7 +25,7 @@ from resilience import (
     Retry,
     Timeout,
 )
-from resilience.integrations.http import PerHost, TransientStatus
+from resilience.integrations.http import TransientStatus
 from resilience.integrations.telemetry import INSTRUMENTS, Feed, Instrument, Labels, Measurement, Observed, error_type
 from resilience.integrations.wire import OfHost
 from resilience.outcome import Failure, Success
@@ -234,19 +234,6 @@ def test_observing_keeps_no_policy_alive() -> None:
     del bulkhead
     gc.collect()
     assert list(observed) == []
-
-
-def test_a_policy_for_each_host_is_observed_under_its_own_name() -> None:
-    """Those of the HTTP clients; hosts that are requested later are added then."""
-    hosts = PerHost(lambda origin: Policy.wrap(CircuitBreaker(name="breaker"), name=origin))
-    observed = Observed(hosts)
-    assert list(observed) == []
-    for host in ("a", "b"):
-        hosts.for_host(f"https://{host}.org")
-    assert [(it.pipeline, it.name) for it in observed] == [
-        ("https://a.org:443", "breaker"),
-        ("https://b.org:443", "breaker"),
-    ]
 
 
 def test_the_policies_of_keys_are_observed_and_counted(measurements: list[Measurement]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from resilience.callables import maybe_await
 from tests.conftest import World
-from tests.integrations.http_clients import NO_TLS, QUICK, Httpx, opened
+from tests.integrations.http_clients import QUICK, Httpx, opened
 
 
 class Kit(Httpx):
@@ -24,10 +24,6 @@ class Kit(Httpx):
         super().__init__(world.name)
         self.library = library
         self.blocking = world.blocking
-
-    def network(self, **options: Any) -> Any:
-        kind = self.library.HTTPTransport if self.blocking else self.library.AsyncHTTPTransport
-        return kind(verify=NO_TLS, **options)
 
     def mock(self, *steps: Any) -> Any:
         """Return a transport that takes one step for each request: a status, a response, an error."""
@@ -45,8 +41,7 @@ class Kit(Httpx):
     async def client(self, policy: Any = QUICK, inner: Any = None, **options: Any) -> AsyncIterator[Client]:
         own = {name: options.pop(name) for name in ("rules", "propagate_to", "read_body") if name in options}
         transport = self.make(policy, inner or self.network(), **own)
-        kind = self.library.Client if self.blocking else self.library.AsyncClient
-        async with opened(kind(transport=transport, **options)) as client:
+        async with self.over(transport, **options) as client:
             yield Client(client)
 
     def body(self, *steps: Any, noted: list[str] | None = None) -> Any:

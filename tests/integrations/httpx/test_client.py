@@ -31,7 +31,7 @@ from resilience.callables import maybe_await
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import World, no_collector
-from tests.integrations.http_clients import NO_TLS, QUICK, opened
+from tests.integrations.http_clients import NO_TLS, QUICK
 from tests.integrations.httpx.conftest import Kit
 from tests.integrations.servers import PATIENCE, FlakyServer
 
@@ -39,8 +39,7 @@ from tests.integrations.servers import PATIENCE, FlakyServer
 async def test_without_an_inner_transport_the_default_one_of_the_library_is_used(kit: Kit, server: FlakyServer) -> None:
     """The library is that of the first request."""
     url = server.script("/", 503, 200)
-    kind = kit.library.Client if kit.blocking else kit.library.AsyncClient
-    async with opened(kind(transport=kit.make(QUICK))) as client:
+    async with kit.over(kit.make(QUICK)) as client:
         assert (await maybe_await(client.get(url))).status_code == 200
 
 

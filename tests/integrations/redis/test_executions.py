@@ -14,9 +14,7 @@ import redis.cluster
 from resilience import (
     CircuitBreaker,
     CircuitOpen,
-    CircuitState,
     Context,
-    Fallback,
     Hedge,
     Keyed,
     Policy,
@@ -27,8 +25,8 @@ from resilience import (
 )
 from resilience.integrations.redis import protect
 from resilience.testing import recording
-from tests.conftest import Boom, FakeClock, no_collector
-from tests.integrations.redis.clients import NO_HANDSHAKE, PATIENCE, QUICK, Count, Side, done, failure, warm
+from tests.conftest import Boom, no_collector
+from tests.integrations.redis.clients import PATIENCE, Count, Side, done, failure
 from tests.integrations.redis.server import RedisServer
 
 
@@ -161,29 +159,6 @@ async def test_connecting_adds_no_attempts(side: Side, server: RedisServer) -> N
     assert error.__notes__[0].startswith("resilience: 3 attempts")
 
 
-async def test_failures_are_counted_once_and_a_connection_is_no_success(
-    side: Side, server: RedisServer, clock: FakeClock
-) -> None:
-    """A frozen server accepts connections, which neither closes the circuit nor resets its count."""
-    breaker = CircuitBreaker(3, open_for=30)
-    client = side.client(breaker, **NO_HANDSHAKE, **QUICK)
-    await warm(client)
-    breaker.close()
-    server.freeze()
-    for _ in range(3):
-        assert breaker.state is CircuitState.CLOSED
-        await failure(redis.TimeoutError, lambda: client.get("a"))
-    await failure(CircuitOpen, lambda: client.get("a"))
-    clock.advance(30)
-    await failure(redis.TimeoutError, lambda: client.get("a"))  # the probe
-    assert breaker.state is CircuitState.OPEN
-    server.thaw()
-    await warm(side.client())
-    clock.advance(30)
-    assert await done(client.get("a")) is None
-    assert breaker.state is CircuitState.CLOSED
-
-
 async def test_an_open_circuit_sends_nothing(side: Side, server: RedisServer) -> None:
     """It does not connect either."""
     breaker = CircuitBreaker(1)
@@ -192,13 +167,6 @@ async def test_an_open_circuit_sends_nothing(side: Side, server: RedisServer) ->
     await failure(CircuitOpen, lambda: client.get("a"))
     observer = side.client()
     assert len(await done(observer.client_list())) == 1
-
-
-async def test_a_fallback_replaces_the_result_of_a_server_that_is_away(side: Side, server: RedisServer) -> None:
-    """Also if there is no connection yet."""
-    client = side.client(Fallback(b"default"))
-    server.kill()
-    assert await done(client.get("a")) == b"default"
 
 
 async def test_a_client_that_cannot_be_protected_is_refused(side: Side, server: RedisServer) -> None:

@@ -248,18 +248,22 @@ def test_arguments_that_do_not_fit_are_a_misuse(path: Path) -> None:
     assert unit(lambda connection: note(connection))() == "instead"  # type: ignore[call-arg]
 
 
-async def test_a_plain_function_with_an_async_connection_is_refused(path: Path) -> None:
+class Connected:
+    """An asynchronous connection that need not be awaited, like a session of SQLAlchemy."""
+
+    async def commit(self) -> None: ...
+
+
+def test_a_plain_function_with_an_async_connection_is_refused(path: Path) -> None:
     """The error says what to write, no policy replaces it, and no coroutine is left unawaited."""
 
     async def connect() -> aiosqlite.Connection:
         return await aiosqlite.connect(path)
 
-    connection = await connect()
-    for source in (connect, lambda: aiosqlite.connect(path), lambda: connection):
+    for source in (connect, lambda: aiosqlite.connect(path), Connected):
         unit = unit_of_work(Fallback("answered"), source)
         with pytest.raises(TypeError, match=r"note is a plain function, .*: write `async def`"):
             unit(note)("a")  # type: ignore[arg-type]
-    await connection.close()
 
 
 @pytest.mark.parametrize("fn", [rows_of, arows_of])

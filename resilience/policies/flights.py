@@ -139,6 +139,9 @@ class Flight:
         """Lead if no other caller does. Return the leader."""
         leader = self._flights.leaders.setdefault(self._key, self)
         self.leads = leader is self or leader in _enclosing.get()  # nested in the leader's call
+        if not self.leads and leader._is_over:  # it had ended when `remove`, in another thread, put it back
+            self._flights.remove(leader, self._key)
+            return self._join()
         return leader
 
     # --- as a follower ---

@@ -7,7 +7,7 @@ import random
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import anyio
@@ -205,6 +205,30 @@ def test_a_flight_that_is_forgotten_at_its_end_does_not_end_the_next_one() -> No
     flight._flights.leaders = Leaders()
     assert flight.call(lambda: "fine") == "fine"
     assert flight._flights.leaders == {"same": next_leader}
+
+
+def test_a_flight_that_ends_while_another_one_is_being_removed_keeps_no_caller_waiting() -> None:
+    flight, slow = SingleFlight(key=same_key), Slow(lambda: "next")
+
+    class Leaders(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            found = super().get(key, default)
+            if not slow.calls:
+                flight.forget(key)
+                stack.enter_context(led(flight, slow))
+            return found
+
+        def pop(self, key: Any, default: Any = None) -> Any:
+            found = super().pop(key, default)
+            if slow.calls:
+                stack.close()  # the next flight, which has just been taken out by mistake, ends
+            return found
+
+    flight._flights.leaders = Leaders()
+    with ExitStack() as stack:
+        assert flight.call(lambda: "first") == "first"
+    assert flight.call(lambda: "third") == "third"
+    assert flight.stats().in_flight == 0
 
 
 async def test_a_recursive_call_does_not_wait_for_itself(world: World) -> None:

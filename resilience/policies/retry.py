@@ -14,9 +14,9 @@ from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context, derive
 from resilience.errors import CircuitOpen, is_refusal
-from resilience.events.dispatch import optional_listener
+from resilience.events.dispatch import optional_listener, subscribers
 from resilience.formats import format_number
-from resilience.info import Listener
+from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
 from resilience.outcome import Success, unwrap_stop_iteration
@@ -111,6 +111,7 @@ class Retry(Policy[Never]):
         self._failures = Matcher(on, ignore)
         self._on_result = optional_predicate("on_result", on_result)
         self._handles_open_circuits = self._failures.names(CircuitOpen)
+        self._is_timed = max_elapsed is not None or on_retry is not None
         self._rules = rules = RetryRules(
             policy=self.name,
             attempts=None if attempts is None else checks.whole("attempts", attempts),
@@ -128,9 +129,11 @@ class Retry(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        began = clock.now()
-        if began >= ctx.deadline:
-            raise too_late(self.name)
+        began: float | None = None
+        if self._is_timed or ctx._info is not BARE or subscribers.retries:  # otherwise needed only after a failure
+            began = clock.now()
+            if began >= ctx.deadline:
+                raise too_late(self.name)
         state: RetryState | None = None
         attempt = ctx if ctx.attempt == 1 else ctx.child(attempt=1)
         failed: Exception | None = None  # what the last attempt raised

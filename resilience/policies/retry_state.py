@@ -53,10 +53,10 @@ class RetryState:
 
     __slots__ = ("_began", "_ctx", "_delays", "_history", "_rules", "attempt")
 
-    def __init__(self, rules: RetryRules, ctx: Context, began: float) -> None:
+    def __init__(self, rules: RetryRules, ctx: Context, began: float | None) -> None:
         self._rules = rules
         self._ctx = ctx
-        self._began = began
+        self._began = clock.now() if began is None else began
         self._delays = rules.backoff.delays(rules.rng)
         self._history = History()
         self.attempt: int = 1  # the number of the running attempt, or of the next one

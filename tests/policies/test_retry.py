@@ -114,18 +114,6 @@ async def test_the_note_contains_the_attempts_the_time_and_the_failures(world: W
     assert notes_of(errors[0]) == notes_of(errors[1]) == []
 
 
-def test_the_time_in_the_note_includes_the_first_attempt(clock: FakeClock) -> None:
-    """Also if nothing else needs the time of its beginning."""
-
-    def slow() -> None:
-        clock.advance(3)
-        raise Boom("late")
-
-    with pytest.raises(Boom) as caught:
-        Retry(2, on=Boom, backoff=[1]).call(slow)
-    assert notes_of(caught.value) == ["resilience: 2 attempts in 7 s, failed with Boom(late), Boom(late)"]
-
-
 async def test_the_note_names_a_bad_result_by_its_type(threads: World, clock: FakeClock) -> None:
     """Its text may be long, or secret."""
     result = await run(threads, Retry(2, on=Boom, on_result=bool, backoff=[0]), Script(["password"], Boom()))

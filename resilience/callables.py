@@ -28,6 +28,15 @@ LAZY_TYPES = frozenset(
     }
 )
 
+
+class Unknown:
+    """For annotations: what no function returns, so it only matches results of type `Any`.
+
+    Such a result also matches a coroutine. Without an overload of its own, pyright would take `json.loads` for a
+    coroutine function.
+    """
+
+
 _CO_COROUTINE = inspect.CO_COROUTINE
 _CO_ITERABLE = inspect.CO_ITERABLE_COROUTINE  # a generator made awaitable by `types.coroutine`
 

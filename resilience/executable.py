@@ -12,6 +12,7 @@ from typing import Any, Generic, Never, ParamSpec, overload
 from typing_extensions import TypeVar
 
 from resilience.callables import (
+    Unknown,
     is_coroutine_function,
     is_generator_function,
     name_of,
@@ -67,6 +68,8 @@ class Executable(ABC, Generic[D_co]):
     # --- executing ---
 
     @overload
+    def execute(self, fn: Callable[[Context], Unknown], ctx: Context | None = None) -> Any: ...
+    @overload
     def execute(
         self, fn: Callable[[Context], Coroutine[Any, Any, T]], ctx: Context | None = None
     ) -> Coroutine[Any, Any, T | D_co]: ...
@@ -98,6 +101,8 @@ class Executable(ABC, Generic[D_co]):
         require_callable(fn)
         return await aprotect(self, fn, ctx, takes_context=True)()  # type: ignore[no-any-return]
 
+    @overload
+    def call(self, fn: Callable[P, Unknown], /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
     @overload
     def call(
         self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
@@ -173,6 +178,8 @@ class Executable(ABC, Generic[D_co]):
     def __call__(self, fn: classmethod[C, P, T], /) -> classmethod[C, P, T | D_co]: ...
     @overload  # mypy would take a function that returns a bare type variable for a coroutine function
     def __call__(self: Executable[Never], fn: Callable[P, T], /) -> Callable[P, T]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, fn: Callable[P, Unknown], /) -> Callable[P, Any]: ...
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Callable[P, Coroutine[Any, Any, T | D_co]]: ...
     @overload

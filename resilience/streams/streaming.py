@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, ParamSpec, TypeAlias, TypeVar, final, overload
 
 from resilience import checks
-from resilience.callables import is_coroutine_function, name_of, named_like, require_callable, signature_of
+from resilience.callables import Unknown, is_coroutine_function, name_of, named_like, require_callable, signature_of
 from resilience.checks import Duration
 from resilience.context import Context
 from resilience.events.dispatch import subscribers
@@ -83,6 +83,8 @@ class Streaming:
         return f"{self.policy!r}.streaming({', '.join(shown)})"
 
     @overload
+    def __call__(self, fn: Callable[P, Unknown], /) -> Callable[P, Any]: ...
+    @overload
     def __call__(self, fn: Callable[P, _Async[T]], /) -> Callable[P, AsyncGenerator[T, None]]: ...
     @overload
     def __call__(self, fn: Callable[P, Iterable[T]], /) -> Callable[P, Generator[T, None, None]]: ...
@@ -127,6 +129,8 @@ class Streaming:
         return AsyncStream(driver) if is_async else Stream(driver)
 
     @overload
+    def call(self, fn: Callable[P, Unknown], /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    @overload
     def call(self, fn: Callable[P, _Async[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]: ...
     @overload
     def call(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]: ...
@@ -140,6 +144,8 @@ class Streaming:
         self._check(fn)
         return self._stream(True, fn, args, kwargs)  # type: ignore[no-any-return]
 
+    @overload
+    def execute(self, fn: Callable[[Context], Unknown], ctx: Context | None = None) -> Any: ...
     @overload
     def execute(self, fn: Callable[[Context], _Async[T]], ctx: Context | None = None) -> AsyncGenerator[T, None]: ...
     @overload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, assert_type
 
@@ -67,6 +68,7 @@ def execute() -> None:
     assert_type(Bulkhead(1).execute(functools.partial(fetch)), str)
     assert_type(Fallback(None).execute(fetch), "str | None")
     assert_type(Fallback(1).execute(fetch), "str | int")
+    assert_type(Fallback(1).execute(lambda ctx: json.loads("1")), Any)
 
 
 async def later() -> None:
@@ -87,6 +89,7 @@ async def call() -> None:
     assert_type(Retry().call(Client().get, "u"), bytes)
     assert_type(Retry().call(str.upper, "u"), str)
     assert_type(Fallback(None).call(get, "u"), "int | None")
+    assert_type(Retry().call(json.loads, "1"), Any)
     assert_type(await Retry().call(aget, "u", times=2), int)
     assert_type(await Retry().acall(aget, "u", times=2), int)
     assert_type(await Retry().acall(Client().later, "u"), bytes)

@@ -49,7 +49,7 @@ async def results() -> None:
 
 
 async def functions() -> None:
-    Retry().execute(get)  # type: ignore[arg-type,unused-coroutine]
+    Retry().execute(get)  # type: ignore[arg-type]
     Retry().execute(fetch, 5)  # type: ignore[call-overload]
     Retry().execute(42)  # type: ignore[call-overload]
     await Retry().aexecute(fetch)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ async def functions() -> None:
 
 async def arguments() -> None:
     Retry().call(get, 1)  # type: ignore[call-overload]
-    Retry().call(get, "u", time=1)  # type: ignore[arg-type,call-arg,unused-coroutine]
+    Retry().call(get, "u", time=1)  # type: ignore[arg-type,call-arg]
     Retry().call(get)  # type: ignore[call-overload]
     await Retry().acall(aget, 1)  # type: ignore[arg-type]
     Retry()(get)(1)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Hashable, Iterator, Mapping
 from contextlib import aclosing, closing
 from typing import Any, assert_type
@@ -96,6 +97,7 @@ async def called() -> None:
     assert_type(streaming.call(coroutine, 1), AsyncGenerator[int, None])
     assert_type(streaming.acall(returns_async, 1), AsyncGenerator[int, None])
     assert_type(streaming.acall(coroutine, 1), AsyncGenerator[int, None])
+    assert_type(streaming.call(json.loads, "[]"), Any)
     assert_type(streaming.execute(of_context), Generator[float, None, None])
     assert_type(streaming.execute(aof_context, Context(timeout=5)), AsyncGenerator[float, None])
     assert_type(streaming.aexecute(aof_context), AsyncGenerator[float, None])

@@ -166,7 +166,7 @@ class CircuitBreaker(Policy[Never]):
     @property
     def state(self) -> CircuitState:
         """The state of the circuit. Only a call, `isolate` or `close` changes it, never time alone."""
-        return self._circuit.state
+        return self._circuit.machine.period.state
 
     def stats(self) -> CircuitStats:
         """Return a snapshot of the state and the counts."""

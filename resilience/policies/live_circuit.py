@@ -154,11 +154,6 @@ class LiveCircuit:
         self._reporting = False
         forks.reset_after_fork(self, LiveCircuit._reset)
 
-    @property
-    def state(self) -> CircuitState:
-        """The state of the circuit."""
-        return self.machine.period.state
-
     def stats(self) -> CircuitStats:
         """Return a snapshot."""
         now = clock.now()

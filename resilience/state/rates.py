@@ -16,29 +16,13 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import Final, NamedTuple, Protocol, final
+from typing import Final, NamedTuple, TypeAlias, final
 
 #: Instants that are closer than this, in seconds, are equal: sums of floats are rounded, and no clock is finer.
 EPSILON: Final = 1e-9
 
 #: By how many units sums of fractional costs may be off; less than one unit for any limit.
 _MOST_ROUNDING: Final = 0.001
-
-
-class Meter(Protocol):
-    """What a queue needs of a rate."""
-
-    def ready(self, cost: float, now: float) -> float:
-        """Return the instant from which a use may begin."""
-        ...
-
-    def take(self, cost: float, at: float, now: float) -> float:
-        """Charge a use; return by how many seconds it was charged later than scheduled."""
-        ...
-
-    def copy(self) -> Meter:
-        """Return an independent copy."""
-        ...
 
 
 @final
@@ -262,3 +246,7 @@ class Quota:
         it = Quota(self.closed_until)
         it._reports = self._reports
         return it
+
+
+#: What a queue needs of each: `ready`, `take` and `copy`.
+Meter: TypeAlias = Spread | Window | Quota

@@ -6,25 +6,7 @@ A window holds counts, never the results themselves, and takes the time as an ar
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol, final
-
-
-class Window(Protocol):
-    """Counts of recent results: of all of them, and of the bad ones."""
-
-    @property
-    def total(self) -> int:
-        """How many results are in the window."""
-        ...
-
-    @property
-    def bad(self) -> int:
-        """How many of the results in the window were bad."""
-        ...
-
-    def add(self, bad: bool, now: float) -> None:
-        """Count one more result, and discard those that are too old."""
-        ...
+from typing import TypeAlias, final
 
 
 @final
@@ -90,3 +72,6 @@ class TimeWindow:
         self.add(False, now)
         self._steps[-1][1] += number - 1
         self.total += number - 1
+
+
+Window: TypeAlias = CountWindow | TimeWindow

@@ -28,10 +28,9 @@ class Attempts:
         self._rules = rules
         self._failures = failures
         self._ctx = block_context()
-        self._began = clock.now()
+        self._began: float | None = None  # when the first attempt began
         self._state: RetryState | None = None
         self._failed: tuple[Exception, float] | None = None  # the failure of the last block, and the delay after it
-        self._has_begun: bool = False
         self.was_entered: bool = False  # of the last attempt; keeping the attempt itself would be a reference cycle
 
     def __iter__(self) -> Iterator[Attempt]:
@@ -53,10 +52,11 @@ class Attempts:
         return attempt
 
     async def _next(self, runtime: Runtime) -> Attempt | None:
-        if not self._has_begun:
-            if self._began >= self._ctx.deadline:
+        if self._began is None:
+            now = clock.now()
+            if now >= self._ctx.deadline:
                 raise too_late(self._rules.policy)
-            self._has_begun = True
+            self._began = now
             return Attempt(self, 1)
         if not self.was_entered:
             checks.warn(f"{self._rules.policy}: an attempt was not entered, so it is not retried: {_BLOCK}")

@@ -174,7 +174,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | A_co:
-        if self._switch is None or not self._is_affected(ctx):
+        if self._switch is None or not self._draw(ctx):
             return await call(ctx)
         emit(ChaosInjected, self.name, ctx, effect=self._effect)
         if self._effect == "error":
@@ -265,8 +265,8 @@ class Chaos(Policy[A_co], Generic[A_co]):
             self._switch = switch
         return switch
 
-    def _is_affected(self, ctx: Context) -> bool:
-        """Draw whether this call is affected, and count it."""
+    def _draw(self, ctx: Context) -> bool:
+        """Draw whether this call is affected. If so, count it."""
         switch = self._find_switch()
         if switch is None or (self._when is not None and not self._when(ctx)):
             return False

@@ -242,11 +242,11 @@ class LoopAlarms:
         self.loop: asyncio.AbstractEventLoop | None = loop
         self.by_limit: dict[float | None, Alarm] = {}
 
-    def is_full(self) -> bool:
-        """Return whether `MAX` alarms are set. If there are as many alarms, drop those that are not set."""
+    def make_room(self) -> bool:
+        """If there are `MAX` alarms, drop those that are not set; return whether there is room for one more."""
         if len(self.by_limit) >= self.MAX:
             self.by_limit = {limit: it for limit, it in self.by_limit.items() if it.rings_at < inf}
-        return len(self.by_limit) >= self.MAX
+        return len(self.by_limit) < self.MAX
 
 
 class _OfThread(threading.local):
@@ -278,7 +278,7 @@ def _find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: 
         known = _of_thread.alarms = LoopAlarms(loop)
     _latest = known
     alarm = known.by_limit.get(limit)
-    if limit is not None and (known.is_full() if alarm is None else deadline < alarm.rings_at < inf):
+    if limit is not None and (not known.make_room() if alarm is None else deadline < alarm.rings_at < inf):
         limit = OTHER_LIMITS  # the deadlines may be out of order if the clock was put back
     return known.by_limit.setdefault(limit, Alarm(loop, is_firm=limit is not None))
 

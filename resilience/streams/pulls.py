@@ -79,7 +79,7 @@ def pulls(ctx: Context, items: Iterator[Any]) -> Generator[Any, Any, None]:
         if is_plain:
             runtime.items += 1
         else:
-            runtime.hand_out(item, ctx)
+            runtime.note_item(item, ctx)
             is_plain = not runtime.resume
         yield item
 
@@ -144,7 +144,7 @@ def apulls(ctx: Context, items: Any, limits: Limits, until: float | None) -> Gen
         if is_plain:
             runtime.items += 1
         else:
-            runtime.hand_out(item.value, ctx)
+            runtime.note_item(item.value, ctx)
             is_plain = not runtime.resume
         yield item
         limit, until = idle, None

@@ -80,7 +80,7 @@ class StreamRuntime(Runtime):
         if self.failure is not None and not self.is_repeatable:
             raise self.failure
 
-    def hand_out(self, item: Any, ctx: Context) -> None:
+    def note_item(self, item: Any, ctx: Context) -> None:
         """Record an item before the consumer gets it: the first one, and with `resume` each."""
         self.is_repeatable: bool = False  # an error of `resume` is raised, and not retried
         self.keywords = {name: token_of(item) for name, token_of in self.resume.items()}

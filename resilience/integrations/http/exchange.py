@@ -25,11 +25,11 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from functools import cached_property, partial
+from functools import partial
 from math import inf
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
-from weakref import WeakSet
+from weakref import ref
 
 import anyio
 
@@ -154,16 +154,11 @@ class Exchange(Repeatable):
         if failure is None:
             return response
         self.mark(failure)
-        with self._lock:
-            self._failures.add(failure)
+        failure._exchange = ref(self)  # weakly: no cycle
         try:
             raise failure
         finally:
             del failure  # no cycle: error -> traceback -> this frame -> error
-
-    @cached_property
-    def _failures(self) -> WeakSet[TransientStatus]:
-        return WeakSet()
 
     def _was_abandoned(self, ctx: Context) -> bool:
         """Whether the caller has abandoned this attempt. An abandoned task is cancelled, so it returns nothing."""
@@ -201,7 +196,7 @@ class Exchange(Repeatable):
 
     def _response_in(self, error: Exception) -> Any:
         """Return the response that an error stands for; None if the error is to be raised."""
-        if isinstance(error, TransientStatus) and error in self._failures:
+        if isinstance(error, TransientStatus) and error._exchange == ref(self):
             return error.response
         self.mark(error)  # the error may come from a policy, and not from an attempt
         return None

@@ -35,6 +35,7 @@ class TransientStatus(ResilienceError):
 
     #: Whether the request may be sent again. If it is False, a Retry gives up.
     repeatable: bool = True
+    _exchange: object = None  # refers to the exchange whose response it stands for
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class TransientStatus(ResilienceError):
 
     def __reduce__(self) -> Any:
         """Pickle everything but the response, which holds a connection."""
-        return type(self), self.args, {**vars(self), "response": None}
+        return type(self), self.args, {**vars(self), "response": None, "_exchange": None}
 
 
 class NotRepeatable(ResilienceError):

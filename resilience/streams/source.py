@@ -128,10 +128,9 @@ def _close_in(run: Callable[..., Any], runtime: Runtime, source: Any, items: Any
 
 async def close_all(runtime: Runtime, source: Any, items: Any) -> None:
     """Close the iterator, and the source, which in many clients holds the connection."""
-    if getattr(items, "gi_running", False):  # a worker runs it, in an abandoned pull: it is closed when dropped
-        return
     try:
-        await runtime.close(items)
+        if not getattr(items, "gi_running", False):  # otherwise a worker runs it, in an abandoned pull
+            await runtime.close(items)
     finally:
         if source is not items:
             await runtime.close(source)

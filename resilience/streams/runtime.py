@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from math import inf
 from typing import Any, final
 
 from typing_extensions import override
@@ -39,11 +38,10 @@ class StreamWaiter(Waiter):
     async def wait(self, deadline: float, timer: Timer | None) -> bool:
         if not isinstance(timer, PassiveTimer):
             return await self._inner.wait(deadline, timer)
-        if await self._inner.wait(min(deadline, timer.deadline), None):
-            return True
-        if timer.deadline <= deadline:
+        is_awake = await self._inner.wait(min(deadline, timer.deadline), None)
+        if not is_awake and timer.deadline <= deadline:
             raise Expired(timer)
-        return False
+        return is_awake
 
 
 @final
@@ -96,12 +94,13 @@ class StreamRuntime(Runtime):
 
     @override
     async def sleep(self, seconds: float, timer: Timer | None) -> None:
-        left, outer = inf, timer
-        if isinstance(timer, PassiveTimer):
-            left, outer = max(0.0, timer.deadline - clock.now()), None
-        await self.host.sleep(min(seconds, left), outer)
-        if timer is not None and seconds >= left:
+        if not isinstance(timer, PassiveTimer):
+            return await self.host.sleep(seconds, timer)
+        left = max(0.0, timer.deadline - clock.now())
+        await self.host.sleep(min(seconds, left), None)
+        if seconds >= left:
             raise Expired(timer)
+        return None
 
     @override
     def timer(self, deadline: float, limit: float | None = None, policy: str = "") -> PassiveTimer:
@@ -126,7 +125,7 @@ class StreamRuntime(Runtime):
         if not isinstance(outer, PassiveTimer) or (left := outer.deadline - clock.now()) > seconds:
             return await self.host.run_within(seconds, function, policy, None)
         try:
-            return await self.host.run_within(max(0.0, left), function, policy, None)
+            return await self.host.run_within(left, function, policy, None)
         except TimeoutExceeded:
             if clock.now() < outer.deadline:
                 raise  # the limit of the function itself

@@ -68,7 +68,7 @@ class Streaming:
         innermost = functools.partial(keep_open, self.first, self.idle)
         chain: Any = policy._resilience_chain()
         for it in chain:
-            if not getattr(it, "_resilience_streams", True):
+            if not it._resilience_streams:
                 raise TypeError(f"{it.name} cannot be used around a stream: delivered items are gone")
         self._stage, self._innermost = compose(chain, innermost), innermost
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import anyio
 import pytest
 
 from resilience import (
@@ -28,6 +29,23 @@ from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.retries import Other, Response, RetryAfter, bad, notes_of, oversleep, run
 
 # --- time --------------------------------------------------------------------------------------
+
+
+async def test_other_tasks_run_between_two_attempts_without_a_delay(tasks_world: World) -> None:
+    happened: list[str] = []
+
+    async def fails() -> None:
+        happened.append("attempt")
+        raise Boom
+
+    async def other() -> None:
+        happened.append("other task")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(other)
+        with pytest.raises(Boom):
+            await Retry(3, on=Boom, backoff=[0]).acall(fails)
+    assert "other task" in happened[:3]
 
 
 async def test_max_elapsed_counts_the_attempts_themselves(world: World, clock: FakeClock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -29,6 +30,7 @@ from resilience.testing import recording
 from tests.callers import wait_until
 from tests.conftest import Boom
 from tests.runtimes.conftest import LONG, SHORT, abandon
+from tests.streams.sources import anext_of, paced
 
 # --- counting and limiting abandoned calls ---
 
@@ -81,6 +83,8 @@ def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch
         Limited().call(entered.append, 1)
     assert entered == []
     assert (ctx.attempts, of_stream.attempts) == (0, 0)
+    assert next(Retry().streaming().call(iter, [1])) == 1  # needs no worker, as one in a task
+    assert asyncio.run(anext_of(Retry().streaming(first=LONG).call(paced, 0))) == 0
     gate.set()
     wait_until(lambda: Timeout.abandoned() == 0)
     assert Timeout(LONG).call(lambda: "again") == "again"

@@ -179,10 +179,13 @@ async def test_a_refused_stream_is_replaced_by_a_fallback(world: World) -> None:
 
 @pytest.mark.parametrize("answer", [None, 5])
 async def test_a_fallback_whose_result_has_no_items_is_a_type_error(world: World, answer: Any) -> None:
-    got, error = await outcome(streamed(world, Fallback(answer), Source(world, [Boom()])))
-    assert got == []
-    assert isinstance(error, TypeError)
-    assert "must have items" in str(error)
+    isolated = CircuitBreaker(1)
+    isolated.isolate()
+    for policy in (Fallback(answer), Fallback(answer).wrap(isolated)):
+        got, error = await outcome(streamed(world, policy, Source(world, [Boom()])))
+        assert got == []
+        assert isinstance(error, TypeError)
+        assert "must have items" in str(error)
 
 
 async def test_on_result_gets_none_for_a_stream(world: World) -> None:
@@ -194,7 +197,8 @@ async def test_on_result_gets_none_for_a_stream(world: World) -> None:
 
 
 @pytest.mark.parametrize("end", ["left", "failed", "exhausted"])
-async def test_the_result_of_a_fallback_is_closed_like_a_source(world: World, end: str) -> None:
+@pytest.mark.parametrize("returned_by", ["function", "fallback"])
+async def test_an_object_and_its_iterator_are_closed(world: World, end: str, returned_by: str) -> None:
     closed: list[str] = []
 
     def fail() -> None:
@@ -202,6 +206,8 @@ async def test_the_result_of_a_fallback_is_closed_like_a_source(world: World, en
             raise Boom
 
     class Response:
+        cancel = None  # only that of an object without `close` is called
+
         def __iter__(self) -> Iterator[int]:
             try:
                 yield 1
@@ -226,6 +232,9 @@ async def test_the_result_of_a_fallback_is_closed_like_a_source(world: World, en
 
     response = Response() if world.blocking else AsyncResponse()
     stream = streamed(world, Fallback(handler=lambda failure, ctx: response), Source(world, [Boom()]))
+    if returned_by == "function":
+        streaming = quick().streaming()
+        stream = Consumed(world, (streaming.call if world.blocking else streaming.acall)(lambda: response))
     assert await stream.next() == 1
     if end == "failed":
         with pytest.raises(Boom):
@@ -272,8 +281,8 @@ async def test_a_stream_closed_before_its_first_pull_makes_no_call(world: World)
     assert source.calls == []
 
 
-async def test_no_call_is_made_after_the_consumer_has_left(world: World) -> None:
-    """Neither by a Retry, which gets None as the result, nor by a policy of the user."""
+async def test_no_call_is_made_after_the_consumer_has_left(world: World, heard: list[Any]) -> None:
+    """Neither by a Retry, which gets None as the result and does not wait, nor by a policy of the user."""
 
     class Again(Policy[Any]):
         async def around(self, call: Any, ctx: Context) -> Any:
@@ -288,6 +297,7 @@ async def test_no_call_is_made_after_the_consumer_has_left(world: World) -> None
         assert len(source.calls) == source.closed == 1
         assert bulkhead.stats().in_flight == 0
         assert await stream.all() == []
+    assert [it for it in heard if isinstance(it, events.RetryScheduled)] == []
 
 
 @pytest.mark.parametrize("items", [0, 1])

@@ -21,6 +21,7 @@ from resilience import (
     CircuitOpen,
     Context,
     Pipeline,
+    Policy,
     Retry,
     Timeout,
     current_context,
@@ -162,7 +163,7 @@ def test_a_stream_may_be_dropped_after_its_event_loop_has_ended(tasks_world: Wor
         assert bulkhead.stats().in_flight == 0
 
 
-def test_a_source_with_a_method_close_is_closed(threads: World) -> None:
+def test_a_dropped_stream_closes_its_source(threads: World) -> None:
     """Also if its iterator is another object: the result of a query holds the cursor."""
 
     class Response:
@@ -177,7 +178,8 @@ def test_a_source_with_a_method_close_is_closed(threads: World) -> None:
     response = Response()
     stream = quick().streaming().call(lambda: response)
     assert [next(stream), next(stream)] == [1, 1]
-    stream.close()
+    with no_collector():
+        del stream
     assert response.closed
 
 
@@ -229,13 +231,18 @@ async def test_a_stream_leaves_no_reference_cycle(world: World, items: int) -> N
 async def test_the_context_is_ambient_in_the_source_only(world: World) -> None:
     seen: list[Any] = []
 
+    class Looks(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            await call(ctx)
+            seen.append(current_context().operation)
+
     source = Source(world, [lambda: (current_context().attempt, current_context().operation)] * 3)
-    stream = Consumed(world, quick().streaming().execute(source.function, Context(operation="list")))
+    stream = Consumed(world, Looks().streaming().execute(source.function, Context(operation="list")))
     for _ in range(3):
         seen.append(await stream.next())
         assert current_context().operation is None
     await stream.close()
-    assert seen == [(1, "list")] * 3
+    assert seen == [(1, "list")] * 3 + [None]
 
 
 async def test_the_calls_of_the_consumer_are_not_inside_the_stream(world: World, clock: FakeClock) -> None:

@@ -8,13 +8,13 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import anyio
 import pytest
 
 from resilience import (
     Bulkhead,
     BulkheadFull,
     Context,
+    Fallback,
     Pipeline,
     Policy,
     Retry,
@@ -29,15 +29,15 @@ from tests.streams.sources import Consumed, Source, outcome, paced, streamed
 
 
 class Sleeps(Policy[Any]):
-    """Waits for a minute before the call."""
+    """Waits for a minute, and answers."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
         await ctx.sleep(60)
-        return await call(ctx)
+        return [0]
 
 
 async def test_first_and_idle_each_limit_one_pull(in_virtual_asyncio: Virtual) -> None:
-    streaming = quick(2, on=TimeoutExceeded).streaming(first=5.0, idle=1.0)
+    streaming = Pipeline(Timeout(500), quick(2, on=TimeoutExceeded)).streaming(first=5.0, idle=1.0)
     got: list[float] = []
     with pytest.raises(TimeoutExceeded, match="no item within 1 s") as caught:
         async for item in streaming.call(paced, 4, 0.5, 1.5):
@@ -59,8 +59,10 @@ async def test_first_includes_the_opening_of_the_source(in_virtual_asyncio: Virt
 
     with pytest.raises(TimeoutExceeded, match="no item within 5 s"):
         await anext(quick().streaming(first=5.0).call(opens))
+    began = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutExceeded, match="no item within 2 s"):
         await anext(quick().streaming(first=2.0).call(opens))
+    assert asyncio.get_running_loop().time() - began == pytest.approx(2)
 
 
 async def test_a_cooperative_timeout_does_not_warn_of_the_consumers_time(world: World, clock: FakeClock) -> None:
@@ -123,16 +125,16 @@ def test_a_thread_abandons_a_pull_at_its_limit(threads: World) -> None:
 def test_a_thread_waits_in_a_queue_until_the_outer_limit(threads: World) -> None:
     bulkhead = Bulkhead(1, queue=1)
     with bulkhead.slot(), pytest.raises(TimeoutExceeded):
-        next(Pipeline(Timeout(0.02), bulkhead).streaming().call(lambda: [1]))
+        next(Pipeline(Timeout(0.02), Fallback([0]), bulkhead).streaming().call(lambda: [1]))
     assert next(Pipeline(Timeout(5), bulkhead).streaming().call(lambda: [1])) == 1
     patient = Bulkhead(1, queue=1, max_wait=0.01)
-    for policy in (patient, Pipeline(Timeout(5), patient)):
+    for policy in (Pipeline(Timeout(5), patient), patient):
         with patient.slot(), pytest.raises(BulkheadFull, match="in the queue"):
             next(policy.streaming().call(lambda: [1]))
 
 
-def test_the_source_of_an_abandoned_pull_is_closed(threads: World) -> None:
-    """So that a connection releases the thread that reads from it."""
+def test_the_source_of_an_abandoned_pull_is_closed(threads: World, caplog: pytest.LogCaptureFixture) -> None:
+    """So that a connection releases the thread that reads from it, also in a generator."""
 
     class Connection:
         def __init__(self) -> None:
@@ -148,10 +150,16 @@ def test_the_source_of_an_abandoned_pull_is_closed(threads: World) -> None:
         def close(self) -> None:
             self.closed.set()
 
-    connection = Connection()
-    with pytest.raises(TimeoutExceeded):
-        next(quick(1).streaming(first=0.05).call(lambda: connection))
-    assert connection.closed.is_set()
+    class Response(Connection):
+        def __iter__(self) -> Iterator[int]:
+            assert self.closed.wait(10)
+            yield 1
+
+    for connection in (Connection(), Response()):
+        with pytest.raises(TimeoutExceeded):
+            next(quick(1).streaming(first=0.05).call(lambda it=connection: it))
+        assert connection.closed.is_set()
+    assert caplog.records == []
 
 
 async def test_a_cooperative_timeout_only_sets_the_deadline(world: World) -> None:
@@ -160,16 +168,21 @@ async def test_a_cooperative_timeout_only_sets_the_deadline(world: World) -> Non
     assert 90 < left <= 100
 
 
-async def test_no_source_is_opened_after_the_limit(world: World) -> None:
+@pytest.mark.parametrize("waits", [True, False])
+async def test_no_source_is_opened_after_the_limit(world: World, waits: bool) -> None:
     class Slow(Policy[Any]):
         async def around(self, call: Any, ctx: Context) -> Any:
             time.sleep(0.03)
+            if waits:
+                await ctx.sleep(60)
             return await call(ctx)
 
-    source = Source(world, [1])
-    _, error = await outcome(streamed(world, Pipeline(Timeout(0.02), Slow()), source))
+    opened: list[int] = []
+    streaming = Pipeline(Timeout(0.02), Slow()).streaming()
+    stream = (streaming.call if world.blocking else streaming.acall)(lambda: opened.append(1))  # type: ignore[arg-type]
+    _, error = await outcome(Consumed(world, stream))
     assert isinstance(error, TimeoutExceeded)
-    assert source.calls == []
+    assert opened == []
 
 
 async def test_a_stream_after_the_deadline_is_a_timeout(world: World) -> None:
@@ -179,17 +192,10 @@ async def test_a_stream_after_the_deadline_is_a_timeout(world: World) -> None:
     assert isinstance(error, TimeoutExceeded)
 
 
-async def test_an_error_at_the_instant_of_a_limit_is_that_of_the_limit(in_asyncio: World) -> None:
+async def test_an_error_at_the_instant_of_a_limit_is_that_of_the_limit(tasks_world: World, clock: FakeClock) -> None:
     """A call in the source may find no time left before the limit fires."""
-
-    async def source() -> AsyncIterator[int]:
-        for number in range(2):
-            await anyio.sleep(0.03 * number)
-            current_context().check()
-            yield number
-
-    stream = Timeout(0.02, name="total").streaming().call(source)
-    assert await anext(stream) == 0
-    with pytest.raises(TimeoutExceeded) as caught:
-        await anext(stream)
-    assert caught.value.policy == "total"
+    source = Source(tasks_world, [lambda: (clock.advance(30), current_context().check())])
+    got, error = await outcome(streamed(tasks_world, Timeout(20, name="total").wrap(Fallback([0])), source))
+    assert got == []
+    assert isinstance(error, TimeoutExceeded)
+    assert error.policy == "total"

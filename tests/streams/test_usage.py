@@ -33,17 +33,25 @@ async def test_any_callable_that_returns_an_iterator_may_be_a_source(world: Worl
         def thread(count: int) -> Iterator[int]:
             yield from range(count)
 
+        def items(self, count: int) -> Iterator[int]:
+            yield from range(count)
+
         async def opens(self, count: int) -> AsyncIterator[int]:
-            return self.task(count)
+            return self(count)
+
+        async def __call__(self, count: int) -> AsyncIterator[int]:
+            for number in range(count):
+                yield number
 
     client = Client()
     assert Client.task.__name__ == "task"
     if world.blocking:
         assert list(client.thread(2)) == list(streaming.call(range, 2)) == [0, 1]
-        assert list(streaming.proxy(client, "thread").thread(3)) == [0, 1, 2]
+        assert list(streaming.proxy(client, "items").items(3)) == [0, 1, 2]
         return
     for stream in (
         client.task(2),
+        streaming.call(functools.partial(client, 2)),
         streaming.call(functools.partial(client.opens, 2)),
         streaming.acall(lambda: client.opens(2)),
     ):
@@ -59,9 +67,10 @@ async def test_any_callable_that_returns_an_iterator_may_be_a_source(world: Worl
     [
         (lambda it: list(it.call(lambda: 5)), "has no items"),
         (lambda it: list(it.call(lambda: paced())), "use `.acall` or `.aexecute`"),
+        (lambda it: list(it.call(lambda: anext_of(it))), "use `.acall` or `.aexecute`"),
+        (lambda it: list(Fallback(paced(1)).streaming().call(lambda: [1 / 0])), "must have items"),
         (lambda it: list(it.call(lambda url: [url])), "cannot be called with these arguments"),
-        (lambda it: it.call(5), "runs callables"),
-        (lambda it: it.policy.streaming(resume={"wrong": len})(paced), r"paced\(.*'wrong'"),
+        (lambda it: it.acall(5), "runs callables"),
         (lambda it: it.proxy(object()), "name the methods"),
         (lambda it: next(it.call(iter, [1])) and it.call(iter, [1]).send(5), "takes no value"),
         (lambda it: it.call(iter, [1]).throw(Boom()), "close it"),
@@ -73,6 +82,12 @@ async def test_any_callable_that_returns_an_iterator_may_be_a_source(world: Worl
 def test_misuse_is_refused(call: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         call(Fallback([]).wrap(quick()).streaming())
+
+
+@pytest.mark.parametrize("method", ["__call__", "call", "acall", "execute", "aexecute"])
+def test_a_function_that_cannot_be_resumed_is_refused_at_once(method: str) -> None:
+    with pytest.raises(TypeError, match=r"paced\(.*'wrong'"):
+        getattr(quick().streaming(resume={"wrong": len}), method)(paced)
 
 
 def test_none_may_be_sent() -> None:

@@ -20,6 +20,7 @@ from resilience import (
     Retry,
     SingleFlight,
 )
+from resilience.integrations.http import PerHost, standard
 from tests.typing.execute import Client, aget, get
 
 streaming = Retry().streaming(first=20.0, idle=10, resume={"after": lambda item: item})
@@ -171,3 +172,12 @@ def states(breakers: Keyed[CircuitBreaker], others: Keyed) -> list[CircuitState]
 
 
 states(keyed, Keyed(lambda host: Bulkhead(1), by_url))
+
+
+def by_host(hosts: PerHost) -> None:
+    assert_type(hosts.for_host("u"), Policy[Any])
+    assert_type(standard().for_host("u").find(CircuitBreaker), CircuitBreaker)
+
+
+by_host(PerHost(lambda origin: CircuitBreaker()))
+by_host(standard())

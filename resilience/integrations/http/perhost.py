@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, cast, final
+from typing import Any, Generic, TypeAlias, cast, final
 from urllib.parse import urlsplit
+
+from typing_extensions import TypeVar
 
 from resilience import checks
 from resilience.integrations.wire import DEFAULT_PORTS
@@ -16,11 +18,13 @@ from resilience.policy import Policy
 #: What an HTTP integration takes as its policy.
 Policies: TypeAlias = "Policy[Any] | PerHost"
 
+W_co = TypeVar("W_co", bound=Policy[Any], default=Policy[Any], covariant=True)
+
 _UP_TO_THE_PATH = re.compile(r"[^:/?#]+://[^/?#]*")
 
 
 @final
-class PerHost:
+class PerHost(Generic[W_co]):
     """Create a policy for each host on first use, and keep it: a `Keyed` for HTTP clients.
 
     :param make: called with the host's origin, `"https://example.org:443"`; returns the policy for it.
@@ -37,12 +41,12 @@ class PerHost:
     ['https://example.org:443']
     """
 
-    def __init__(self, make: Callable[[str], Policy[Any]], *, max_hosts: int = 1000) -> None:
+    def __init__(self, make: Callable[[str], W_co], *, max_hosts: int = 1000) -> None:
         if isinstance(make, Policy):  # a policy is callable, too: it decorates functions
             raise TypeError(f"make must be a function that makes a policy for each host, not one policy: {make!r}")
         self._keyed = Keyed(make, _origin, max_keys=checks.whole("max_hosts", max_hosts), name="PerHost")
 
-    def for_host(self, url: str) -> Policy[Any]:
+    def for_host(self, url: str) -> W_co:
         """Return the policy for the host of a URL.
 
         :raises ValueError: for a URL without a scheme or a host, such as `"example.org"`.
@@ -51,12 +55,12 @@ class PerHost:
         origin = _origin(checks.instance("url", url, str, "a string"))
         if origin.startswith(":") or "//:" in origin:
             raise ValueError(f"url must have a scheme and a host, as 'https://example.org' has, not {url!r}")
-        return self._keyed.policy_for(origin)
+        return cast("W_co", self._keyed.policy_for(origin))
 
     @property
-    def policies(self) -> Mapping[str, Policy[Any]]:
+    def policies(self) -> Mapping[str, W_co]:
         """The current policies, by origin. A snapshot."""
-        return cast("Mapping[str, Policy[Any]]", self._keyed.policies)
+        return cast("Mapping[str, W_co]", self._keyed.policies)
 
 
 def policy_for(policy: Policies, url: object) -> Policy[Any]:

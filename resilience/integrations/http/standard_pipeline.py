@@ -13,7 +13,7 @@ useful: without it, a first attempt that hangs takes all the time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Never, TypeVar, final
+from typing import Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -34,7 +34,7 @@ from resilience.policies.rate import Rate
 from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.retry import Retry
 from resilience.policies.timeout import Timeout
-from resilience.policy import Call, Policy
+from resilience.policy import Call, Pipeline, Policy
 from resilience.repeats import Budget, RetryBudget, as_budget
 from resilience.state.trips import FailureRatio
 
@@ -61,7 +61,7 @@ def standard(
     cooperative: bool = False,
     max_hosts: int = 1000,
     listeners: Iterable[Listener] = (),
-) -> PerHost:
+) -> PerHost[Pipeline]:
     """Return the standard pipeline for HTTP clients, with a separate breaker and bulkhead for each host.
 
     The integrations of httpx, requests, aiohttp, urllib3, openai and anthropic take it as their policy.
@@ -117,7 +117,7 @@ def standard(
     attempt = Timeout(attempt_timeout, cooperative=cooperative, name="attempt timeout")
     max_wait = total_timeout if queue else None
 
-    def make(origin: str) -> Policy[Any]:
+    def make(origin: str) -> Pipeline:
         def of(name: str) -> str:
             return OfHost(f"{name} of {origin}", common=name)
 

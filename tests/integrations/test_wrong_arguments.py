@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from requests.adapters import HTTPAdapter
@@ -95,14 +96,15 @@ CASES = [
         ({"adapter": HTTPAdapter(max_retries=3)}, ValueError, "must not retry by itself"),
         ({"adapter": HTTPAdapter(), "pool_maxsize": 3}, ValueError, "belong to the adapter that is wrapped"),
     ),
-    *(
-        case
-        for kind in (ResilienceTransport, AsyncResilienceTransport)
-        for case in of(
-            partial(kind, Retry()),
-            ({"transport": "http://"}, TypeError, "transport must have a method handle"),
-            ({"read_body": 1}, TypeError, "read_body must be True or False, not 1"),
-        )
+    *of(
+        partial(ResilienceTransport, Retry()),
+        ({"transport": httpx.AsyncBaseTransport()}, TypeError, "transport must have a method handle_request"),
+        ({"read_body": 1}, TypeError, "read_body must be True or False, not 1"),
+    ),
+    *of(
+        partial(AsyncResilienceTransport, Retry()),
+        ({"transport": httpx.BaseTransport()}, TypeError, "transport must have a method handle_async_request"),
+        ({"read_body": 1}, TypeError, "read_body must be True or False, not 1"),
     ),
     # --- services, and the deadline on the wire ---
     *(

@@ -47,28 +47,6 @@ def test_transient_covers_errors_of_the_driver_and_dead_connections(error: Excep
     assert transient(error) is expected
 
 
-@pytest.mark.parametrize("kind", ["engine", "sessionmaker", "scoped", "function"])
-def test_a_unit_gets_a_connection_of_an_engine_or_a_session(engine: Engine, kind: str) -> None:
-    """Every source but an engine is called."""
-    sources: dict[str, Any] = {
-        "engine": engine,
-        "sessionmaker": sessionmaker(engine),
-        "scoped": scoped_session(sessionmaker(engine)),
-        "function": lambda: Session(engine),
-    }
-    given: list[Any] = []
-
-    @unit_of_work(AGAIN, sources[kind])
-    def add(work: Any) -> None:
-        given.append(work)
-        work.execute(text("insert into notes (text) values ('a')"))
-
-    with deadline(PATIENCE):
-        add()
-    assert isinstance(given[0], Connection if kind == "engine" else Session)
-    assert notes(engine) == ["a"]
-
-
 def test_a_commit_of_unknown_outcome_is_not_repeated(engine: Engine) -> None:
     """If the connection is lost after the flush, the commit may have happened; if it is lost before, it has not."""
 

@@ -174,11 +174,3 @@ async def test_a_request_of_another_library_is_refused(tasks_world: World, reque
     with pytest.raises(TypeError, match="a request of httpx or httpx2 is needed, not"):
         await AsyncResilienceTransport(policy).handle_async_request(request_)
     assert called == []
-
-
-def test_an_inner_transport_of_the_other_kind_is_refused(library: ModuleType) -> None:
-    """It would fail at the first request."""
-    with pytest.raises(TypeError, match="transport must have a method handle_request"):
-        ResilienceTransport(QUICK, library.AsyncHTTPTransport(verify=NO_TLS))
-    with pytest.raises(TypeError, match="transport must have a method handle_async_request"):
-        AsyncResilienceTransport(QUICK, library.HTTPTransport(verify=NO_TLS))

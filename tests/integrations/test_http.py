@@ -187,8 +187,9 @@ async def test_a_cancelled_exchange_closes_all_its_responses(virtual_tasks: Virt
 
 def test_an_exchange_that_has_ended_sends_nothing_more() -> None:
     """It still exists, in each context of its execution."""
-    exchange = Scripted(Retry(1), Response())
-    exchange.run()
+    response = Response()
+    exchange = Scripted(Retry(1), response)
+    assert exchange.run() is response
     with pytest.raises(NotRepeatable, match="its caller has left"):
         exchange(Context())
     assert exchange.sent == 1

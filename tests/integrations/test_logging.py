@@ -201,19 +201,6 @@ async def test_the_ends_of_executions_are_debug_lines(tasks_world: World, log: L
     assert log.lines[1].endswith(" s with Boom")
 
 
-def test_records_hold_the_values_of_their_line(clock: FakeClock, log: Log) -> None:
-    """For formatters that write JSON; an unknown value is left out."""
-    log.begin()
-    Policy.wrap(Retry(2, on=Boom, backoff=[1.5], name="again"), name="weather").capture(
-        script(Boom("secret"), ...), GET
-    )
-    where = {"pipeline": "weather", "policy": "again", "operation": "get", "error_type": "tests.conftest.Boom"}
-    assert [extra(record) for record in log.records] == [
-        {"kind": "retry_scheduled", **where, "attempt": 1, "delay": 1.5},
-        {"kind": "retry_gave_up", **where, "attempts": 2, "elapsed": 1.5, "reason": "attempts"},
-    ]
-
-
 def test_the_page_lists_the_fields_of_each_kind(heard: list[Any]) -> None:
     everything()
     page = (Path(__file__).parents[2] / "docs" / "integrations" / "logging.md").read_text(encoding="utf-8")

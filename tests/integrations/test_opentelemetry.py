@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import anyio
 import pytest
 from opentelemetry import context, metrics, trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -238,15 +237,6 @@ def test_a_span_without_an_operation_is_named_after_its_function(traced: Traced)
     Policy.wrap(traced.policy(), name="p").call(max, 3, 5)
     assert traced.only.name == "max"
     assert traced.only.attributes == {"resilience.operation": "max", "resilience.pipeline": "p"}
-
-
-async def test_a_cancellation_by_the_caller_is_no_error(tasks_world: World, traced: Traced) -> None:
-    """The status stays unset, and an attribute has the reason."""
-    with anyio.move_on_after(0.01):
-        await traced.policy().aexecute(lambda ctx: anyio.sleep(10))
-    assert traced.only.status.status_code is StatusCode.UNSET
-    assert traced.only.attributes["resilience.cancelled_by"] == "caller"
-    assert names(traced.only) == []
 
 
 def test_an_interrupt_is_no_error(traced: Traced) -> None:

@@ -170,4 +170,4 @@ class Timeout(Policy[Never]):
         return f"{self.name}: {format_number(self._seconds)} s for everything inside, {how}"
 
 
-pool.max_abandoned = lambda: Timeout.max_abandoned
+pool.limited_by = Timeout

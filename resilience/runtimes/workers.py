@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import count
 from math import inf
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from resilience import forks
 from resilience.callables import close_coroutine
@@ -169,9 +169,11 @@ class Worker(threading.Thread):
 class Pool:
     """The idle workers, and the number of abandoned jobs that still run."""
 
+    max_abandoned: ClassVar[int] = DEFAULT_MAX_ABANDONED
+
     def __init__(self) -> None:
-        #: Returns the maximum number of abandoned jobs. `Timeout` sets it.
-        self.max_abandoned: Callable[[], int] = lambda: DEFAULT_MAX_ABANDONED
+        #: The class whose `max_abandoned` is the limit: `Timeout`, where users set it, once it is imported.
+        self.limited_by: Any = Pool
         self.reset()
 
     def reset(self) -> None:
@@ -182,11 +184,11 @@ class Pool:
 
     def is_exhausted(self) -> bool:
         """Whether too many abandoned jobs still run."""
-        return self.abandoned >= self.max_abandoned()
+        return bool(self.abandoned >= self.limited_by.max_abandoned)
 
     def refuse_if_exhausted(self, policy: str) -> None:
         """Raise `WorkersExhausted` if too many abandoned jobs still run."""
-        most = self.max_abandoned()
+        most = self.limited_by.max_abandoned
         if self.abandoned >= most:
             raise WorkersExhausted(
                 f"{self.abandoned} abandoned calls are still running, at most {most} may", policy=policy

@@ -43,8 +43,7 @@ class Labels:
 
     def refuse_others(self, hosts: bool, max_names: int) -> None:
         """Refuse settings that differ: the meaning of a series must not change."""
-        given = Labels(hosts=hosts, max_names=max_names)
-        if (given._hosts, given._max_names) != (self._hosts, self._max_names):
+        if (checks.flag("hosts", hosts), checks.whole("max_names", max_names)) != (self._hosts, self._max_names):
             raise ValueError(
                 f"hosts and max_names of these metrics are {self._hosts} and {self._max_names} already, "
                 f"not {hosts} and {max_names}"

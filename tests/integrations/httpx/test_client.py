@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import re
 import sys
 import weakref
 from collections.abc import Callable
@@ -162,6 +163,11 @@ def test_one_of_the_libraries_is_enough(installed: Any, missing: str, imported_w
     transport = ours.ResilienceTransport(Retry(2, backoff=[0]), installed.MockTransport(handler))
     with installed.Client(transport=transport) as client:
         assert client.get("http://example.org/").status_code == 200
+
+
+def test_without_either_library_the_error_says_what_to_install(imported_without: Callable[..., Any]) -> None:
+    with pytest.raises(ModuleNotFoundError, match=re.escape("pip install 'resilience-pipeline[httpx]'")):
+        imported_without("httpx", "httpx2")
 
 
 @pytest.mark.parametrize("request_", ["GET http://example.org/", None, requests.Request("GET", "http://example.org/")])

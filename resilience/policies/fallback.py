@@ -122,6 +122,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         self._failures = Matcher(on, ignore, own=True)
         self._on_result = optional_predicate("on_result", on_result)
         self._on_fallback = optional_listener("on_fallback", on_fallback)
+        self._is_plain = handler is None and on_fallback is None
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Fallback"
 
@@ -132,8 +133,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         except Exception as error:
             if not (ctx.runtime.is_answerable and self._failures.handles(error)):
                 raise
-            is_plain = self._handler is None and self._on_fallback is None
-            if is_plain and not (subscribers.fallbacks or ctx._info.listeners) and closable(error) is None:
+            if self._is_plain and not (subscribers.fallbacks or ctx._info.listeners) and closable(error) is None:
                 return cast("A_co", self._value)
             return await self._answer(unwrap_stop_iteration(error), ctx)
         try:

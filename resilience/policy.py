@@ -341,6 +341,8 @@ def _check_policy(policy: object) -> None:
             hint = ": make an instance of it"
         elif isinstance(policy, (list, tuple)):
             hint = ": unpack them, Pipeline(*policies)"
+        elif hasattr(policy, "for_host"):
+            hint = ": wrap the policy of each host, PerHost(lambda origin: Pipeline(..., policies.for_host(origin)))"
         elif callable(policy):
             hint = f"; to run {name_of(policy)} under policies, write Pipeline(...)({name_of(policy)})"
         raise TypeError(f"only policies can be wrapped, not {policy!r}{hint}")

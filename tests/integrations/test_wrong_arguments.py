@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from requests.adapters import HTTPAdapter
 from temporalio.common import RetryPolicy
 
-from resilience import Retry, events
+from resilience import Policy, Retry, events
 from resilience.integrations import asgi, dbapi, sqlalchemy, structlog, wsgi
 from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
@@ -90,6 +90,7 @@ CASES = [
         ({"make": None}, TypeError, "make must be callable"),
         ({"make": Retry()}, TypeError, "make must be a function that makes a policy for each host, not one policy"),
     ),
+    *of(partial(Policy.wrap, Retry(), standard()), ({}, TypeError, "wrap the policy of each host, PerHost")),
     *of(
         partial(ResilienceAdapter, Retry()),
         ({"adapter": 1}, TypeError, "adapter must be an adapter of requests, not 1"),

@@ -262,8 +262,9 @@ def _reason_is_transient(error: Any) -> bool:
 
 
 def _is_of_ended_connection(error: Any) -> bool:
-    """Whether an error from httpx means that the server has ended an HTTP/2 connection during a request."""
-    return "ConnectionState.CLOSED" in describe_error(error)
+    """Whether an error from httpx means that the server has ended an HTTP/2 connection, or allows no more requests."""
+    text = describe_error(error)
+    return "ConnectionState.CLOSED" in text or "Max outbound streams is 0" in text
 
 
 def _is_marked(error: Any) -> bool:

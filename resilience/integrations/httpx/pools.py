@@ -7,7 +7,8 @@ even after the server has recovered. See https://github.com/encode/httpcore/issu
 fixed. A slot is also lost if a task is cancelled while it closes a response.
 
 Under HTTP/2, both pools forget the stream of a request that is cut off, and h2 counts it for ever. Once there are as
-many as the server allows, the connection refuses every request: https://github.com/encode/httpcore/issues/1022.
+many as the server allows, the connection refuses every request: https://github.com/encode/httpcore/issues/1022. A
+server that is about to stop allows none, and both pools would still use its connection.
 
 httpcore has no public access to these connections. If its internals are not those expected here, nothing is done.
 """
@@ -91,6 +92,8 @@ def _reset_lost_streams(connection: Any) -> None:
         return
     for number in [it for it, stream in h2.streams.items() if it not in connection._events and not stream.closed]:
         h2.reset_stream(number, _CANCEL)
+    if h2.remote_settings.max_concurrent_streams == 0:
+        connection._connection_error = True  # so that the pool uses another one
 
 
 def _is_unused(part: Any) -> bool:

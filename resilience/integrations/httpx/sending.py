@@ -34,6 +34,9 @@ _LOCAL_PROTOCOL_ERROR = classes("LocalProtocolError")
 #: The message for a request on an HTTP/2 connection that the server had closed before, for example in a reload.
 _CLOSED_BEFORE = "ConnectionInputs.SEND_HEADERS in state ConnectionState.CLOSED"
 
+#: The beginning of the message for a request on one that allows no more requests, as before hypercorn closes it.
+_NO_STREAM = "Max outbound streams is"
+
 
 @final
 class _Timeouts(dict[str, Any]):
@@ -234,8 +237,8 @@ def _has_body(response: Any) -> bool:
 
 
 def _found_closed_connection(error: Exception) -> bool:
-    """Whether an HTTP/2 connection was closed before the headers of the request were sent."""
+    """Whether an HTTP/2 connection was closed, or full, before the headers of the request were sent."""
     if isinstance(error, _LOCAL_PROTOCOL_ERROR):
-        return _CLOSED_BEFORE in str(error)
+        return any(it in str(error) for it in (_CLOSED_BEFORE, _NO_STREAM))
     reason = getattr(error.__cause__, "__context__", None)  # if another request has seen the end, httpcore tells that
     return type(reason).__module__.startswith("h2.") and _CLOSED_BEFORE in str(reason)

@@ -68,6 +68,7 @@ def test_only_errors_of_connecting_say_that_nothing_was_sent(sync_kit: Kit, name
     [
         ("Invalid input ConnectionInputs.SEND_HEADERS in state ConnectionState.CLOSED", {"POST": 2, "GET": 2}),
         ("Invalid input ConnectionInputs.RECV_WINDOW_UPDATE in state ConnectionState.CLOSED", {"POST": 1, "GET": 2}),
+        ("Max outbound streams is 0, 0 open", {"POST": 2, "GET": 2}),
         ("a header is malformed", {"POST": 1, "GET": 1}),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import anyio
@@ -167,7 +167,10 @@ async def test_no_place_in_the_pool_is_lost_to_a_timeout(
 
 
 def serve_http2(listener: socket.socket) -> None:
-    """Serve a connection of HTTP/2 with one stream at a time: `/hangs` gets no answer, `/drips` no end of its body."""
+    """Serve a connection of HTTP/2 with one stream at a time.
+
+    `/hangs` gets no answer, `/drips` no end of its body, and after `/stops` no more streams are allowed.
+    """
     connection, _ = listener.accept()
     state = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
     state.local_settings = h2.settings.Settings(False, {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 1})
@@ -182,22 +185,40 @@ def serve_http2(listener: socket.socket) -> None:
                     isinstance(event, h2.events.RequestReceived)
                     and (path := dict(event.headers)[b":path"]) != b"/hangs"
                 ):
+                    if path == b"/stops":
+                        state.update_settings({h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 0})
                     state.send_headers(event.stream_id, [(":status", "200")], end_stream=path != b"/drips")
+
+
+@contextlib.contextmanager
+def http2_server(connections: int) -> Iterator[str]:
+    """Yield the URL of a server that serves so many connections."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threads = [threading.Thread(target=serve_http2, args=[listener], daemon=True) for _ in range(connections)]
+        for thread in threads:
+            thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        for thread in threads:
+            thread.join(PATIENCE)
 
 
 @pytest.mark.parametrize("path", ["hangs", "drips"])
 async def test_a_stream_of_http2_that_is_cut_off_is_reset(tasks_kit: Kit, path: str) -> None:
     """httpcore forgets it, and h2 would allow no other one on that connection."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve_http2, args=[listener], daemon=True)
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    with http2_server(1) as url:
         async with tasks_kit.client(Timeout(PATIENCE), tasks_kit.network(http1=False, http2=True)) as client:
             for _ in range(3):
                 assert (await client.get(url)).status_code == 200
                 with deadline(0.05), pytest.raises(DeadlineExceeded):
                     await client.get(url + path)
-        thread.join(PATIENCE)
+
+
+async def test_a_connection_of_http2_that_allows_no_more_streams_is_replaced(tasks_kit: Kit) -> None:
+    """As in a graceful stop of hypercorn; httpcore would use it again and again."""
+    with http2_server(2) as url:
+        async with tasks_kit.client(QUICK, tasks_kit.network(http1=False, http2=True)) as client:
+            for path in ("stops", "", ""):
+                assert (await client.post(url + path)).status_code == 200
 
 
 @pytest.mark.parametrize("enforced", [False, True])

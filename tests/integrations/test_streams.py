@@ -1,4 +1,4 @@
-"""Streams of real clients, language models and HTTP: limited, and closed with their connection."""
+"""Streams of real clients, language models and HTTP: retried before an item, limited, and closed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
+from tests.integrations import llm_server as llm
 from tests.integrations.sdks import ANTHROPIC, OPENAI
 from tests.integrations.servers import Answer, FlakyServer
 
@@ -21,34 +22,34 @@ SDKS = {"openai": OPENAI, "anthropic": ANTHROPIC}
 
 
 class Case:
-    """A client, and a server whose stream has one text now, and another one when `rest` is set."""
+    """A client, the function that opens a stream, and the answers of its server.
 
-    def __init__(self, name: str, server: FlakyServer) -> None:
+    `answers` makes the answer with some texts, and may be asked for a fault.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.is_async = name.endswith("async")
         self.sdk = SDKS.get(name.partition(" ")[0])
-        self.server = server
-        self.rest = threading.Event()
-        answer: Callable[..., Answer] = self.sdk.stream if self.sdk else lines
-        pieces = answer("a", "b").pieces
-        begun = 3 if self.sdk is ANTHROPIC else 1  # the pieces up to the first text
-        late = replace(answer(drip=self.rest), body=[b"".join(pieces[:begun]), *pieces[begun:]])
-        server.script(self.sdk.path if self.sdk else "/lines", late)
+        self.path: str = self.sdk.path if self.sdk else "/lines"
+        self.answers: Callable[..., Answer] = self.sdk.stream if self.sdk else lines
 
-    def opener(self) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    def broken_off(self, **how: Any) -> Answer:
+        """The answer with two texts, of which the second one is missing or late."""
+        pieces = self.answers("a", "b").pieces
+        begun = 3 if self.sdk is ANTHROPIC else 1  # the pieces up to the first text
+        return replace(self.answers(**how), body=[b"".join(pieces[:begun]), *pieces[begun:]])
+
+    def opener(self, url: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """Return the function that opens a stream, and the one that closes the client."""
         if self.sdk:
-            client = self.sdk.make("Async" if self.is_async else "", self.server.url, max_retries=0)
+            client = self.sdk.make("Async" if self.is_async else "", url, max_retries=0)
             return partial(self.sdk.ask, client, stream=True), client.close
         if self.is_async:
-            tasks = httpx.AsyncClient(base_url=self.server.url)
+            tasks = httpx.AsyncClient(base_url=url)
             return partial(aread, tasks), tasks.aclose
-        threads = httpx.Client(base_url=self.server.url)
+        threads = httpx.Client(base_url=url)
         return partial(read, threads), threads.close
-
-    def has_closed(self) -> None:
-        """Wait until the client has closed its connection."""
-        self.rest.set()  # a client that kept the connection would read the rest, and reuse it for its next request
-        self.server.wait_until(lambda: self.server.open_connections == 0)
 
 
 def lines(*texts: str, **how: Any) -> Answer:
@@ -57,11 +58,13 @@ def lines(*texts: str, **how: Any) -> Answer:
 
 def read(client: httpx.Client) -> Iterator[str]:
     with client.stream("GET", "/lines") as response:
+        response.raise_for_status()
         yield from response.iter_lines()
 
 
 async def aread(client: httpx.AsyncClient) -> AsyncIterator[str]:
     async with client.stream("GET", "/lines") as response:
+        response.raise_for_status()
         async for line in response.aiter_lines():
             yield line
 
@@ -74,51 +77,100 @@ def text_of(item: Any) -> str | None:
     return item.delta.text if item.type == "content_block_delta" else None
 
 
-def consume(case: Case, policy: Policy[Any], *, leaves: bool = False, **limits: Any) -> str | None:
-    """Take the texts of a stream, or only the first one, and return that; then its connection has to be closed."""
+def consume(
+    case: Case,
+    url: str,
+    policy: Policy[Any],
+    stop: Callable[[str], object] = lambda text: False,
+    after: Callable[[], object] = lambda: None,
+    **limits: Any,
+) -> list[str]:
+    """Return the texts of a stream, up to the first one for which `stop` is true.
+
+    :param after: called after the stream is closed, and before its client is.
+    """
     streaming = policy.streaming(**limits)
-    open_stream, end = case.opener()
+    got: list[str] = []
 
-    def is_enough(item: Any) -> bool:
-        return leaves and text_of(item) is not None
+    def take(item: Any) -> bool:
+        text = text_of(item)
+        if text is None:
+            return False
+        got.append(text)
+        return bool(stop(text))
 
+    open_stream, end = case.opener(url)
     if not case.is_async:
         try:
             with closing(streaming.call(open_stream)) as items:
-                last = next(filter(is_enough, items))
-            case.has_closed()
+                any(map(take, items))
+            after()
         finally:
             end()
-        return text_of(last)
+        return got
 
-    async def main() -> str | None:
+    async def main() -> None:
         try:
             async with aclosing(streaming.acall(open_stream)) as items:
-                last = await anext(item async for item in items if is_enough(item))
-            case.has_closed()
+                async for item in items:
+                    if take(item):
+                        break
+            after()
         finally:
             await end()
-        return text_of(last)
 
-    return asyncio.run(main())
+    asyncio.run(main())
+    return got
 
 
 @pytest.fixture(params=["openai", "openai async", "anthropic", "anthropic async", "httpx", "httpx async"])
-def case(request: pytest.FixtureRequest, server: FlakyServer) -> Case:
-    return Case(request.param, server)
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(request.param)
 
 
-def test_a_stream_without_further_items_ends_after_the_idle_time(case: Case) -> None:
-    """The client's own limits are minutes."""
+def test_a_stream_is_opened_again_until_its_first_item(case: Case, server: FlakyServer) -> None:
+    """After transient statuses and lost connections; the permit is that of the whole stream."""
+    server.script(case.path, llm.openai_error(503), Answer(fault="reset"), case.answers("a", "b"))
+    bulkhead, held = Bulkhead(1), []
+    policy = Retry(3, on=Exception, backoff=[0]).wrap(bulkhead)
+    got = consume(case, server.url, policy, lambda text: held.append(bulkhead.stats().in_flight))
+    assert (got, held) == (["a", "b"], [1, 1])
+    assert bulkhead.stats().in_flight == 0
+    assert len(server.requests) == 3
+
+
+def test_a_stream_that_breaks_off_is_not_repeated(case: Case, server: FlakyServer) -> None:
+    """The consumer has the first items; the breaker counts the failure."""
+    server.script(case.path, case.broken_off(fault="cut"))
+    breaker = CircuitBreaker(1, on=Exception)
+    with pytest.raises(Exception, match=r"closed|incomplete|Connection|peer") as caught:
+        consume(case, server.url, Retry(3, on=Exception, backoff=[0]).wrap(breaker))
+    assert not isinstance(caught.value, TimeoutExceeded)
+    assert breaker.stats().opened == 1
+    assert len(server.requests) == 1
+
+
+def test_a_stream_without_further_items_ends_after_the_idle_time(case: Case, server: FlakyServer) -> None:
+    """The client's own limits are minutes; its connection is closed."""
+    never = threading.Event()
+    server.script(case.path, case.answers("a", "b", drip=never))
     bulkhead = Bulkhead(1)
     with pytest.raises(TimeoutExceeded, match=r"no item within 0.05 s"):
-        consume(case, Retry(1).wrap(bulkhead), first=20, idle=0.05)
+        consume(case, server.url, Retry(1).wrap(bulkhead), first=20, idle=0.05)
     assert bulkhead.stats().in_flight == 0
+    never.set()
 
 
-def test_a_stream_that_its_consumer_leaves_is_closed(case: Case) -> None:
+def test_a_stream_that_its_consumer_leaves_is_closed(case: Case, server: FlakyServer) -> None:
     """Its connection is closed immediately, and the call is a success."""
+    never = threading.Event()
+    server.script(case.path, case.broken_off(drip=never))
     bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
-    assert consume(case, breaker.wrap(bulkhead), leaves=True) == "a"
+
+    def closed() -> None:
+        never.set()  # a client that kept the connection would read the rest, and reuse it for its next request
+        server.wait_until(lambda: server.open_connections == 0)
+
+    assert consume(case, server.url, breaker.wrap(bulkhead), lambda text: True, closed) == ["a"]
     assert bulkhead.stats().in_flight == 0
     assert breaker.stats().opened == 0

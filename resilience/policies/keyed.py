@@ -145,14 +145,20 @@ class Keyed(Policy[D_co], Generic[P_co, D_co]):
             return made
 
     def _drop_locked(self, now: float) -> None:
-        """Drop idle policies, and a tenth of all if there is no room, to spread the cost of sorting over many calls."""
+        """Drop idle policies, and a tenth of all if there is no room, to spread the cost of sorting over many calls.
+
+        A finalizer or a signal handler may run at any point, and make or forget policies, too.
+        """
         if self._idle is not None and now >= self._next_sweep:
             self._next_sweep = now + self._idle / _SWEEPS
-            self._kept = {key: it for key, it in self._kept.items() if now - it.used_at < self._idle}
+            for key, it in self._kept.copy().items():
+                if now - it.used_at >= self._idle:
+                    self._kept.pop(key, None)
         if len(self._kept) >= self._max_keys:
-            by_use = sorted(self._kept, key=lambda key: self._kept[key].used_at)
-            for key in by_use[: max(len(self._kept) - self._max_keys + 1, self._max_keys // 10)]:
-                del self._kept[key]
+            kept = self._kept.copy()
+            by_use = sorted(kept, key=lambda key: kept[key].used_at)
+            for key in by_use[: max(len(kept) - self._max_keys + 1, self._max_keys // 10)]:
+                self._kept.pop(key, None)
 
     def forget(self, key: Hashable) -> None:
         """Drop the policy of a key. Running calls finish under it; the next call gets a new one."""
@@ -163,7 +169,7 @@ class Keyed(Policy[D_co], Generic[P_co, D_co]):
     def policies(self) -> Mapping[Hashable, P_co]:
         """The current policies, by key, in the order in which they were created. A snapshot."""
         with self._lock:
-            return MappingProxyType({key: it.policy for key, it in self._kept.items()})
+            return MappingProxyType({key: it.policy for key, it in self._kept.copy().items()})
 
     def stats(self) -> KeyedStats:
         """Return how many policies there are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -20,9 +21,11 @@ from resilience import (
     Retry,
     Timeout,
 )
+from resilience.policies import keyed as module
 from resilience.testing import virtual_time
 from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, World
+from tests.state.stepping import TRACING_CRASHES, Interruption
 
 
 def breaker_for(host: str) -> CircuitBreaker:
@@ -137,6 +140,31 @@ def test_new_keys_search_for_idle_policies_32_times_in_the_idle_time(clock: Fake
     clock.advance(0.25)
     assert keyed.policy_for("a") is not a
     assert [*keyed.policies] == ["c", "d", "a"]
+
+
+@pytest.mark.skipif(TRACING_CRASHES, reason="CPython 3.12 crashes where several threads trace opcodes")
+@pytest.mark.parametrize("idle", [None, 100])
+def test_a_signal_handler_may_use_other_keys_while_policies_are_dropped(clock: FakeClock, idle: float | None) -> None:
+    keyed: Keyed[Bulkhead]
+
+    def use() -> None:
+        for key in "abca":
+            clock.advance(10)
+            keyed.policy_for(key)
+
+    def handle() -> None:
+        keyed.policy_for("x")
+        keyed.forget("a")
+
+    for place in itertools.count():
+        keyed = Keyed(lambda key: Bulkhead(1), first, max_keys=2, idle=idle)
+        handler = Interruption([module], place, handle)
+        handler.around(use)
+        keyed.policy_for("d")
+        assert keyed.stats().keys <= 2
+        if not handler.happened:
+            break
+    assert place > 30
 
 
 def test_two_concurrent_callers_of_a_new_key_get_one_policy() -> None:

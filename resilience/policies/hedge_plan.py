@@ -153,10 +153,7 @@ class HedgePlan:
         if self.due <= now or (self._rules.eager and self.due != inf):
             self.due = min(self.due, now)
             return True
-        if self._running:
-            return True
-        self.due = inf
-        return False
+        return self._running > 0
 
     def _set_answer(self, outcome: Outcome[Any]) -> None:
         if self.answer is not None:

@@ -177,13 +177,14 @@ async def test_an_error_of_a_predicate_is_raised_and_cuts_off_the_attempts(anywh
     def broken(value: object) -> bool:
         raise LookupError("broken")
 
-    bulkhead = Bulkhead(5)
+    bulkhead, response = Bulkhead(5), Response()
     for first, second in ((0.05, 5), (5, 0.05)):
-        for policy, step in ((Hedge(0.02, on_result=broken), "x"), (Hedge(0.02, on=broken), Boom())):
+        for policy, step in ((Hedge(0.02, on_result=broken), response), (Hedge(0.02, on=broken), Boom())):
             service = Service(anywhere, (first, step), (second, step))
             error, _ = await service.under(policy.wrap(bulkhead))
             assert type(error) is LookupError
             assert bulkhead.stats().in_flight == 0
+    assert response.closed == 2
 
 
 # --- budgets ------------------------------------------------------------------------------------
@@ -203,12 +204,15 @@ async def test_a_spent_budget_allows_no_further_attempt(in_simulation: Virtual) 
 
 
 async def test_a_rejected_hedge_costs_nothing(in_simulation: Virtual) -> None:
-    """It has made no call."""
+    """It has made no call. A hedge that fails is paid, also if the first attempt was rejected."""
     budget = RetryBudget(0, saved=1)
     policy = Hedge(0.1, budget=budget).wrap(Bulkhead(1))
     for _ in range(2):
         assert await Service(in_simulation, (0.5, "first")).under(policy) == ("first", 0.5)
     assert budget.balance == 1
+    failing = Service(in_simulation, (0.2, BulkheadFull("full")), (0.3, Boom()))
+    assert isinstance((await failing.under(Hedge(0.1, budget=budget)))[0], Boom)
+    assert budget.balance == 0
 
 
 async def test_a_hedge_is_paid_if_a_retry_inside_has_made_a_call_before_it_was_rejected(in_simulation: Virtual) -> None:

@@ -34,7 +34,12 @@ _RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry"
 _HEDGE = [*(f"policies/test_hedge{part}.py" for part in ("", "_delay", "_leaving")), "runtimes/test_races.py"]
 _RATES = ["policies/test_rate_limiter.py", "policies/test_rate_limiter_machine.py"]
 _FLIGHTS = ["policies/test_single_flight.py", "policies/test_cache.py", "composition/test_processes.py"]
-_STREAMS = ["streams", "testing/test_scripts.py"]
+_STREAMS = [
+    "streams",
+    "testing/test_scripts.py",
+    "runtimes/test_abandoned.py",
+    "policies/test_circuit_breaker_probe.py",
+]
 _TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_cooperative")]
 
 #: The tests that should notice a fault in a module.
@@ -58,7 +63,9 @@ TESTS = {
     "policies/rate_limiter.py": [*_RATES, "integrations/test_limits.py", *_EVERY_POLICY],
     "policies/attempts.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/bulkhead.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
-    "policies/live_permits.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
+    "policies/live_permits.py": [
+        *(*_BULKHEAD, "policies/test_observe_only.py", "test_misuse.py", "policies/test_machines.py", *_EVERY_POLICY),
+    ],
     "state/concurrency.py": ["state/test_concurrency.py", "policies/test_adaptive_limit.py"],
     "policies/adaptive_limit.py": ["policies/test_adaptive_limit.py", *_EVERY_POLICY],
     "policies/adaptive_throttle.py": ["policies/test_adaptive_throttle.py", *_EVERY_POLICY],
@@ -74,12 +81,12 @@ TESTS = {
     "policies/retry.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "state/quantiles.py": ["state/test_quantiles.py", "policies/test_hedge_delay.py"],
     "policies/hedge.py": [*_HEDGE, *_EVERY_POLICY],
-    "policies/hedge_plan.py": [*_HEDGE, *_EVERY_POLICY],
+    "policies/hedge_plan.py": [*_HEDGE, "policies/test_repeat_cap.py", *_EVERY_POLICY],
     "policies/repeat_cap.py": ["policies/test_repeat_cap.py", *_EVERY_POLICY],
     "policies/keys.py": [*_FLIGHTS, "policies/test_keyed.py"],
     "policies/flights.py": _FLIGHTS,
     "policies/copies.py": _FLIGHTS,
-    "policies/single_flight.py": [*_FLIGHTS, *_EVERY_POLICY],
+    "policies/single_flight.py": [*_FLIGHTS, "policies/test_keys.py", *_EVERY_POLICY],
     "policies/cache.py": ["policies/test_cache.py", "policies/test_cache_machine.py", *_EVERY_POLICY],
     "policies/keyed.py": [
         *("policies/test_keyed.py", "integrations/test_standard.py", "integrations/test_limits.py", *_EVERY_POLICY),

@@ -22,17 +22,18 @@ from tests.policies.bulkheads import LONG, SHORT, counts, works
 
 
 async def test_a_slot_holds_a_permit_until_its_block_ends(world: World) -> None:
-    """The block may return or raise. Meanwhile further calls and slots are refused."""
+    """The block may return or raise. Meanwhile further calls and slots are refused; afterwards it may be used again."""
     bulkhead = Bulkhead(1)
+    slot: Any = bulkhead.slot()
 
-    async with entered(world, bulkhead.slot()):
+    async with entered(world, slot):
         assert counts(bulkhead) == (1, 1, 0, 0)
         assert isinstance(await works(world, bulkhead), BulkheadFull)
         with pytest.raises(BulkheadFull):
             async with entered(world, bulkhead.slot()):
                 pytest.fail("entered")
     with pytest.raises(Boom):
-        async with entered(world, bulkhead.slot()):
+        async with entered(world, slot):
             raise Boom("no")
     assert counts(bulkhead) == (1, 0, 0, 2)
 

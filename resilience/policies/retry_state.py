@@ -126,13 +126,12 @@ class RetryState:
             if asked > rules.max_retry_after:
                 return "retry_after"
             delay = asked
-        begins_at = clock.now() + delay
-        if begins_at < refused_until:
+        if refused_until > -inf and clock.now() + delay < refused_until:
             return "circuit_open"
         # Sums in the same order as in `_may_start`, so that rounding does not let it wait until it is too late.
-        if begins_at >= ctx.deadline:
+        if ctx.deadline != inf and clock.now() + delay >= ctx.deadline:
             return "deadline"
-        if rules.max_elapsed is not None and begins_at - self._began >= rules.max_elapsed:
+        if rules.max_elapsed is not None and clock.now() + delay - self._began >= rules.max_elapsed:
             return "max_elapsed"
         if rules.budget is None and ctx._info.cap is None:
             return delay

@@ -32,7 +32,7 @@ async def reclaim_slots(transport: Any) -> None:
     if not all(hasattr(pool, name) for name in _INTERNALS):
         return
     for it in pool._connections:
-        _reset_lost_streams(_innermost(it))
+        _repair_http2(_innermost(it))
     wanted = {id(it.connection) for it in pool._requests}
     lost = [it for it in pool._connections if id(it) not in wanted and _is_unused(_innermost(it))]
     for connection in lost:
@@ -49,7 +49,7 @@ async def close_completely(closing: Coroutine[Any, Any, None], stream: Any) -> N
     finally:
         for name in ("_httpcore_stream", "_stream", "_connection"):
             stream = getattr(stream, name, None)
-        _reset_lost_streams(stream)
+        _repair_http2(stream)
 
 
 @types.coroutine
@@ -85,8 +85,8 @@ def _to_its_end(closing: Coroutine[Any, Any, None], stream: Any) -> Generator[An
         del cancelled  # no cycle: error -> traceback -> this frame -> error
 
 
-def _reset_lost_streams(connection: Any) -> None:
-    """Reset the streams of an HTTP/2 connection that have no request. The next request sends that to the server."""
+def _repair_http2(connection: Any) -> None:
+    """Reset streams that have no request (the next one tells the server); give up a connection that allows none."""
     h2 = getattr(connection, "_h2_state", None)
     if h2 is None or not connection.is_available():
         return

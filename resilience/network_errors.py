@@ -24,6 +24,11 @@ _ENDED_TLS = frozenset({"SSLEOFError", "SSLZeroReturnError"})
 #: The error of a certificate that was refused.
 _REFUSED_CERTIFICATE = frozenset({"SSLCertVerificationError"})
 
+_REDIS = frozenset({"ConnectionError", "TimeoutError", "BusyLoadingError"})
+_KAFKA = frozenset(
+    {"KafkaConnectionError", "KafkaTimeoutError", "NoBrokersAvailable", "NodeNotReadyError", "RequestTimedOutError"}
+)
+
 #: Top-level package -> names of its exception classes for network errors: a connection could not be made or broke, or
 #: an answer did not come in time. They are matched by name along the error's `__mro__`, so nothing is imported. None of
 #: them is a builtin `ConnectionError`.
@@ -47,7 +52,8 @@ _NETWORK_ERRORS: dict[str, frozenset[str]] = {
         {"ClientConnectionError", "ClientConnectorError", "ClientOSError", "ClientPayloadError"}
         | {"ServerDisconnectedError", "ServerTimeoutError"}
     ),
-    "redis": frozenset({"ConnectionError", "TimeoutError", "BusyLoadingError"}),
+    "redis": _REDIS,
+    "valkey": _REDIS,
     "botocore": frozenset(
         {"ConnectionError", "HTTPClientError", "EndpointConnectionError", "ConnectTimeoutError"}
         | {"ReadTimeoutError", "ConnectionClosedError", "ResponseStreamingError", "IncompleteReadError"}
@@ -63,18 +69,29 @@ _NETWORK_ERRORS: dict[str, frozenset[str]] = {
         {"PostgresConnectionError", "ConnectionDoesNotExistError", "ConnectionFailureError"}
         | {"AdminShutdownError", "CrashShutdownError", "CannotConnectNowError"}
     ),
+    "azure": frozenset({"IncompleteReadError"}),
+    "elastic_transport": frozenset({"ConnectionError", "ConnectionTimeout"}),  # of elasticsearch
+    "opensearchpy": frozenset({"ConnectionError"}),
+    "pika": frozenset({"AMQPConnectorStackTimeout"}),
+    "kafka": _KAFKA | {"NetworkExceptionError"},
+    "aiokafka": _KAFKA,
 }
 
 #: Classes that derive from one of these, but that a retry cannot help.
 _PERMANENT_ERRORS = frozenset(
     {("aiohttp", "ClientConnectorCertificateError"), ("aiohttp", "ServerFingerprintMismatch")}
     | {("redis", "AuthenticationError"), ("redis", "AuthorizationError")}
+    | {("valkey", "AuthenticationError"), ("valkey", "AuthorizationError")}
+    | {("aiormq", "AuthenticationError"), ("aiormq", "ProbableAuthenticationError")}
+    | {("pika", "AuthenticationError"), ("pika", "ProbableAuthenticationError"), ("pika", "ProbableAccessDeniedError")}
+    | {("pika", "ConnectionWrongStateError"), ("pika", "NoFreeChannels")}
 )
 
 #: Errors of clients for all failures of TLS. A retry can only help if the connection has ended.
 _TLS_ERRORS = frozenset(
     {("requests", "SSLError"), ("urllib3", "SSLError"), ("botocore", "SSLError")}
     | {("aiohttp", "ClientSSLError"), ("aiohttp", "ClientConnectorSSLError")}
+    | {("elastic_transport", "TlsError"), ("opensearchpy", "SSLError")}
 )
 
 #: Errors of clients whose proxy refused or failed to connect them.
@@ -106,9 +123,11 @@ def transient(error: Exception) -> bool:
     connecting (no route, unreachable, timed out, a temporary failure to resolve a name), and for the connection
     and timeout errors of asyncio's streams, http.client, smtplib, urllib, httpx, httpx2, httpcore, requests, urllib3,
     aiohttp, anyio, trio, redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, asyncpg and
-    SQLAlchemy (connections that were invalidated). Also for an error of TLS that means that the connection has ended
-    (`SSLEOFError`), and for an exception group if it is true for all its leaves. The error of a proxy that did not
-    connect is transient, unless the proxy asks for a login (407) or forbids it (another 4xx).
+    SQLAlchemy (connections that were invalidated), valkey, elasticsearch, opensearchpy, azure-core, google-api-core
+    (made from grpc's `UNAVAILABLE`), google-auth, kafka, aiokafka, pika and aio-pika. Also for an error of TLS that
+    means that the connection has ended (`SSLEOFError`), and for an exception group if it is true for all its leaves.
+    The error of a proxy that did not connect is transient, unless the proxy asks for a login (407) or forbids it
+    (another 4xx).
 
     Certificate and authentication errors are not transient, wherever they are in the chain of causes. Nor is an HTTP
     status: a response is an answer. (The integrations for HTTP clients raise `TransientStatus` for responses such as a
@@ -124,7 +143,7 @@ def _is_network_error(error: Exception) -> bool:
         return all(transient(leaf) for leaf in error.exceptions)
     if isinstance(error, OSError):
         if isinstance(error, (ConnectionError, TimeoutError)):
-            return True
+            return _tests_of(type(error)) != (_never,)
         socket = sys.modules.get("socket")  # imported by any code that resolves names; an import here would take 2 ms
         if socket is not None and isinstance(error, socket.gaierror):
             return bool(error.errno == socket.EAI_AGAIN)
@@ -198,10 +217,10 @@ def _tests_of(kind: type[Exception]) -> tuple[_Test, ...]:
 
 
 def _tests_for(kind: type[Exception]) -> tuple[_Test, ...]:
-    """Return the tests for the exceptions of a class; none if they are never transient."""
+    """Return the tests for the exceptions of a class; none if it is unknown."""
     lineage = [(str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__]
     if not _PERMANENT_ERRORS.isdisjoint(lineage):
-        return ()
+        return (_never,)
     if not _TLS_ERRORS.isdisjoint(lineage):
         return (_has_ended_tls,)
     if not _PROXY_ERRORS.isdisjoint(lineage):
@@ -213,6 +232,10 @@ def _tests_for(kind: type[Exception]) -> tuple[_Test, ...]:
 
 def _always(error: Any) -> bool:
     return True
+
+
+def _never(error: Any) -> bool:
+    return False
 
 
 def _proxy_may_connect(error: Any) -> bool:
@@ -244,6 +267,16 @@ def _is_unavailable(error: Any) -> bool:
     return grpc_status(error) == "UNAVAILABLE"  # only then, the server was not reached
 
 
+def _has_unavailable(error: Any) -> bool:
+    """Whether google's clients have made this error from one of grpc. They make others from HTTP responses."""
+    return _is_unavailable(getattr(error, "response", None))
+
+
+def _is_forced(error: Any) -> bool:
+    """Whether pika's connection could not be made or broke, or RabbitMQ has closed it to stop or restart (320)."""
+    return getattr(error, "reply_code", 320) == 320
+
+
 def _lost_connection(error: Any) -> bool:
     """Whether SQLAlchemy's pool has found the connection dead, and will return another one."""
     return getattr(error, "connection_invalidated", False) is True
@@ -255,10 +288,14 @@ def _without_sqlstate(error: Any) -> bool:
     return sqlstate is None or (isinstance(sqlstate, str) and sqlstate.startswith("08"))
 
 
-def _reason_is_transient(error: Any) -> bool:
-    """Whether the actual error is transient, which urllib3's `MaxRetryError` and urllib's `URLError` wrap."""
-    reason = getattr(error, "reason", None)
-    return isinstance(reason, Exception) and transient(reason)
+def _wraps_transient(attribute: str) -> _Test:
+    """Return a test for errors that have the actual error in this attribute."""
+
+    def test(error: Any) -> bool:
+        inner = getattr(error, attribute, None)
+        return isinstance(inner, Exception) and transient(inner)
+
+    return test
 
 
 def _is_of_ended_connection(error: Any) -> bool:
@@ -278,7 +315,12 @@ _BY_CONTENT: dict[tuple[str, str], _Test] = {
     ("anthropic", "APIStatusError"): _is_marked,
     ("sqlalchemy", "DBAPIError"): _lost_connection,
     ("psycopg", "OperationalError"): _without_sqlstate,
-    ("urllib3", "MaxRetryError"): _reason_is_transient,
-    ("urllib", "URLError"): _reason_is_transient,
+    ("urllib3", "MaxRetryError"): _wraps_transient("reason"),
+    ("urllib", "URLError"): _wraps_transient("reason"),
+    ("azure", "ServiceRequestError"): _wraps_transient("inner_exception"),
+    ("azure", "ServiceResponseError"): _wraps_transient("inner_exception"),
+    ("google", "GoogleAPICallError"): _has_unavailable,
+    ("google", "TransportError"): _wraps_transient("__cause__"),
+    ("pika", "AMQPConnectionError"): _is_forced,
     **{(package, "LocalProtocolError"): _is_of_ended_connection for package in _HTTPX_PACKAGES},
 }

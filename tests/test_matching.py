@@ -305,6 +305,8 @@ HTTPX = (
     "NetworkError ConnectError ReadError WriteError CloseError RemoteProtocolError"
 )
 
+KAFKA = "KafkaConnectionError KafkaTimeoutError NoBrokersAvailable NodeNotReadyError RequestTimedOutError"
+
 #: What the clients raise if the network failed, where their own documentation says so.
 TRANSIENT = {
     "resilience.integrations.http": "TransientStatus",
@@ -331,6 +333,13 @@ TRANSIENT = {
         "PostgresConnectionError ConnectionDoesNotExistError ConnectionFailureError "
         "AdminShutdownError CrashShutdownError CannotConnectNowError"
     ),
+    "valkey.exceptions": "ConnectionError TimeoutError BusyLoadingError",
+    "azure.core.exceptions": "IncompleteReadError",
+    "elastic_transport": "ConnectionError ConnectionTimeout",
+    "opensearchpy.exceptions": "ConnectionError",
+    "kafka.errors": f"{KAFKA} NetworkExceptionError",
+    "aiokafka.errors": KAFKA,
+    "pika.adapters.utils.connection_workflow": "AMQPConnectorStackTimeout",
 }
 
 LASTING_HTTPX = "HTTPStatusError InvalidURL UnsupportedProtocol LocalProtocolError TooManyRedirects DecodingError"
@@ -353,6 +362,13 @@ LASTING = {
     "asyncpg.exceptions": "UniqueViolationError InterfaceError SyntaxOrAccessError",
     "sqlalchemy.exc": "IntegrityError OperationalError ArgumentError",
     "grpc": "RpcError",
+    "azure.core.exceptions": "HttpResponseError ClientAuthenticationError",
+    "google.api_core.exceptions": "ServiceUnavailable TooManyRequests RetryError",
+    "google.auth.exceptions": "RefreshError",
+    "elasticsearch": "ApiError",
+    "opensearchpy.exceptions": "TransportError",
+    "kafka.errors": "TopicAuthorizationFailedError",
+    "pika.exceptions": "ChannelClosedByBroker",
 }
 
 #: Subclasses of a transient class that another try does not help: certificates and credentials.
@@ -366,6 +382,11 @@ PERMANENT = {
     "redis.exceptions.AuthenticationError": "redis.exceptions.ConnectionError",
     "redis.exceptions.AuthorizationError": "redis.exceptions.ConnectionError",
     "botocore.exceptions.SSLError": "botocore.exceptions.ConnectionError",
+    "valkey.exceptions.AuthenticationError": "valkey.exceptions.ConnectionError",
+    "elastic_transport.TlsError": "elastic_transport.ConnectionError",
+    "opensearchpy.exceptions.SSLError": "opensearchpy.exceptions.ConnectionError",
+    "pika.exceptions.ProbableAuthenticationError": "pika.exceptions.AMQPConnectionError",
+    "aiormq.exceptions.AuthenticationError": "builtins.ConnectionError",
 }
 
 
@@ -404,7 +425,7 @@ def test_a_status_error_is_transient_only_if_an_integration_marked_it(path: str)
 @pytest.mark.parametrize("path", PERMANENT)
 def test_certificate_and_credential_errors_are_not_transient(path: str) -> None:
     """Although their classes derive from a transient one."""
-    parent = fake(PERMANENT[path])
+    parent = ConnectionError if PERMANENT[path].startswith("builtins.") else fake(PERMANENT[path])
     assert transient(parent("reset"))
     for kind in (fake(path, parent), real(path)):
         assert not transient(kind.__new__(kind, "bad certificate"))
@@ -458,6 +479,29 @@ def test_an_error_of_grpc_is_transient_only_if_unavailable(path: str, status: st
     kind = fake(path, fake("grpc.RpcError"))
     kind.code = lambda self: Status(status)  # type: ignore[attr-defined]
     assert transient(kind("no")) is (status == "UNAVAILABLE")
+
+
+@pytest.mark.parametrize("status", ["UNAVAILABLE", "NOT_FOUND"])
+def test_an_error_of_google_is_judged_by_the_error_of_grpc_that_it_was_made_from(status: str) -> None:
+    """An error that was made from a response over HTTP is an answer."""
+    of_grpc = fake("grpc.RpcError")("no")
+    of_grpc.code = lambda: Status(status)  # type: ignore[attr-defined]
+    error = fake(
+        "google.api_core.exceptions.ServiceUnavailable", fake("google.api_core.exceptions.GoogleAPICallError")
+    )()
+    for response, expected in ((of_grpc, status == "UNAVAILABLE"), (requests.Response(), False)):
+        error.response = response  # type: ignore[attr-defined]
+        assert transient(error) is expected
+
+
+@pytest.mark.parametrize(("code", "expected"), [(None, True), (320, True), (403, False), (200, False)])
+def test_an_error_of_pika_is_transient_unless_it_was_closed_for_another_reason_than_a_restart(
+    code: int | None, expected: bool
+) -> None:
+    error = fake("pika.exceptions.ConnectionClosed", fake("pika.exceptions.AMQPConnectionError"))("no")
+    if code is not None:
+        error.reply_code = code  # type: ignore[attr-defined]
+    assert transient(error) is expected
 
 
 def test_an_error_of_grpc_without_a_status_is_not_transient() -> None:
@@ -563,6 +607,21 @@ def test_a_group_is_transient_if_all_its_leaves_are_with_their_causes() -> None:
 def test_an_incomplete_read_of_asyncio_or_anyio_is_transient() -> None:
     assert transient(asyncio.IncompleteReadError(b"half", 8))
     assert transient(anyio.IncompleteRead())
+
+
+@pytest.mark.parametrize(
+    ("path", "attribute"),
+    [
+        ("azure.core.exceptions.ServiceRequestError", "inner_exception"),
+        ("azure.core.exceptions.ServiceResponseError", "inner_exception"),
+        ("google.auth.exceptions.TransportError", "__cause__"),
+    ],
+)
+def test_an_error_that_wraps_that_of_an_http_client_is_judged_by_it(path: str, attribute: str) -> None:
+    for inner, expected in ((ConnectionError(), True), (requests.exceptions.SSLError("no"), False), (None, False)):
+        error = fake(path)("no")
+        setattr(error, attribute, inner)
+        assert transient(error) is expected
 
 
 def test_an_error_of_urllib3_is_judged_by_its_reason() -> None:

@@ -2,7 +2,8 @@
 
 The parser would add what follows the fields (`:param:` and so on) to the last of them, so the fields are moved to the
 end. Examples are put into code blocks, because in Markdown `>>>` would be a quotation. The `#:` comments above an
-attribute become its docstring, and private base classes are not shown.
+attribute become its docstring. Private names are not shown: a default is shown as its value, a value that is made of
+private constants and a private base class not at all.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import griffe
 
 EXAMPLE = re.compile(r"^>>> .*(?:\n.*\S.*)*", re.MULTILINE)
+PRIVATE = re.compile(r"(?<!\w)_[A-Z]\w*")
 
 
 class PrepareDocstrings(griffe.Extension):
@@ -33,6 +35,14 @@ class PrepareDocstrings(griffe.Extension):
             comments = [it[2:].strip() for it in takewhile(lambda it: it.startswith("#:"), above)]
             if comments:
                 attr.docstring = griffe.Docstring(" ".join(reversed(comments)), parent=attr)
+        if not attr.is_private and PRIVATE.search(str(attr.value)):
+            attr.value = None
+
+    def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
+        """Replace the private constants that are defaults by their values."""
+        for parameter in func.parameters:
+            if PRIVATE.fullmatch(str(parameter.default)):
+                parameter.default = func.module[str(parameter.default)].value
 
     def on_class(self, *, cls: griffe.Class, **kwargs: Any) -> None:
         """Drop the private base classes."""

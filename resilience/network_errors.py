@@ -288,6 +288,11 @@ def _without_sqlstate(error: Any) -> bool:
     return sqlstate is None or (isinstance(sqlstate, str) and sqlstate.startswith("08"))
 
 
+def _is_of_closed_connection(error: Any) -> bool:
+    """Whether an error from asyncpg means that its connection was lost before, or in a transaction that it ends."""
+    return "connection is closed" in describe_error(error)
+
+
 def _wraps_transient(attribute: str) -> _Test:
     """Return a test for errors that have the actual error in this attribute."""
 
@@ -315,6 +320,7 @@ _BY_CONTENT: dict[tuple[str, str], _Test] = {
     ("anthropic", "APIStatusError"): _is_marked,
     ("sqlalchemy", "DBAPIError"): _lost_connection,
     ("psycopg", "OperationalError"): _without_sqlstate,
+    ("asyncpg", "InterfaceError"): _is_of_closed_connection,
     ("urllib3", "MaxRetryError"): _wraps_transient("reason"),
     ("urllib", "URLError"): _wraps_transient("reason"),
     ("azure", "ServiceRequestError"): _wraps_transient("inner_exception"),

@@ -48,6 +48,8 @@ def made(name: str, *, bases: tuple[type, ...] = (Exception,), **attributes: Any
         (asyncpg.DeadlockDetectedError("x"), True),
         (asyncpg.ConnectionDoesNotExistError("x"), True),
         (asyncpg.UniqueViolationError("x"), False),
+        (asyncpg.InterfaceError("cannot call Transaction.__aexit__(): the underlying connection is closed"), True),
+        (asyncpg.InterfaceError("cannot perform operation: another operation is in progress"), False),
         (psycopg2.OperationalError("server closed the connection unexpectedly"), True),
         (psycopg2.InterfaceError("connection already closed"), False),
         (made("psycopg2.errors.DeadlockDetected", pgcode="40P01"), True),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from math import inf
 from types import ModuleType
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Final, final
 
 from typing_extensions import override
 
@@ -36,6 +36,8 @@ _CLOSED_BEFORE = "ConnectionInputs.SEND_HEADERS in state ConnectionState.CLOSED"
 
 #: The beginning of the message for a request on one that allows no more requests, as before hypercorn closes it.
 _NO_STREAM = "Max outbound streams is"
+
+_REFUSED_STREAM: Final = 7  # an error code of HTTP/2
 
 
 @final
@@ -158,7 +160,7 @@ class _Sending(Exchange):
 
     @override
     def may_have_been_sent(self, error: Exception) -> bool:
-        return super().may_have_been_sent(error) and not _found_closed_connection(error)
+        return super().may_have_been_sent(error) and not (_found_closed_connection(error) or _was_not_processed(error))
 
     @override
     def proxy_refusal(self, error: Exception) -> int | None:
@@ -242,3 +244,14 @@ def _found_closed_connection(error: Exception) -> bool:
         return any(it in str(error) for it in (_CLOSED_BEFORE, _NO_STREAM))
     reason = getattr(error.__cause__, "__context__", None)  # if another request has seen the end, httpcore tells that
     return type(reason).__module__.startswith("h2.") and _CLOSED_BEFORE in str(reason)
+
+
+def _was_not_processed(error: Exception) -> bool:
+    """Whether a server says so (RFC 9113, 8.7): it has refused the stream, or left and processed no stream.
+
+    If it has processed streams, but not this one, httpcore sends the request again.
+    """
+    event: Any = next(iter(getattr(error.__cause__, "args", ())), None)  # of h2
+    if type(event).__name__ == "StreamReset":
+        return bool(event.error_code == _REFUSED_STREAM)
+    return getattr(event, "last_stream_id", None) == 0

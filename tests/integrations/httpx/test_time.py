@@ -11,7 +11,9 @@ from typing import Any
 import anyio
 import h2.config
 import h2.connection
+import h2.errors
 import h2.events
+import h2.exceptions
 import h2.settings
 import pytest
 
@@ -166,25 +168,31 @@ async def test_no_place_in_the_pool_is_lost_to_a_timeout(
         assert inner._pool.connections == []
 
 
+RESETS = {b"/refuses": h2.errors.ErrorCodes.REFUSED_STREAM, b"/cancels": h2.errors.ErrorCodes.CANCEL}
+
+
 def serve_http2(listener: socket.socket) -> None:
     """Serve a connection of HTTP/2 with one stream at a time.
 
-    `/hangs` gets no answer, `/drips` no end of its body, and after `/stops` no more streams are allowed.
+    `/hangs` gets no answer, `/drips` no end of its body, and after `/stops` no more streams are allowed. `/refuses` and
+    `/cancels` reset the stream, and `/leaves` ends the connection and says that no stream was processed.
     """
     connection, _ = listener.accept()
     state = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
     state.local_settings = h2.settings.Settings(False, {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 1})
     state.initiate_connection()
-    with connection:
+    with connection, contextlib.suppress(OSError, h2.exceptions.ProtocolError):  # at and after its end
         while True:
             connection.sendall(state.data_to_send())
             if not (data := connection.recv(65536)):
                 return
             for event in state.receive_data(data):
-                if (
-                    isinstance(event, h2.events.RequestReceived)
-                    and (path := dict(event.headers)[b":path"]) != b"/hangs"
-                ):
+                path = dict(event.headers)[b":path"] if isinstance(event, h2.events.RequestReceived) else b"/hangs"
+                if path in RESETS:
+                    state.reset_stream(event.stream_id, RESETS[path])
+                elif path == b"/leaves":
+                    state.close_connection(last_stream_id=0)
+                elif path != b"/hangs":
                     if path == b"/stops":
                         state.update_settings({h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 0})
                     state.send_headers(event.stream_id, [(":status", "200")], end_stream=path != b"/drips")
@@ -219,6 +227,20 @@ async def test_a_connection_of_http2_that_allows_no_more_streams_is_replaced(tas
         async with tasks_kit.client(QUICK, tasks_kit.network(http1=False, http2=True)) as client:
             for path in ("stops", "", ""):
                 assert (await client.post(url + path)).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "connections", "times"), [("refuses", 1, 3), ("leaves", 3, 3), ("cancels", 1, 1)])
+async def test_a_post_that_a_server_of_http2_has_not_processed_is_repeated(
+    kit: Kit, path: str, connections: int, times: int
+) -> None:
+    """It has reset the stream with REFUSED_STREAM, or left with a GOAWAY for all streams."""
+    repeats: list[Any] = []
+    with http2_server(connections) as url:
+        retry = Retry(3, backoff=[0], on_retry=repeats.append)
+        async with kit.client(retry, kit.network(http1=False, http2=True)) as client:
+            with pytest.raises(kit.library.RemoteProtocolError):
+                await client.post(url + path)
+    assert len(repeats) == times - 1
 
 
 @pytest.mark.parametrize("enforced", [False, True])

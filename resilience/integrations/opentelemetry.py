@@ -75,7 +75,7 @@ def instrument(
         for the same provider add policies; each event is counted once.
     :param hosts: whether names keep the host that they contain: ``GET example.org`` instead of ``GET``. Without it,
         the gauges of policies that then have the same attributes are added up. False by default.
-    :param max_names: how many different pipelines, policies and operations there may be, 200 of each by default.
+    :param max_names: how many pipelines, policies, operations and error types there may be, 200 of each by default.
         Further ones are ``"other"``.
     :param attempts: whether single calls of functions are measured besides whole executions, as `attempt.duration` and
         `attempt.remaining`. Without them, a successful call costs half as much.

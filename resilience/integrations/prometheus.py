@@ -52,7 +52,7 @@ def instrument(
     :param buckets: upper bounds of the histograms in seconds, ascending.
     :param hosts: whether names keep the host that they contain: ``GET example.org`` instead of ``GET``. Without it,
         the gauges of policies that then have the same labels are added up. False by default.
-    :param max_names: how many different pipelines, policies and operations there may be, 200 of each by default.
+    :param max_names: how many pipelines, policies, operations and error types there may be, 200 of each by default.
         Further ones are ``"other"``; a name that was not seen for ten minutes is replaced, and its series are removed
         (not in the multiprocess mode of the client, which cannot remove any).
     :param attempts: whether single calls of functions are measured besides whole executions, as `attempt.duration` and

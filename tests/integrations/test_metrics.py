@@ -12,6 +12,7 @@ import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
 from resilience.integrations.http import PerHost, standard
+from resilience.testing import script
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.integrations.exporters import Metrics, OpenTelemetry, Prometheus
 from tests.integrations.http_clients import client_of
@@ -135,6 +136,13 @@ def test_a_name_that_is_no_valid_text_can_be_exported(metrics: Metrics) -> None:
     metrics.instrument()
     Retry().execute(lambda ctx: None, Context(operation="read \udcff"))
     assert metrics.labels("operation") == {r"read \udcff"}
+
+
+def test_classes_of_errors_that_a_program_makes_are_bounded(metrics: Metrics) -> None:
+    metrics.instrument(max_names=2)
+    for number in range(5):
+        Retry().capture(script(type(f"Error{number}", (Exception,), {"__module__": "app"})()))
+    assert metrics.labels("error_type") == {"app.Error0", "app.Error1", "other"}
 
 
 def test_an_unused_name_makes_room_for_another(clock: FakeClock) -> None:

@@ -1,7 +1,8 @@
 """Bounds for the values of labels: each value creates a time series of its own, which is kept forever.
 
 A name may contain a host, and a user who can choose a URL chooses its host. So hosts are removed from names, unless
-they are wanted, and the number of names is bounded in any case.
+they are wanted, and the number of names is bounded in any case. So is that of error types, because a program may make
+classes while it runs.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from resilience import checks, forks
 from resilience.clock import clock
 from resilience.integrations.wire import OfHost
 
-#: The labels that contain names, and the value for names beyond the bound.
-NAMES: Final = ("pipeline", "policy", "operation")
+#: The labels that contain names (`error_type` those of classes), and the value for names beyond the bound.
+NAMES: Final = ("pipeline", "policy", "operation", "error_type")
 OTHER: Final = "other"
 
 #: Seconds after which a name that has not been seen may be replaced by a new one.

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, SlowRatio, Timeout, TimeoutExceeded, events
+from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Policy, SlowRatio, Timeout, TimeoutExceeded, events
 from resilience.runtimes import lowering
 from resilience.runtimes.lowering import lower
 from tests.callers import run_all
@@ -107,7 +107,8 @@ async def test_the_probe_function_counts_as_one_of_several_successful_probes(wor
     assert (breaker.state, probe.calls) == (OPEN, 2)
 
 
-async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: Virtual) -> None:
+@pytest.mark.parametrize("outer", [[], [Hedge(5)]], ids=str)
+async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: Virtual, outer: list[Hedge]) -> None:
     """In threads it is abandoned."""
 
     async def ping() -> None:
@@ -117,7 +118,7 @@ async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: V
     await fails(anywhere, breaker)
     await anywhere.sleep(10)
     began = anywhere.now()
-    refused = await works(anywhere, breaker)
+    refused = await works(anywhere, Policy.wrap(*outer, breaker))
     assert type(refused) is CircuitOpen
     assert anywhere.now() - began == pytest.approx(2, abs=0.01)
     assert refused.last_failure == "TimeoutExceeded: no result within 2 s"
@@ -125,7 +126,10 @@ async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: V
     await anywhere.sleep(100)
 
 
-async def test_a_probe_that_an_outer_timeout_cuts_off_has_not_failed(anywhere: Virtual) -> None:
+@pytest.mark.parametrize("outer", [[Timeout(1)], [Timeout(1), Hedge(5)], [Hedge(5), Timeout(1)]], ids=str)
+async def test_a_probe_that_an_outer_timeout_cuts_off_has_not_failed(
+    anywhere: Virtual, outer: list[Timeout | Hedge]
+) -> None:
     """It releases its slot, and the next call runs the probe again."""
     calls = []
 
@@ -137,7 +141,9 @@ async def test_a_probe_that_an_outer_timeout_cuts_off_has_not_failed(anywhere: V
     breaker = CircuitBreaker(1, open_for=10, probe=anywhere.native(ping), probe_timeout=5)
     await fails(anywhere, breaker)
     await anywhere.sleep(10)
-    assert type(await works(anywhere, Timeout(1).wrap(breaker))) is TimeoutExceeded
+    began = anywhere.now()
+    assert type(await works(anywhere, Policy.wrap(*outer, breaker))) is TimeoutExceeded
+    assert anywhere.now() - began == pytest.approx(1, abs=0.01)
     assert (breaker.state, breaker.stats().probes) == (HALF_OPEN, 0)
     assert await works(anywhere, breaker) == "fine"
     assert len(calls) == 2

@@ -18,7 +18,7 @@ from typing_extensions import override
 from resilience.clock import clock
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
-from resilience.runtimes.base import Expired, Plan, Runtime, Timer, refuse_undeclared_race
+from resilience.runtimes.base import Expired, Plan, Runtime, Timer, refuse_undeclared_race, timeout_exceeded
 from resilience.runtimes.driving import drive
 from resilience.runtimes.engine import Client, Engine, EngineRace, EngineRuntime, EngineWaiter
 
@@ -137,7 +137,10 @@ class RacingRuntime(EngineRuntime):
     async def run_within(
         self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
     ) -> Any:
-        return await self._host.run_within(seconds, function, policy)  # no entry of the heap could interrupt it
+        with self.timer(clock.now() + seconds):
+            workers.pool.refuse_if_exhausted(policy)
+            return await self.run_job(self.job(lambda: drive(self._host.run(function)), (), {}), policy)
+        raise timeout_exceeded(seconds, policy)
 
     def job(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> RacingJob:
         """Make the job that calls the function, in a copy of the current `contextvars`."""

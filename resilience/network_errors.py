@@ -162,7 +162,9 @@ def _is_failed_connect(error: OSError) -> bool:
     cause, text = error.__cause__, str(error)
     if text.startswith(_TUNNEL):
         return _proxy_may_connect(error)
-    return transient(cause) if isinstance(cause, Exception) else text.startswith("Multiple exceptions: ")
+    if isinstance(cause, Exception) and cause is not error:  # as it is after `raise error from error`
+        return transient(cause)
+    return text.startswith("Multiple exceptions: ")
 
 
 def _has_ended_tls(error: BaseException) -> bool:

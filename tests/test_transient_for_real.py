@@ -87,6 +87,8 @@ def test_a_plain_os_error_is_judged_by_its_causes() -> None:
     assert not transient(OSError("disk full"))
     assert not transient(permanent)
     assert transient(temporary)
+    permanent.__cause__ = permanent  # after `raise error from error`
+    assert not transient(permanent)
 
 
 # --- errors without a connection -----------------------------------------------------------------

@@ -143,7 +143,7 @@ class CircuitBreaker(Policy[Never]):
                         noted.admission = None  # not in `leave`, at whose beginning an interrupt may come
                         noted.leave()
             except Exception as error:
-                if noted is not None or circuit.failures == since or not circuit.has_counted(error, since):
+                if noted is not None or not circuit.has_counted(error, since):
                     circuit.settle(admission, unwrap_stop_iteration(error), began, ctx)
                 raise
             if self._judges_results or not admission.quiet:

@@ -66,9 +66,7 @@ class Guard:
             if error is None:
                 if not admission.quiet:
                     circuit.settle(admission, DONE, self._began, block_context())
-            elif isinstance(error, Exception) and (
-                circuit.failures == self._since or not circuit.has_counted(error, self._since)
-            ):
+            elif isinstance(error, Exception) and not circuit.has_counted(error, self._since):
                 circuit.settle(admission, error, self._began, block_context())
         finally:
             if type(admission) is not Closed:

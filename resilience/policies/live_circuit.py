@@ -201,11 +201,8 @@ class LiveCircuit:
         return False
 
     def has_counted(self, error: Exception, since: int) -> bool:
-        """Whether a nested call has counted this failure, or a cause of it, since `failures` was `since`.
-
-        Only necessary if `failures` has changed since then.
-        """
-        return is_marked(error, id(self), since)
+        """Whether a nested call has counted this failure, or a cause of it, since `failures` was `since`."""
+        return self.failures != since and is_marked(error, id(self), since)
 
     async def admit(self, ctx: Context, noted: Admitted, runtime: Runtime) -> None:
         """Admit a call, which sets `noted.admission`, or raise its refusal. The user's `probe` may have to run first.
@@ -272,8 +269,8 @@ class LiveCircuit:
                     self._note_locked(self._record_locked(probe, failure, began, now), ctx)
                 # A failed probe refuses its call, even if it has opened the circuit for 0 s.
                 if failure is None or not isinstance(self.machine.period, Open):
-                    admission, transitions = self.machine.admit(now)
-                    self._note_locked(transitions, ctx)
+                    admission, transition = self.machine.admit(now)
+                    self._note_locked(transition, ctx)
                 period = self.machine.period
             self._report()
         except BaseException:  # interrupted, here or in a listener, so the call is not made
@@ -335,11 +332,11 @@ class LiveCircuit:
 
     # --- private ---
 
-    def _record_locked(self, admission: Admission, failure: str | None, began: float, now: float) -> list[Transition]:
+    def _record_locked(self, admission: Admission, failure: str | None, began: float, now: float) -> Transition | None:
         return self.machine.record(admission, failure, now - began + _ROUNDING if self.is_timed else 0.0, now)
 
-    def _note_locked(self, transitions: list[Transition], ctx: Context | None) -> None:
-        for transition in transitions:
+    def _note_locked(self, transition: Transition | None, ctx: Context | None) -> None:
+        if transition is not None:
             self._unreported.append((transition, ctx))
             self._opened += transition.new is CircuitState.OPEN
 

@@ -11,7 +11,7 @@ success can never close a circuit, and a stale failure can never open one.
 
 Michael Nygard, "Release It!" (2007), named the pattern. The machine is pure: it takes the time as an
 argument, takes no lock, and calls no user code. The owner holds a lock around every method (reading
-`period` needs none), and reports the returned transitions after it has released the lock. The lock
+`period` needs none), and reports the returned transition after it has released the lock. The lock
 has to be reentrant: the garbage collector may finalize an abandoned coroutine in the middle of any
 method, and the coroutine then releases its probe in the same thread.
 """
@@ -116,7 +116,7 @@ class Transition(NamedTuple):
 
 @final
 class Circuit:
-    """The state machine. Every method that can change the state returns its transitions, in order."""
+    """The state machine. Every method that can change the state returns the transition, or None if there was none."""
 
     __slots__ = (
         "_checks_first",
@@ -151,31 +151,30 @@ class Circuit:
 
     # --- calls ---
 
-    def admit(self, now: float) -> tuple[Admission | None, list[Transition]]:
-        """Return the admission of a call, or None if the call is refused."""
-        transitions: list[Transition] = []
-        period = self.period
+    def admit(self, now: float) -> tuple[Admission | None, Transition | None]:
+        """Return the admission of a call, or None if the call is refused; and the transition."""
+        period, transition = self.period, None
         if isinstance(period, Open) and now >= period.until:
             timeout = max(period.lasts, 30.0) if self._probe_timeout is None else self._probe_timeout
             was, period = period, HalfOpen(timeout, period.last_failure)
-            transitions = self._move(period, f"the {format_number(was.lasts)} s of the open period have passed")
+            transition = self._move(period, f"the {format_number(was.lasts)} s of the open period have passed")
         if isinstance(period, Closed):
-            return period, transitions
+            return period, transition
         if isinstance(period, HalfOpen):
             _remove_expired_probes(period, now)
             allowed = 1 if self._checks_first and not period.successes else self._probes
             if len(period.probes) < allowed:
                 probe = Probe(period)
                 period.probes[probe] = now + period.probe_timeout
-                return probe, transitions
-        return None, transitions
+                return probe, transition
+        return None, transition
 
     def keep_slot(self, probe: Probe, until: float) -> None:
         """Change the instant at which a probe loses its slot."""
         if probe in probe.period.probes:
             probe.period.probes[probe] = until
 
-    def record(self, admission: Admission, failure: str | None, duration: float, now: float) -> list[Transition]:
+    def record(self, admission: Admission, failure: str | None, duration: float, now: float) -> Transition | None:
         """Count the result of an admitted call.
 
         :param failure: the failure as text; None for a success.
@@ -183,21 +182,21 @@ class Circuit:
         """
         if isinstance(admission, Closed):
             if admission is not self.period:
-                return []
+                return None
             admission.latest_failure = failure or admission.latest_failure
             tripped = admission.tally.add(failure is not None, duration, now)
             admission.quiet = admission.tally.quiet
-            return self._trip_closed(admission, now) if tripped else []
+            return self._trip_closed(admission, now) if tripped else None
         period = admission.period
         _remove_expired_probes(period, now)
         if period.probes.pop(admission, None) is None or period is not self.period:
-            return []
+            return None
         if failure is not None or duration >= self._trip.slower_than:
             ended = "was slow" if failure is None else f"failed with {_without_message(failure)}"
             return self._open(now, failure or "a slow probe", f"a probe {ended}")
         period.successes += 1
         needed = self._probe_successes
-        return self._close(f"probes succeeded, {needed} of {needed}") if period.successes >= needed else []
+        return self._close(f"probes succeeded, {needed} of {needed}") if period.successes >= needed else None
 
     def release(self, admission: Admission) -> None:
         """Free the slot of a call that ended without a result: it was cancelled, interrupted or ignored."""
@@ -206,38 +205,38 @@ class Circuit:
 
     # --- manual control ---
 
-    def isolate(self) -> list[Transition]:
+    def isolate(self) -> Transition | None:
         """Refuse all calls until the circuit is closed."""
-        return [] if isinstance(self.period, Isolated) else self._move(Isolated(), "it was isolated manually")
+        return None if isinstance(self.period, Isolated) else self._move(Isolated(), "it was isolated manually")
 
-    def close(self) -> list[Transition]:
+    def close(self) -> Transition | None:
         """Let calls pass, and count from zero."""
         return self._close("it was closed manually")
 
     # --- private ---
 
-    def _trip_closed(self, period: Closed, now: float) -> list[Transition]:
+    def _trip_closed(self, period: Closed, now: float) -> Transition | None:
         count, failure = period.tally.count(), period.latest_failure
         parts = [] if count is None else [str(count)]
         parts += [] if failure is None else [f"the last failure was {_without_message(failure)}"]
         return self._open(now, failure or "slow calls", "; ".join(parts), count)
 
-    def _open(self, now: float, failure: str, reason: str, count: TripCount | None = None) -> list[Transition]:
+    def _open(self, now: float, failure: str, reason: str, count: TripCount | None = None) -> Transition | None:
         lasts = self.opens_for
         return self._move(Open(lasts, now + lasts, failure), reason, lasts, count)
 
-    def _close(self, reason: str) -> list[Transition]:
+    def _close(self, reason: str) -> Transition | None:
         self.opens_for = self.opens_first_for
         return self._move(Closed(self._trip.tally()), reason)
 
     def _move(
         self, period: Period, reason: str, retry_after: float | None = None, count: TripCount | None = None
-    ) -> list[Transition]:
+    ) -> Transition | None:
         old, self.period = self.period, period
         if old.state is period.state:
-            return []  # a new epoch of the same state: `close` was called while the circuit was closed
+            return None  # a new epoch of the same state: `close` was called while the circuit was closed
         failure = period.last_failure
-        return [Transition(old.state, period.state, retry_after, failure, reason, failure_type_of(failure), count)]
+        return Transition(old.state, period.state, retry_after, failure, reason, failure_type_of(failure), count)
 
 
 def failure_type_of(failure: str | None) -> str | None:

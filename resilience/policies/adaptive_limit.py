@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Never, TypeVar, final
 
@@ -189,7 +191,7 @@ class AdaptiveLimit(Policy[Never]):
             granted = self._forget_locked()
         self._permits.wake(granted)
         self._must_forget = True
-        self._evaluate(Period(), clock.now(), block_context())  # of no calls: it only lets the algorithm forget
+        self._in_turn(self._reset_algorithm)
 
     @override
     def describe(self) -> str:
@@ -231,32 +233,39 @@ class AdaptiveLimit(Policy[Never]):
         now, period, permits = clock.now(), self._period, self._permits.machine
         number = period.note(now - began, began_in, permits.in_flight(), permits.busy, now)
         if number >= self._min_samples and now >= period.next_evaluation:
-            self._evaluate(period, now, ctx)
+            self._in_turn(partial(self._evaluate, period, now, ctx))
 
-    def _evaluate(self, period: Period, now: float, ctx: Context) -> None:
-        """Let the algorithm compute the limit, in one thread at a time and outside the lock, and set it."""
+    def _in_turn(self, step: Callable[[], None]) -> None:
+        """Use the algorithm, in one thread at a time and outside the lock. A no-op while another thread uses it."""
         turn = self._turn
         try:
             del turn[-1]  # not a call: an interrupt after it could lose the turn
         except IndexError:
-            return  # another thread evaluates it
+            return
         try:
-            if self._must_forget:
-                self._must_forget = False
-                self._algorithm.reset()
-            if period is not self._period or len(period.samples) < self._min_samples:
-                return  # another thread has evaluated it
-            rejected = self._permits.machine.counts().rejected
-            sample = period.sample(now, self._window, rejected > self._rejected_before)
-            self._rejected_before, limit = rejected, self._limit
-            answer = self._algorithm.update(limit, sample)
-            wanted, reason = answer if isinstance(answer, tuple) else (answer, type(self._algorithm).__name__)
-            wanted = checks.number("the limit that update(limit, sample) returned", wanted)
-            # A limit far above the actual use falls, but slowly: a quiet night should not lower it at once.
-            wanted = min(wanted, max(limit - 1, sample.inflight * self._headroom))
-            self._set(min(float(self._most), max(float(self._least), wanted)), reason, period, ctx)
+            step()
         finally:
             turn += (None,)  # not a call either
+
+    def _reset_algorithm(self) -> None:
+        if self._must_forget:
+            self._must_forget = False
+            self._algorithm.reset()
+
+    def _evaluate(self, period: Period, now: float, ctx: Context) -> None:
+        """Let the algorithm compute the limit, and set it."""
+        self._reset_algorithm()
+        if period is not self._period or len(period.samples) < self._min_samples:
+            return  # another thread has evaluated it
+        rejected = self._permits.machine.counts().rejected
+        sample = period.sample(now, self._window, rejected > self._rejected_before)
+        self._rejected_before, limit = rejected, self._limit
+        answer = self._algorithm.update(limit, sample)
+        wanted, reason = answer if isinstance(answer, tuple) else (answer, type(self._algorithm).__name__)
+        wanted = checks.number("the limit that update(limit, sample) returned", wanted)
+        # A limit far above the actual use falls, but slowly: a quiet night should not lower it at once.
+        wanted = min(wanted, max(limit - 1, sample.inflight * self._headroom))
+        self._set(min(float(self._most), max(float(self._least), wanted)), reason, period, ctx)
 
     def _set(self, limit: float, reason: str, period: Period, ctx: Context) -> None:
         with self._lock:

@@ -120,23 +120,22 @@ class HedgePlan:
         if number == 0:
             self._first_runs = False
         if isinstance(outcome, Success):
-            try:
-                decides = is_good = rules.on_result is None or not rejects(rules.on_result, outcome.value)
-            except BaseException:  # no caller will see the result
-                self._discard(outcome)
-                raise
+            decides = is_answer = self._is_good(outcome)
+            if decides:
+                self.won = number
+                if self._latencies is not None and (number == 0 or self._first_runs):
+                    self._latencies.add(now - self._began, now)  # if another one wins, the first took longer
         else:
-            is_good = False
-            others_run = self._running > 0 or self.due <= now
-            decides = not (rules.failures.handles(outcome.error) or (others_run and _is_inconclusive(outcome.error)))
-            if number and is_refusal(outcome.error):
-                give_back_refused(outcome.error, self._ctx._info.cap, rules.budget)
-        if is_good:
-            self.won = number
-            if self._latencies is not None and (number == 0 or self._first_runs):
-                self._latencies.add(now - self._began, now)  # if another one wins, the first took at least that long
-        if number == 0 or (decides and not (isinstance(outcome, Failure) and _is_inconclusive(outcome.error))):
-            self._set_answer(outcome)
+            error, others_run = outcome.error, self._running > 0 or self.due <= now
+            is_inconclusive = is_refusal(error) or ends_with_the_deadline(error)
+            decides = not (rules.failures.handles(error) or (others_run and is_inconclusive))
+            is_answer = decides and not is_inconclusive
+            if number and is_refusal(error):
+                give_back_refused(error, self._ctx._info.cap, rules.budget)
+        if number == 0 or is_answer:
+            if self.answer is not None:
+                self._discard(self.answer)
+            self.answer = outcome
         else:  # it is inconclusive, or no better than that of the first attempt, which remains the answer
             self._others.add(outcome if isinstance(outcome, Success) else outcome.error)
             self._discard(outcome)
@@ -144,6 +143,14 @@ class HedgePlan:
             if record is not None:  # the error of another attempt may get the `id` of this one
                 record.expect_failure()
         return decides or not self._continues(now)
+
+    def _is_good(self, outcome: Success[Any]) -> bool:
+        on_result = self._rules.on_result
+        try:
+            return on_result is None or not rejects(on_result, outcome.value)
+        except BaseException:  # no caller will see the result
+            self._discard(outcome)
+            raise
 
     def _continues(self, now: float) -> bool:
         """After an outcome that does not decide the call: whether another attempt runs, or begins at once.
@@ -154,11 +161,6 @@ class HedgePlan:
             self.due = min(self.due, now)
             return True
         return self._running > 0
-
-    def _set_answer(self, outcome: Outcome[Any]) -> None:
-        if self.answer is not None:
-            self._discard(self.answer)
-        self.answer = outcome
 
     def _discard(self, outcome: Outcome[Any]) -> None:
         resource = closable(outcome if isinstance(outcome, Success) else outcome.error)
@@ -190,7 +192,3 @@ class HedgePlan:
         if self._others.count:
             times = "1 attempt" if self._others.count == 1 else f"{self._others.count} attempts"
             annotate(self.answer.error, times + _BESIDE + str(self._others), replaces=_BESIDE)
-
-
-def _is_inconclusive(error: Exception) -> bool:
-    return is_refusal(error) or ends_with_the_deadline(error)

@@ -81,9 +81,12 @@ class RetryState:
         except BaseException:
             self._give_back()
             raise
-        if self._may_start(failed):
+        late = self._why_late()
+        if late is None:
             self._begin_next()
             return True
+        self._give_back()
+        self._give_up(late, failed)
         if isinstance(failed, Success) and not self._rules.wrap:
             raise DeadlineExceeded(
                 "time ran out in a wait that took too long, and the last result was closed before it",
@@ -93,11 +96,10 @@ class RetryState:
 
     def delay_after(self, failed: Failed, refused_until: float = -inf) -> float | None:
         """Return the delay after this failure in seconds, or None if it is the last one; report the decision."""
-        rules, ctx = self._rules, self._ctx
+        rules, ctx, info = self._rules, self._ctx, self._ctx._info
         if self.attempt > 1 and isinstance(failed, Exception) and is_refusal(failed):
-            give_back_refused(failed, ctx._info.cap, rules.budget)
+            give_back_refused(failed, info.cap, rules.budget)
         self._history.add(failed)
-        info = ctx._info
         if info.record is not None and ctx._function is not None:  # a block is no attempt of the execution around it
             info.record.note(failed)
         is_observed = subscribers.retries or info.listeners
@@ -128,7 +130,7 @@ class RetryState:
             delay = asked
         if refused_until > -inf and clock.now() + delay < refused_until:
             return "circuit_open"
-        # Sums in the same order as in `_may_start`, so that rounding does not let it wait until it is too late.
+        # Sums in the same order as in `_why_late`, so that rounding does not let it wait until it is too late.
         if ctx.deadline != inf and clock.now() + delay >= ctx.deadline:
             return "deadline"
         if rules.max_elapsed is not None and clock.now() + delay - self._began >= rules.max_elapsed:
@@ -140,17 +142,12 @@ class RetryState:
             emit(BudgetSpent, rules.policy, ctx, repeat="retry")
         return refused or delay
 
-    def _may_start(self, failed: Failed) -> bool:
-        """Whether the next attempt may begin; false if the wait took so long that it is too late."""
-        rules, ctx = self._rules, self._ctx
-        late: _Reason | None = "deadline" if ctx.expired else None
-        if rules.max_elapsed is not None and clock.now() - self._began >= rules.max_elapsed:
-            late = late or "max_elapsed"
-        if late is not None:
-            self._give_back()
-            self._give_up(late, failed)
-            return False
-        return True
+    def _why_late(self) -> _Reason | None:
+        """Return the limit that has passed in a wait that took too long; None if the next attempt may begin."""
+        if self._ctx.expired:
+            return "deadline"
+        most = self._rules.max_elapsed
+        return "max_elapsed" if most is not None and clock.now() - self._began >= most else None
 
     def _begin_next(self) -> None:
         record = self._ctx._info.record

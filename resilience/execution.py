@@ -99,7 +99,7 @@ def _driven(stage: Stage, ctx: Context) -> Any:
 
 
 async def _without_event_loop(policy: Composable, stage: Stage, ctx: Context) -> Any:
-    """Run a user's policy in a driven chain. `drive` does the same for a lowered one."""
+    """Run a user's policy in a driven chain, and report it by name if it awaits what needs an event loop."""
     try:
         return await stage(ctx)
     except RuntimeError as error:

@@ -355,7 +355,8 @@ def _check_assignment(policy: Policy[Any], name: str, value: object) -> None:
     """
     kind = type(policy)
     is_method = callable(getattr(kind, name, None))
-    if not callable(value) if is_method else kind.__module__.startswith("resilience."):
+    is_refused = not callable(value) if is_method else kind.__module__.startswith("resilience.")
+    if is_refused:
         hint = f": build another one, `{kind.__name__}({name}={value!r})`" if name in policy.settings() else ""
         known = "a parameter" if name in inspect.signature(kind).parameters else "no attribute"
         what = "a method" if is_method else "an attribute" if hasattr(kind, name) else known

@@ -198,16 +198,15 @@ class Cache(Policy[Never]):
                 try:
                     result = await call(ctx)
                 except BaseException as error:
-                    if not self._is_answered(key, error, old, ctx):
+                    old = self._stale_after(error, key, old, ctx)
+                    if old is None:
                         raise
-                else:
-                    self._misses.add()
-                    await self._keep_value(key, result, ctx.runtime)
-                    return flight.publish(result)
+                    return self._answer(old, ctx, "stale")
+                self._misses.add()
+                await self._keep_value(key, result, ctx.runtime)
+                return flight.publish(result)
         finally:
             flight.__exit__(None, None, None)  # again: see `Flight`
-        assert old is not None  # only a stale value is the answer after a failed call
-        return self._answer(old, ctx, "stale")
 
     def _answer(self, entry: Entry, ctx: Context, how: Literal["fresh", "stale"]) -> Any:
         entry.is_used = True
@@ -217,8 +216,8 @@ class Cache(Policy[Never]):
             raise without_frames(entry.error)
         return entry.value
 
-    def _is_answered(self, key: Hashable, error: BaseException, old: Entry | None, ctx: Context) -> bool:
-        """Whether the stale value is the answer after a failed call. If not, count a miss."""
+    def _stale_after(self, error: BaseException, key: Hashable, old: Entry | None, ctx: Context) -> Entry | None:
+        """Return the old entry if its stale value is the answer after a failed call. If not, count a miss."""
         is_answered = False
         try:
             if isinstance(error, Exception):
@@ -226,7 +225,7 @@ class Cache(Policy[Never]):
         finally:  # an error of a predicate is raised, and counts as a miss
             if not is_answered:
                 self._misses.add()
-        return is_answered
+        return old if is_answered else None
 
     def _note_failure(self, key: Hashable, error: Exception, old: Entry | None, ctx: Context) -> bool:
         """Postpone the next refresh, and return whether the stale value is the answer; without one, cache the error."""

@@ -152,7 +152,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
         if len(given) != 1:
             those = ", ".join(f"{key}={value!r}" for key, value in given.items()) or "none of them"
             raise ValueError(f"give exactly one of error, result, delay and action, not {those}")
-        [(self._effect, value)] = given.items()
+        self._effect, value = given.popitem()
         self._value = _CHECKS[self._effect](value)
         self._when = checks.optional_function("when", when, ("ctx",))
         self._rng = checks.optional_randomness("rng", rng)

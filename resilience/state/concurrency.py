@@ -235,7 +235,7 @@ class Period:
         return len(self.samples)
 
     def sample(self, now: float, window: float, rejected: bool) -> Sample:
-        """Return a summary of the recorded calls, and discard them."""
+        """Return a summary of the recorded calls, discard them, and set the instant of the next evaluation."""
         full, dropped, inflight = self.full, self.dropped, self.inflight
         samples, earlier, span = self.samples, self.earlier, self.until - self.since
         self._begin()

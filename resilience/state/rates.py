@@ -8,6 +8,7 @@
 `ready(cost, now)` returns the instant from which a use may begin: minus infinity if it may always begin, infinity if it
 never may. `take(cost, at, now)` charges a use that was scheduled for `at` and begins at `now`. What `ready` returns and
 `at` may be in the past: a waiter that is woken late is charged by the schedule, so late timers do not lower the rate.
+`take` returns how many seconds later than `at` it has charged the use.
 
 Pure: no lock, no clock. `copy` is for plans, which simulate future uses.
 """

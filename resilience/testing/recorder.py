@@ -60,7 +60,8 @@ class Recorder:
         if not known >= numbers.keys():
             raise TypeError(f"{kind.__name__} has no {', '.join(sorted(numbers.keys() - known))}")
         found = sum(all(getattr(it, name) == value for name, value in numbers.items()) for it in self.of(kind))
-        if found == 0 if times is None else found != times:
+        is_as_wanted = found > 0 if times is None else found == times
+        if not is_as_wanted:
             wanted = "at least once" if times is None else f"{times} times"
             raise AssertionError(f"{_text(kind, numbers)} should have happened {wanted}, not {found} times, in\n{self}")
 

@@ -43,6 +43,7 @@ class Failure:
             del self  # the error's traceback now holds this frame, and this frame must not hold the error
 
 
+#: How a call ended.
 Outcome: TypeAlias = Success[T_co] | Failure
 
 #: How an attempt failed, inside the library: its error, or a result that was not good enough. A `Failure` around the

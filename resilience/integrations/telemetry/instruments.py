@@ -140,6 +140,7 @@ STATISTICS: dict[type[Policy[Any]], dict[str, Instrument]] = {
     Keyed: {"keys": _gauge("{key}", "keyed.keys", "Keys that have a policy of their own.", *_POLICY)},
 }
 
+#: All metrics, with their units and labels.
 INSTRUMENTS: tuple[Instrument, ...] = (
     *(_EXECUTION, _ATTEMPT, _REMAINING, _FIRST_ITEM, _ITEMS),
     *_COUNTERS.values(),

@@ -15,8 +15,9 @@ from resilience import checks, forks
 from resilience.clock import clock
 from resilience.integrations.wire import OfHost
 
-#: The labels that contain names (`error_type` those of classes), and the value for names beyond the bound.
+#: The labels that contain names (`error_type` those of classes).
 NAMES: Final = ("pipeline", "policy", "operation", "error_type")
+#: The value of a label for names beyond the bound.
 OTHER: Final = "other"
 
 #: Seconds after which a name that has not been seen may be replaced by a new one.

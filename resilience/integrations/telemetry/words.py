@@ -15,6 +15,7 @@ from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, describe_error
 
 _LEFT_OUT = frozenset({"policy", "operation", "time", "properties", "pipeline", "outcome", "by_deadline", "shadow"})
 
+#: A value of a line: what a log record can carry.
 Fact: TypeAlias = str | int | float | bool
 
 

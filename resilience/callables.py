@@ -38,6 +38,7 @@ class Unknown:
 
 
 _CO_COROUTINE = inspect.CO_COROUTINE
+_CO_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _CO_ITERABLE = inspect.CO_ITERABLE_COROUTINE  # a generator made awaitable by `types.coroutine`
 
 
@@ -96,10 +97,12 @@ def is_generator_function(fn: object) -> bool:
     """Whether calling `fn` only returns a generator, synchronous or not, and runs none of its code."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    if _is_mock(fn):
-        return False
-    called = [fn] if inspect.isroutine(fn) or isinstance(fn, type) else [fn, getattr(type(fn), "__call__", None)]
-    return any(inspect.isgeneratorfunction(it) or inspect.isasyncgenfunction(it) for it in called)
+    return _has_generator_code(fn) or _has_generator_code(getattr(type(fn), "__call__", None))
+
+
+def _has_generator_code(fn: object) -> bool:
+    flags = getattr(getattr(fn, "__code__", None), "co_flags", 0)
+    return isinstance(flags, int) and bool(flags & _CO_GENERATOR)  # not an int: `fn` is a mock
 
 
 def is_block_function(fn: object) -> bool:
@@ -174,8 +177,10 @@ def name_of(fn: object) -> str:
 def named_like(wrapper: Callable[..., Any], fn: object) -> Callable[..., Any]:
     """Update a wrapper as `functools.wraps` does, but without what no function can have, such as the name of a mock."""
     for attribute in functools.WRAPPER_ASSIGNMENTS:
-        with contextlib.suppress(AttributeError, TypeError):
+        try:
             setattr(wrapper, attribute, getattr(fn, attribute))
+        except (AttributeError, TypeError):
+            pass
     return functools.update_wrapper(wrapper, cast("Callable[..., Any]", fn), ())
 
 

@@ -29,6 +29,7 @@ On: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable
 OnResult: TypeAlias = Callable[[Any], object]
 
 _OWN = (Rejected, DeadlineExceeded)
+_SPECIAL = (Misuse, *_OWN, ExceptionGroup, StoppedIteration)
 
 
 @final
@@ -40,28 +41,25 @@ class Matcher:
     :param name: the name of the policy's parameter that `on` comes from, for error messages.
     """
 
-    __slots__ = ("_ignored", "_named", "_names_groups", "_on", "_reserved", "_special", "ignore", "on")
+    __slots__ = ("_ignored", "_named", "_on", "_reserved", "ignore", "on")
 
     def __init__(self, on: On, ignore: On, *, own: bool = False, name: str = "on") -> None:
         self.on: On = on
         self.ignore: On = ignore
         self._on = _condition(name, on)
         self._ignored = None if ignore == () else _condition("ignore", ignore)
-        self._reserved = (Misuse,) if own else (Misuse, *_OWN)
-        self._special = (*self._reserved, ExceptionGroup, StoppedIteration)
-        types = on if isinstance(on, tuple) else (on,)
-        self._named = tuple(it for it in types if isinstance(it, type) and issubclass(it, _OWN))
-        self._names_groups = any(isinstance(it, type) and issubclass(it, BaseExceptionGroup) for it in types)
+        self._reserved = Misuse if own else (Misuse, *_OWN)
+        self._named = self._types_in_on(_OWN)
 
     def handles(self, error: Exception) -> bool:
         """Whether the policy handles this exception. An error of a predicate reaches the caller."""
-        if issubclass(type(error), self._special):  # `isinstance` would also look up `__class__`: 100 ns more
+        if issubclass(type(error), _SPECIAL):  # `isinstance` would also look up `__class__`: 100 ns more
             return self._handles_special(error)
         return (self._ignored is None or not self._ignored(error)) and bool(self._on(error))
 
     def judge(self, error: Exception) -> bool | None:
         """Return whether the policy handles this exception, or None if `is_neutral(error)`."""
-        if issubclass(type(error), self._special):
+        if issubclass(type(error), _SPECIAL):
             if self._handles_special(error):
                 return True
             return None if self.is_neutral(error) else False
@@ -71,7 +69,7 @@ class Matcher:
         """Whether the policy handles a group, a carrier, or an error of the library that `on` may have to name."""
         if isinstance(error, StoppedIteration):
             return self.handles(error.error)
-        if isinstance(error, ExceptionGroup) and not self._names_groups:
+        if isinstance(error, ExceptionGroup) and not self._types_in_on(BaseExceptionGroup):
             return all(self.handles(leaf) for leaf in error.exceptions)
         return not self.is_neutral(error) and bool(self._on(error))
 
@@ -79,13 +77,18 @@ class Matcher:
         """Whether `on` names this class of refusals, a superclass or a subclass of it."""
         return any(issubclass(refusal, it) or issubclass(it, refusal) for it in self._named)
 
+    def _types_in_on(self, kinds: type[BaseException] | tuple[type[BaseException], ...]) -> tuple[type[Any], ...]:
+        """Return the types among `on` that are subclasses of `kinds`."""
+        types = self.on if isinstance(self.on, tuple) else (self.on,)
+        return tuple([it for it in types if isinstance(it, type) and issubclass(it, kinds)])
+
     def is_neutral(self, error: Exception) -> bool:
         """Whether this exception is not handled, and shows neither a success nor a failure of the dependency.
 
         This holds for an exception that `ignore` matches, an error of the library that `on` would have to name, and a
         group that is handled only in part.
         """
-        if isinstance(error, ExceptionGroup) and not self._names_groups:
+        if isinstance(error, ExceptionGroup) and not self._types_in_on(BaseExceptionGroup):
             return any(self.is_neutral(leaf) or self.handles(leaf) for leaf in error.exceptions)
         if isinstance(error, self._reserved) and not isinstance(error, self._named):
             return True

@@ -36,6 +36,8 @@ A5 = TypeVar("A5", default=Never)
 A6 = TypeVar("A6", default=Never)
 A7 = TypeVar("A7", default=Never)
 
+_set = object.__setattr__
+
 #: The rest of a chain, as a policy sees it.
 Call: TypeAlias = Callable[[Context], Awaitable[T]]
 
@@ -89,7 +91,7 @@ class Policy(Executable[D_co]):
         def __setattr__(self, name: str, value: object) -> None:
             if name[:1] != "_" and name != "name":
                 _check_assignment(self, name, value)
-            object.__setattr__(self, name, value)
+            _set(self, name, value)
 
     @abstractmethod
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
@@ -127,6 +129,16 @@ class Policy(Executable[D_co]):
                 "build another one"
             )
         return super().__reduce_ex__(protocol)
+
+    def _resilience_set_name(self, name: str | None) -> None:
+        """Set the given name. Without one, that of the class is the name."""
+        given = checks.optional_name(name)
+        if given is not None:
+            self.name = given
+
+    @property
+    def _resilience_given_name(self) -> str | None:
+        return vars(self).get("name")
 
     # --- composing ---
 
@@ -200,14 +212,12 @@ class Pipeline(Policy[D_co]):
             raise TypeError("a pipeline needs at least one policy")
         for policy in policies:
             _check_policy(policy)
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "Pipeline"
+        self._resilience_set_name(name)
         self._resilience_listeners = checks.several("listeners", listeners, "a sequence of functions")
         for listener in self._resilience_listeners:
             checks.plain_function("listeners", listener, ("event",))
         self._parts: tuple[Policy[Any], ...] = sum((_flattened(policy) for policy in policies), ())
         self._chain: tuple[Policy[Any], ...] = sum(map(_chain_within, self._parts), ())
-        self._races = any(part._resilience_races() for part in self._parts)
         self._resilience_keeps_record = any(part._resilience_keeps_record for part in self._parts)
         self._resilience_foresees = any(part._resilience_foresees for part in self._parts)
         self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads
@@ -255,7 +265,7 @@ class Pipeline(Policy[D_co]):
 
     @override
     def settings(self) -> Mapping[str, object]:
-        return {"policies": self.policies, "name": self._given_name, "listeners": self._resilience_listeners}
+        return {"policies": self.policies, "name": self._resilience_given_name, "listeners": self._resilience_listeners}
 
     @override
     def describe(self) -> str:
@@ -266,14 +276,14 @@ class Pipeline(Policy[D_co]):
 
     @override
     def __repr__(self) -> str:
-        extras = [f"name={self._given_name!r}"] if self._given_name else []
+        extras = [f"name={self._resilience_given_name!r}"] if self._resilience_given_name else []
         if self._resilience_listeners:
             extras.append(f"listeners={list(self._resilience_listeners)!r}")
         return f"Policy.wrap({', '.join([repr(part) for part in self._parts] + extras)})"
 
     def __reduce__(self) -> Any:
         """Copy and pickle a pipeline as a new pipeline of the same policies."""
-        make = functools.partial(Pipeline, name=self._given_name, listeners=self._resilience_listeners)
+        make = functools.partial(Pipeline, name=self._resilience_given_name, listeners=self._resilience_listeners)
         return make, self._parts
 
     def _walk(self) -> Iterator[Policy[Any]]:
@@ -299,7 +309,7 @@ class Pipeline(Policy[D_co]):
 
     @override
     def _resilience_races(self) -> bool:
-        return self._races
+        return any(part._resilience_races() for part in self._parts)
 
     @override
     def _resilience_blocking(self) -> Stage:
@@ -365,7 +375,7 @@ def _check_assignment(policy: Policy[Any], name: str, value: object) -> None:
 
 def _flattened(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
     """Return the parts of a pipeline without a name and listeners, or else the policy itself."""
-    if type(policy) is Pipeline and not policy._given_name and not policy._resilience_listeners:
+    if type(policy) is Pipeline and not policy._resilience_given_name and not policy._resilience_listeners:
         return policy._parts
     return (policy,)
 

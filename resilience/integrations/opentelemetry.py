@@ -200,7 +200,7 @@ class Tracing(Policy[Never]):
         self._each = each
         self._record_exceptions = checks.flag("record_exceptions", record_exceptions)
         self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
-        self.name: str = checks.optional_name(name) or "Tracing"
+        self._resilience_set_name(name)
         self._resilience_settings = {
             "each": each,
             "record_exceptions": record_exceptions,

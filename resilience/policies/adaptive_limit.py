@@ -119,7 +119,7 @@ class AdaptiveLimit(Policy[Never]):
         self._headroom = checks.within("headroom", headroom, 1)
         self._failures = Matcher(on, ())
         self._on_change = optional_listener("on_change", on_change)
-        self.name: str = checks.optional_name(name) or "AdaptiveLimit"
+        self._resilience_set_name(name)
         self._permits = LivePermits(self.name, initial, queue, max_wait, observe_only, _limit_exceeded)
         self._resilience_settings = {
             "slower_than": self._algorithm.slower_than if isinstance(self._algorithm, Aimd) else slower_than,

@@ -108,7 +108,7 @@ class AdaptiveThrottle(Policy[Never]):
         self._on_result = optional_predicate("on_result", on_result)
         self._observe_only = checks.flag("observe_only", observe_only)
         self._rng = checks.optional_randomness("rng", rng)
-        self.name: str = checks.optional_name(name) or "AdaptiveThrottle"
+        self._resilience_set_name(name)
         self._resilience_settings = {
             "k": self._k,
             "window": self._seconds,

@@ -10,7 +10,6 @@ from resilience import checks
 from resilience.ambient import AmbientToken, block_context, enter_block, leave_block
 from resilience.clock import clock
 from resilience.errors import BlockMisuse, is_refusal
-from resilience.matching import Matcher
 from resilience.policies.retry_state import RetryRules, RetryState, too_late
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
@@ -24,9 +23,8 @@ _BLOCK = "write `for attempt in retry.attempts():` and in it `with attempt:` aro
 class Attempts:
     """The attempts of one block, for `for` and `async for`. Each is a context manager."""
 
-    def __init__(self, rules: RetryRules, failures: Matcher) -> None:
+    def __init__(self, rules: RetryRules) -> None:
         self._rules = rules
-        self._failures = failures
         self._ctx = block_context()
         self._began: float | None = None  # when the first attempt began
         self._state: RetryState | None = None
@@ -75,7 +73,7 @@ class Attempts:
 
     def holds_back(self, error: Exception) -> bool:
         """Return true if another attempt follows a failed block, false if its error is raised."""
-        if not self._failures.handles(error):
+        if not self._rules.failures.handles(error):
             if self._state is not None and is_refusal(error):
                 self._state.explain(error, None)  # the last failure was released before this block
             return False

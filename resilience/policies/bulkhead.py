@@ -70,8 +70,7 @@ class Bulkhead(Policy[Never]):
         name: str | None = None,
     ) -> None:
         checks.not_bare("@Bulkhead(10)", limit)
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "Bulkhead"
+        self._resilience_set_name(name)
         self._permits = LivePermits(
             self.name, checks.whole("limit", limit), queue, max_wait, observe_only, _bulkhead_full
         )
@@ -120,7 +119,7 @@ class Bulkhead(Policy[Never]):
             "queue": self._permits.queue,
             "max_wait": self._permits.max_wait,
             "observe_only": self._permits.observe_only,
-            "name": self._given_name,
+            "name": self._resilience_given_name,
         }
 
     @override

@@ -144,7 +144,7 @@ class Cache(Policy[Never]):
         self._errors_ttl = checks.seconds("errors_ttl", errors_ttl)
         if store is not None and not isinstance(store, MutableMapping):
             raise TypeError(f"store must be a mutable mapping, not {store!r}")
-        self.name: str = checks.optional_name(name) or "Cache"
+        self._resilience_set_name(name)
         self._flights = Flights(self.name)
         own: OrderedDict[Hashable, Entry] = OrderedDict()
         self._own = own if store is None else None

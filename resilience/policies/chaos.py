@@ -156,7 +156,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
         self._value = _CHECKS[self._effect](value)
         self._when = checks.optional_function("when", when, ("ctx",))
         self._rng = checks.optional_randomness("rng", rng)
-        self.name: str = checks.optional_name(name) or "Chaos"
+        self._resilience_set_name(name)
         self._resilience_settings = {
             "rate": self._rate,
             self._effect: self._value,

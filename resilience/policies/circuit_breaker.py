@@ -98,8 +98,7 @@ class CircuitBreaker(Policy[Never]):
         name: str | None = None,
     ) -> None:
         checks.not_bare("@CircuitBreaker()", trip)
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "CircuitBreaker"
+        self._resilience_set_name(name)
         rules = CircuitRules(
             policy=self.name,
             trip=as_trip(trip),
@@ -226,7 +225,7 @@ class CircuitBreaker(Policy[Never]):
             "ignore": rules.failures.ignore,
             "on_transition": rules.on_transition,
             "observe_only": rules.observe_only,
-            "name": self._given_name,
+            "name": self._resilience_given_name,
         }
 
     @override

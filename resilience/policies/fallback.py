@@ -123,8 +123,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         self._on_result = optional_predicate("on_result", on_result)
         self._on_fallback = optional_listener("on_fallback", on_fallback)
         self._is_plain = handler is None and on_fallback is None
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "Fallback"
+        self._resilience_set_name(name)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | A_co:
@@ -190,7 +189,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
             "on_result": self._on_result,
             "ignore": self._failures.ignore,
             "on_fallback": self._on_fallback,
-            "name": self._given_name,
+            "name": self._resilience_given_name,
         }
 
     @override

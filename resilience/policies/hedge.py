@@ -137,7 +137,7 @@ class Hedge(Policy[Never]):
         name: str | None = None,
     ) -> None:
         checks.not_bare("@Hedge()", delay)
-        self.name: str = checks.optional_name(name) or "Hedge"
+        self._resilience_set_name(name)
         self._quantile = delay if isinstance(delay, Quantile) else None
         self._delay = inf if isinstance(delay, Quantile) else checks.seconds("delay", delay, zero=True)
         self._latencies = None if self._quantile is None else Latencies(self._quantile.share, self._quantile.window)

@@ -107,7 +107,7 @@ class Keyed(Policy[D_co], Generic[P_co, D_co]):
         self._key = checks.plain_function("key", key)
         self._max_keys = checks.whole("max_keys", max_keys)
         self._idle = checks.optional_seconds("idle", idle)
-        self.name: str = checks.optional_name(name) or "Keyed"
+        self._resilience_set_name(name)
         self._resilience_settings = {"make": make, "key": key, "max_keys": max_keys, "idle": self._idle, "name": name}
         self._kept: dict[Hashable, _Kept[P_co]] = {}
         self._made = 0

@@ -104,8 +104,7 @@ class RateLimiter(Policy[Never]):
         self._longest_pause = checks.seconds("longest_pause", longest_pause, infinite=True)
         self._told = checks.optional_function("told", told, ("result",))
         self._observe_only = checks.flag("observe_only", observe_only)
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "RateLimiter"
+        self._resilience_set_name(name)
         self._set_rates((_as_rate(rate), *(_checked(it) for it in more)))
         self._turns = self._fresh_turns()
         forks.reset_after_fork(self, RateLimiter._reset)
@@ -215,7 +214,7 @@ class RateLimiter(Policy[Never]):
             "longest_pause": self._longest_pause,
             "told": self._told,
             "observe_only": self._observe_only,
-            "name": self._given_name,
+            "name": self._resilience_given_name,
         }
 
     @override

@@ -42,7 +42,7 @@ class RepeatCap(Policy[Never]):
     def __init__(self, repeats: int, *, name: str | None = None) -> None:
         checks.not_bare("@RepeatCap(2)", repeats)
         self._repeats = checks.whole("repeats", repeats, least=0)
-        self.name: str = checks.optional_name(name) or "RepeatCap"
+        self._resilience_set_name(name)
         self._resilience_settings = {"repeats": repeats, "name": name}
 
     @override

@@ -106,15 +106,13 @@ class Retry(Policy[Never]):
         rng: Randomness | None = None,
     ) -> None:
         checks.not_bare("@Retry()", attempts)
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "Retry"
-        self._failures = Matcher(on, ignore)
-        self._on_result = optional_predicate("on_result", on_result)
-        self._handles_open_circuits = self._failures.names(CircuitOpen)
+        self._resilience_set_name(name)
         self._is_timed = max_elapsed is not None or on_retry is not None
         self._rules = rules = RetryRules(
             policy=self.name,
             attempts=None if attempts is None else checks.whole("attempts", attempts),
+            failures=Matcher(on, ignore),
+            on_result=optional_predicate("on_result", on_result),
             backoff=as_backoff("backoff", backoff),
             rng=checks.optional_randomness("rng", rng),
             max_elapsed=checks.optional_seconds("max_elapsed", max_elapsed),
@@ -142,7 +140,7 @@ class Retry(Policy[Never]):
                 try:
                     result = await call(attempt)
                 except Exception as error:
-                    if not self._failures.handles(error):
+                    if not self._rules.failures.handles(error):
                         if state is not None and is_refusal(error):
                             state.explain(error, failed)
                         raise
@@ -156,7 +154,7 @@ class Retry(Policy[Never]):
                         raise
                 else:
                     try:
-                        if self._on_result is None or not rejects(self._on_result, result):
+                        if self._rules.on_result is None or not rejects(self._rules.on_result, result):
                             if self._earn is not None:
                                 self._earn()
                             return result
@@ -178,7 +176,7 @@ class Retry(Policy[Never]):
     def _refused_until(self, ctx: Context) -> float:
         """Return the instant until which a policy inside will refuse every call; minus infinity if none is known."""
         executed, chosen, until = ctx._executed, ctx._info.chosen, -inf
-        if executed is None or self._handles_open_circuits or not (executed._resilience_foresees or chosen):
+        if executed is None or not (executed._resilience_foresees or chosen) or self._rules.failures.names(CircuitOpen):
             return until
         for pipeline in (executed, *chosen):
             is_inside = False
@@ -203,16 +201,16 @@ class Retry(Policy[Never]):
         attempt 1
         attempt 2
         """
-        return Attempts(self._rules, self._failures)
+        return Attempts(self._rules)
 
     @override
     def settings(self) -> Mapping[str, object]:
         rules = self._rules
         return {
             "attempts": rules.attempts,
-            "on": self._failures.on,
-            "on_result": self._on_result,
-            "ignore": self._failures.ignore,
+            "on": rules.failures.on,
+            "on_result": rules.on_result,
+            "ignore": rules.failures.ignore,
             "backoff": rules.backoff,
             "max_elapsed": rules.max_elapsed,
             "retry_after": rules.retry_after,
@@ -220,7 +218,7 @@ class Retry(Policy[Never]):
             "budget": self._given_budget,
             "wrap": rules.wrap,
             "on_retry": rules.on_retry,
-            "name": self._given_name,
+            "name": self._resilience_given_name,
             "rng": rules.rng,
         }
 

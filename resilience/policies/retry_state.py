@@ -19,6 +19,7 @@ from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, Ret
 from resilience.formats import format_seconds
 from resilience.hints import allows, asked_delay, is_repeatable
 from resilience.info import Listener
+from resilience.matching import Matcher, OnResult
 from resilience.outcome import Failed, Success, annotate, as_outcome, closable, is_handled_outside
 from resilience.record import History
 from resilience.repeats import FAILED, Budget, Refuser, give_back_refused, give_back_repeat, take_repeat
@@ -37,6 +38,8 @@ class RetryRules:
 
     policy: str
     attempts: int | None
+    failures: Matcher
+    on_result: OnResult | None
     backoff: Backoff
     rng: Randomness | None
     max_elapsed: float | None

@@ -56,7 +56,7 @@ class SingleFlight(Policy[Never]):
 
     def __init__(self, *, key: Key | None = None, name: str | None = None) -> None:
         self._key = checks.optional_function("key", key)
-        self.name: str = checks.optional_name(name) or "SingleFlight"
+        self._resilience_set_name(name)
         self._resilience_settings = {"key": key, "name": name}
         self._flights = Flights(self.name)
 

@@ -66,8 +66,7 @@ class Timeout(Policy[Never]):
         self._seconds = checks.seconds("seconds", seconds)
         self._cooperative = checks.flag("cooperative", cooperative)
         self._on_timeout = optional_listener("on_timeout", on_timeout)
-        self._given_name = checks.optional_name(name)
-        self.name: str = name or "Timeout"
+        self._resilience_set_name(name)
 
     @staticmethod
     def abandoned() -> int:
@@ -161,7 +160,7 @@ class Timeout(Policy[Never]):
             "seconds": self._seconds,
             "cooperative": self._cooperative,
             "on_timeout": self._on_timeout,
-            "name": self._given_name,
+            "name": self._resilience_given_name,
         }
 
     @override

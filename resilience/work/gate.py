@@ -73,7 +73,7 @@ class Gate(Policy[Never]):
     _resilience_shares = "count of calls"
 
     def __init__(self, *, name: str | None = None) -> None:
-        self.name: str = checks.optional_name(name) or "Gate"
+        self._resilience_set_name(name)
         self._resilience_settings = {"name": name}
         self._is_shut = False
         self._admitted: set[_Admitted] = set()

@@ -69,7 +69,7 @@ class IdempotencyKey(Policy[Never]):
 
     def __init__(self, make: Callable[[], str] = lambda: str(uuid.uuid4()), *, name: str | None = None) -> None:
         self._make = checks.plain_function("make", make, ())
-        self.name: str = checks.optional_name(name) or "IdempotencyKey"
+        self._resilience_set_name(name)
         self._resilience_settings = {"make": make, "name": name}
 
     @override

@@ -110,7 +110,7 @@ class Once(Policy[Never]):
         if not (callable(getattr(serializer, "dumps", None)) and callable(getattr(serializer, "loads", None))):
             raise TypeError(f"serializer must have dumps and loads, as json has, not {serializer!r}")
         self._serializer = serializer
-        self.name: str = checks.optional_name(name) or "Once"
+        self._resilience_set_name(name)
         self._resilience_settings = {
             "store": store,
             "key": key,

@@ -44,7 +44,7 @@ def end_execution(
 
     :param items: how many items a stream has delivered; None for a call that is not a stream.
     """
-    record.ended = clock.now()
+    record.end()
     listeners = ctx._info.listeners + subscribers.of(ExecutionFinished)
     if listeners:
         outcome, cancelled_by = _how_it_ended(value, error, ctx)

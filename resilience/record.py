@@ -90,7 +90,7 @@ class Record:
         self.idempotency_key: str | None = None
         #: Whether an attempt was cancelled or abandoned while it ran: it may have done its work, or do it later.
         self.was_cut_off: bool = False
-        self._noted: int | None = None  # the `id` of the error last noted for the current attempt
+        self._noted: Exception | None = None  # the error last noted for the current attempt, until the execution ends
 
     @property
     def history(self) -> History:
@@ -105,30 +105,34 @@ class Record:
         self._noted = None  # as in `expect_failure`
 
     def expect_failure(self) -> None:
-        """Note the next failure as a new one, even if its error has the same `id` as the last one."""
+        """Note the next failure as a new one, even if its error is the same as the last one."""
         self._noted = None
 
     def note(self, failed: Failed) -> None:
         """Note why an attempt failed. The same error is noted once, although it passes several policies."""
         if not isinstance(failed, Exception):
             self.history.add(failed)
-        elif self._noted != id(failed) and not isinstance(failed, Misuse):
+        elif self._noted is not failed and not isinstance(failed, Misuse):
             self.history.add(failed)
-            self._noted = id(failed)
+            self._noted = failed
 
     def note_new(self, error: Exception, *, instead_of: Exception | None) -> None:
         """Note an error that a policy has just made.
 
         :param instead_of: the error that it replaces; if that was noted last, it is removed.
         """
-        if instead_of is not None and self._noted == id(instead_of):
+        if instead_of is not None and self._noted is instead_of:
             self.history.forget_last()
-        self._noted = None  # the new error may have the `id` of an old one
         self.note(error)
 
     def mark_noted(self, error: Exception) -> None:
         """Do not note this error again, even if the error of a concurrent attempt was noted after it."""
-        self._noted = id(error)
+        self._noted = error
+
+    def end(self) -> None:
+        """Note that the execution has ended. The record may live longer, and keeps no error and its frames alive."""
+        self.ended = clock.now()
+        self._noted = None
 
     @property
     def elapsed(self) -> float:

@@ -20,7 +20,6 @@ from resilience import (
     current_context,
     deadline,
 )
-from resilience.record import Record
 from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 from tests.custom import INF, PASSING
 
@@ -234,12 +233,23 @@ async def test_an_attempt_that_was_cut_off_is_reported_as_a_timeout(world: World
     assert [failed.type for failed in ctx.failures] == ["TimeoutExceeded"]
 
 
-def test_a_timeout_is_reported_even_if_its_error_gets_the_id_of_an_earlier_one() -> None:
-    """As it may if that one has been dropped."""
-    record, error = Record(Timeout(1)), TimeoutExceeded("no result", timeout=1.0, policy="Timeout")
-    record.mark_noted(error)  # for another error with this `id`
-    record.note_new(error, instead_of=None)
-    assert record.history.count == 1
+async def test_an_error_that_a_policy_raises_instead_of_another_is_reported_too(world: World) -> None:
+    """Even if it could get the address of the other one, which the policy has dropped. None is kept after the end."""
+    watched = Watched()
+
+    class Translating(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            try:
+                return await call(ctx)
+            except Boom as error:
+                address = id(error)
+            raise next((it for it in [Boom() for _ in range(100)] if id(it) == address), watched.watch(Boom("another")))
+
+    ctx = Context()
+    with no_collector():
+        await world.attempt(Retry(2, on=Boom, backoff=[0]).wrap(Translating()), watched.fn, ctx)
+        assert [failed.message for failed in ctx.failures] == ["", "another"] * 2
+        assert (watched.seen, watched.alive) == (6, [])
 
 
 async def test_a_failure_that_a_policy_makes_of_a_result_is_a_failed_attempt(world: World, clock: FakeClock) -> None:

@@ -140,7 +140,7 @@ class HedgePlan:
             self._others.add(outcome if isinstance(outcome, Success) else outcome.error)
             self._discard(outcome)
             record = self._ctx._info.record
-            if record is not None:  # the error of another attempt may get the `id` of this one
+            if record is not None:  # another attempt may raise the same error
                 record.expect_failure()
         return decides or not self._continues(now)
 

@@ -141,7 +141,6 @@ class VirtualClock:
         if has_happened():
             return True
         wait = Wait(deadline, has_happened, is_real)
-        self.enter(wait)
         try:
             while True:
                 with self._lock:  # so that no other thread sees this one waiting after it was woken
@@ -158,22 +157,18 @@ class VirtualClock:
         finally:
             self.leave()
 
-    def enter(self, wait: Wait) -> None:
-        """Register the wait of this thread."""
-        with self._lock:
-            self._waits[threading.get_ident()] = wait
-
     def leave(self) -> None:
         """Remove the wait of this thread, which works now."""
         with self._lock:
             self._waits.pop(threading.get_ident(), None)
 
     def jump(self, mine: Wait) -> bool:
-        """Set the clock to the earliest deadline if all other threads wait; return whether this was done.
+        """Register this thread's wait. If all others wait, set the clock to the earliest deadline, and return true.
 
         :raises VirtualTimeStuck: there was no progress for too long.
         """
         with self._lock:
+            self._waits[threading.get_ident()] = mine  # each time, as a signal handler may have waited in this thread
             target = min((wait.deadline for wait in self._waits.values()), default=inf)
             if target == inf or self._closed:
                 self._stuck_since = None  # all waits are for real events, which may take any time

@@ -278,7 +278,6 @@ class _TrioRun:
             return inf  # tasks in `wait_all_tasks_blocked` are woken before the clock jumps
         if self._wait is None or self._wait.deadline != at:
             self._wait = Wait(at, self._has_work, self._waits_for_others())
-            self._clock.enter(self._wait)
             return 0.0  # check for I/O first
         try:
             jumped = self._clock.jump(self._wait)

@@ -309,7 +309,6 @@ def test_a_worker_with_a_job_that_has_not_begun_counts_as_busy() -> None:
         Timeout(1).call(len, "")  # an idle worker is there
         worker = workers.pool.idle[-1]
         wait = clocks.Wait(5.0, lambda: False)
-        clock.enter(wait)
         try:
             worker._job = cast(Any, "a job")  # assigned, while the worker is not yet awake
             for _ in range(20):
@@ -365,7 +364,6 @@ def test_progress_during_the_check_of_the_threads_is_detected(monkeypatch: pytes
             Timeout(1).call(len, "")  # an idle worker is there
             worker = workers.pool.idle[-1]
             wait = clocks.Wait(5.0, lambda: bool(happened))
-            clock.enter(wait)
             worker._job = cast(Any, "a job")
             for look in range(15):
                 assert not clock.jump(wait)

@@ -279,12 +279,26 @@ def test_a_loop_does_not_wait_for_a_server_of_its_own(backend: str) -> None:
         assert time.monotonic() - began < 2
 
 
+def test_a_wait_goes_on_after_another_wait_of_its_thread() -> None:
+    """As a signal handler makes one."""
+    calls: list[float] = []
+
+    def interrupted() -> bool:
+        calls.append(clock.now())
+        if len(calls) == 2:
+            clock.sleep(5)
+        return False
+
+    with virtual_time() as clock:
+        assert not clock.wait_until(10, interrupted, time.sleep)
+        assert (clock.now(), calls[:3]) == (10, [0, 0, 5])
+
+
 def test_time_does_not_jump_over_a_wait_that_has_ended() -> None:
     """trio asks for a jump when no task can run, and its queue may have been filled a moment ago."""
     clock = VirtualClock(patience=0.01, stuck_after=60)
     has_happened = True
     wait = clocks.Wait(10.0, lambda: has_happened)
-    clock.enter(wait)
     for _ in range(50):  # the other threads of this process are seen to stand still after some looks
         assert not clock.jump(wait)
         time.sleep(wait.pause)

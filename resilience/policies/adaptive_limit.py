@@ -142,18 +142,19 @@ class AdaptiveLimit(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        permits, taken = self._permits.machine, False
+        permits = self._permits.machine
         free = permits.free
-        try:
-            if not permits.busy:
-                del free[-1]  # as in `Bulkhead.around`
-                taken = True
-        except IndexError:
-            pass
-        if not taken:
+        while True:
+            try:
+                if not permits.busy:
+                    del free[-1]  # as in `Bulkhead.around`
+                    break
+            except IndexError:
+                pass
             if permits.queue:
                 await self._permits.wait(ctx, ctx.runtime)
-            elif not self._permits.take_or_refuse(ctx):
+                break
+            if not self._permits.make_room(ctx):
                 return await call(ctx)
         try:
             period, began = self._period, clock.now()

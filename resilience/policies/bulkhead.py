@@ -77,18 +77,19 @@ class Bulkhead(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        permits, taken = self._permits.machine, False
+        permits = self._permits.machine
         free = permits.free
-        try:
-            if not permits.busy:
-                del free[-1]  # not a call: an interrupt during or after a call could lose the permit
-                taken = True
-        except IndexError:
-            pass
-        if not taken:
+        while True:
+            try:
+                if not permits.busy:
+                    del free[-1]  # not a call: an interrupt during or after a call could lose the permit
+                    break
+            except IndexError:
+                pass
             if permits.queue:
                 await self._permits.wait(ctx, ctx.runtime)
-            elif not self._permits.take_or_refuse(ctx):
+                break
+            if not self._permits.make_room(ctx):
                 return await call(ctx)
         try:
             return await call(ctx)

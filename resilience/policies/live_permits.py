@@ -60,9 +60,9 @@ class LivePermits:
         self._refusal = refusal
         forks.reset_after_fork(self, LivePermits._reset)
 
-    def take_or_refuse(self, ctx: Context) -> bool:
-        """Take a permit if one is free after all; otherwise raise, or return false if the call is made without one."""
-        if self.machine.take_or_refuse():
+    def make_room(self, ctx: Context) -> bool:
+        """Return true if a permit is free now; otherwise raise, or return false if the call is made without one."""
+        if self.machine.make_room():
             return True
         if not self.observe_only:
             raise self._refused(ctx, "and there is no queue")  # in no variable: a frame that held it would be a cycle
@@ -172,20 +172,19 @@ class Slot:
         machine = self._permits.machine
         self._waits = True
         try:
-            try:
-                if not machine.busy:
-                    del machine.free[-1]  # as in `Bulkhead.around`
-                    self._held = machine
-            except IndexError:
-                pass
-            if self._held is None and await self._acquire_slowly(machine, runtime):
-                self._held = machine
+            while True:
+                try:
+                    if not machine.busy:
+                        del machine.free[-1]  # as in `Bulkhead.around`
+                        break
+                except IndexError:
+                    pass
+                ctx = block_context()
+                if machine.queue:
+                    await self._permits.wait(ctx, runtime)
+                    break
+                if not self._permits.make_room(ctx):
+                    return
+            self._held = machine
         finally:
             self._waits = False
-
-    async def _acquire_slowly(self, machine: Permits[Waiter], runtime: Runtime) -> bool:
-        ctx = block_context()
-        if not machine.queue:
-            return self._permits.take_or_refuse(ctx)
-        await self._permits.wait(ctx, runtime)
-        return True

@@ -84,12 +84,15 @@ class Permits(Generic[W]):
         """Take a permit if one is free and there is no waiter. Policies do the same inline."""
         return not self.busy and self._take_free()
 
-    def take_or_refuse(self) -> bool:
-        """Take a permit if one is free after all; otherwise count a refusal. For permits without a queue."""
+    def make_room(self) -> bool:
+        """Whether a permit is free now, perhaps a new one; otherwise count a refusal. For permits without a queue.
+
+        It takes none: an interrupt on the way back to the caller would lose it.
+        """
         with self._lock:
             if self.busy:
                 self.settle()
-            if self._made <= self.limit and (self._take_free() or self._make_one_locked()):
+            if not self.busy and (self.free or self._make_more_locked()):
                 return True
             self._rejected += 1
             return False
@@ -111,8 +114,9 @@ class Permits(Generic[W]):
                 self._made -= 1
             while waiting and self._made <= self.limit and (free or self._made < self.limit):
                 try:
-                    if free or not self._make_one_locked():
-                        free.pop()
+                    if not free:
+                        self._make_more_locked()
+                    free.pop()
                 except IndexError:
                     continue  # another caller took it between these lines
                 try:
@@ -211,15 +215,15 @@ class Permits(Generic[W]):
             return False
         return True
 
-    def _make_one_locked(self) -> bool:
-        """Create a batch of permits, one of them for the caller, the others free; false at the limit."""
+    def _make_more_locked(self) -> bool:
+        """Create a batch of free permits; false at the limit."""
         missing = self.limit - self._made  # no call from here to the sum, so no finalizer creates permits
         if missing > self.BATCH:
             missing = self.BATCH
         if missing <= 0:
             return False
         self._made += missing
-        self.free.extend([None] * (missing - 1))
+        self.free += [None] * missing
         return True
 
     def _withdraw_locked(self, ticket: Ticket[W]) -> bool:

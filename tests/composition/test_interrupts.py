@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -342,6 +342,24 @@ def interrupted_in_queue(scene: str, at: int) -> int:
             pass
     stats = bulkhead.stats()
     assert (stats.in_flight, stats.queued) == (0, 0), f"something is held after an interrupt at place {at}"
+    return interruptions.count
+
+
+@pytest.mark.parametrize("make", [partial(Bulkhead, 20), partial(AdaptiveLimit, 1)])
+@pytest.mark.parametrize("play", [lambda policy: policy.call(int), lambda policy: enter(policy.slot())])
+def test_an_interrupt_anywhere_loses_no_permit_of_a_second_batch(make: Callable[[], Any], play: Any) -> None:
+    """Permits are created 16 at a time. This is for limits without a queue."""
+    at_each_place(partial(interrupted_beyond_a_batch, make, play), 10)
+
+
+def interrupted_beyond_a_batch(make: Callable[[], Any], play: Any, at: int) -> int:
+    policy = make()
+    with ExitStack() as held:
+        for _ in range(16):
+            held.enter_context(policy.slot())
+        with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+            play(policy)
+        assert policy.stats().in_flight == 16, f"a permit is out after an interrupt at place {at}"
     return interruptions.count
 
 

@@ -318,17 +318,19 @@ def test_first_if_full_returns_the_first_waiter_of_a_full_queue_only() -> None:
     assert without_queue.first_if_full() is None
 
 
-def test_without_a_queue_take_or_refuse_takes_a_permit_or_counts_a_refusal() -> None:
+def test_without_a_queue_make_room_frees_a_permit_or_counts_a_refusal() -> None:
     """It looks again under the lock: for a permit that was just released, and for those that are not made yet."""
     permits: Permits[str] = Permits(Permits.BATCH + 1, 0)
     for _ in range(Permits.BATCH):
         assert permits.take()
     assert not permits.take()  # the rest is not made yet
-    assert permits.take_or_refuse()
-    assert not permits.take_or_refuse()
+    assert permits.make_room()
+    assert permits.take()
+    assert not permits.make_room()
     assert permits.counts() == (Permits.BATCH + 1, Permits.BATCH + 1, 0, 1)
     permits.give_back()
-    assert permits.take_or_refuse()
+    assert permits.make_room()
+    assert permits.take()
     assert permits.counts() == (Permits.BATCH + 1, Permits.BATCH + 1, 0, 1)
 
 
@@ -365,7 +367,7 @@ def test_a_permit_beyond_a_lowered_limit_is_not_taken_without_a_queue() -> None:
     assert permits.take()
     permits.resize(1)
     permits.free = ReleasedAfterLook()
-    assert not permits.take_or_refuse()
+    assert not permits.make_room()
     permits.free = list(permits.free)
     permits.settle()
     assert permits.counts() == (1, 1, 0, 1)
@@ -378,8 +380,9 @@ def test_a_released_permit_beyond_a_lowered_limit_does_not_block_a_free_one() ->
     assert permits.take()
     permits.resize(1)
     permits.free.extend([None, None])  # released, not settled yet
-    assert permits.take_or_refuse()
-    assert not permits.take_or_refuse()
+    assert permits.make_room()
+    assert permits.take()
+    assert not permits.make_room()
     assert permits.counts() == (1, 1, 0, 1)
 
 

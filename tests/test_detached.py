@@ -72,14 +72,6 @@ async def test_after_a_detached_block_the_outer_context_is_ambient_again(world: 
         assert current_context() is outer
 
 
-def test_an_open_detached_block_cannot_be_entered_again() -> None:
-    block = detached()
-    with block, pytest.raises(RuntimeError, match="this detached is in use"):
-        block.__enter__()
-    with block:  # but it can be entered again later
-        pass
-
-
 # --- clean-ups -----------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from resilience import (
     Success,
     Timeout,
     deadline,
+    detached,
 )
 from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
 from tests.custom import Driven
@@ -151,28 +152,31 @@ async def test_a_misuse_inside_the_function_is_no_outcome_of_the_outer_policies(
     assert released(policy)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: CircuitBreaker(1).guard(),
-        lambda: Bulkhead(2).slot(),
-        lambda: deadline(5.0),
-        lambda: next(Retry().attempts()),
-    ],
-    ids=["guard", "slot", "deadline", "attempt"],
-)
-def test_entering_a_block_twice_is_no_outcome(make: Callable[[], Any], threads: World) -> None:
-    breaker, calls = CircuitBreaker(1), []
+BLOCKS: dict[str, Callable[[], Any]] = {
+    "guard": lambda: CircuitBreaker(1).guard(),
+    "slot": lambda: Bulkhead(2).slot(),
+    "deadline": lambda: deadline(5.0),
+    "detached": detached,
+    "attempt": lambda: next(Retry().attempts()),
+}
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_entering_a_block_twice_is_no_outcome(kind: str, threads: World) -> None:
+    """A block that has ended may be entered again, except that of an attempt."""
+    block, breaker, calls = BLOCKS[kind](), CircuitBreaker(1), []
 
     def work() -> None:
         calls.append(1)
-        block = make()
         with block, block:
             pass
 
-    with pytest.raises(RuntimeError, match=r"in use|entered before"):
+    with pytest.raises(RuntimeError, match="entered before" if kind == "attempt" else f"this {kind} is in use"):
         Policy.wrap(Fallback(None), Retry(on=Exception, backoff=[0]), breaker).call(work)
     assert (calls, breaker.state) == ([1], CircuitState.CLOSED)
+    if kind != "attempt":
+        with block:
+            pass
 
 
 async def test_a_misuse_releases_the_slot_of_a_probe(world: World, clock: FakeClock) -> None:

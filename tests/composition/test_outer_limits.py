@@ -324,7 +324,7 @@ async def test_an_inner_fallback_never_answers_a_cut_off(world: World, nested: b
     """Nested pipelines inherit the instant, and in threads two timers race. The fallback may be nested, too."""
     fallback = Fallback("instead")
     inner: Any = Pipeline(fallback if nested else Retry(2, on=Boom), Timeout(LONG))
-    pipeline: Any = Pipeline(Timeout(SHORT), Retry(2, on=Boom) if nested else fallback)
+    pipeline: Any = Pipeline(Timeout(SHORT, name="outer"), Retry(2, on=Boom) if nested else fallback)
 
     async def calls(ctx: Any = None) -> Any:
         return await world.execute(inner, world.hang)
@@ -332,6 +332,7 @@ async def test_an_inner_fallback_never_answers_a_cut_off(world: World, nested: b
     for _ in range(20):
         error = await world.attempt(pipeline, calls)
         assert type(error) is TimeoutExceeded
+        assert error.policy == "outer"
 
 
 def test_an_inner_limit_that_a_nested_call_sets_to_the_same_instant_is_the_outer_one() -> None:

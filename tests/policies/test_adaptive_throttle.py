@@ -77,8 +77,8 @@ async def test_the_rejection_rate_is_that_of_the_sre_book(
     assert throttle.stats() == ThrottleStats(pytest.approx(rate), requests, accepts, 0)
 
 
-async def test_a_draw_below_the_rate_rejects_the_call(world: World, clock: FakeClock) -> None:
-    """It counts as a request that was not accepted; the error carries the rate."""
+async def test_a_draw_below_the_rate_rejects_the_call(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """It counts as a request that was not accepted; the error carries the rate, and an event is sent."""
     source = Draws(0.5)
     throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=source, name="search")
     assert isinstance(await run_calls(world, throttle, Boom()), Boom)
@@ -93,6 +93,8 @@ async def test_a_draw_below_the_rate_rejects_the_call(world: World, clock: FakeC
     assert "33 %" in str(error)
     assert counts(throttle) == (3, 1, 1)
     assert throttle.stats().rejection_rate == 0.5
+    [event] = [it for it in heard if isinstance(it, events.CallRejected)]
+    assert (event.policy, event.reason, event.retry_after, event.shadow) == ("search", "Throttled", None, False)
 
 
 async def test_no_call_is_rejected_below_min_calls(threads: World, clock: FakeClock) -> None:
@@ -182,14 +184,6 @@ async def test_observe_only_rejects_no_call(world: World, clock: FakeClock, hear
     assert counts(throttle) == (3, 0, 2)
     assert [(it.reason, it.shadow) for it in heard if isinstance(it, events.CallRejected)] == [("Throttled", True)] * 2
     assert throttle.describe().endswith("; only observes")
-
-
-async def test_each_rejected_call_sends_an_event(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=REJECT, name="search")
-    await run_calls(world, throttle, Boom())
-    await run_calls(world, throttle, "fine")
-    [event] = [it for it in heard if isinstance(it, events.CallRejected)]
-    assert (event.policy, event.reason, event.retry_after, event.shadow) == ("search", "Throttled", None, False)
 
 
 def test_repr_and_description_contain_every_number() -> None:

@@ -120,14 +120,8 @@ def test_a_waiter_of_an_ended_trio_run_makes_room_for_a_new_call() -> None:
     """The new call waits until its deadline."""
     bulkhead = Bulkhead(1, queue=1)
 
-    async def begin() -> Any:
-        coroutine: Any = bulkhead.aexecute(Script("never").function())
-        coroutine.send(None)
-        return coroutine
-
     with bulkhead.slot():
-        coroutine = anyio.run(begin, backend="trio")
-        assert bulkhead.stats().queued == 1
+        coroutine = _left_waiting(bulkhead, "trio")
         with pytest.raises(DeadlineExceeded):
             bulkhead.execute(lambda ctx: None, Context(timeout=SHORT))
         coroutine.close()
@@ -160,18 +154,16 @@ def test_a_waiter_that_was_served_is_not_removed_as_one_of_a_closed_loop(monkeyp
         assert counts(bulkhead)[1:3] == (1, 0)
 
 
-def _left_waiting(bulkhead: Bulkhead) -> Any:
+def _left_waiting(bulkhead: Bulkhead, backend: str = "asyncio") -> Any:
     """Return a coroutine that waits in the queue, of an event loop that has been closed."""
-    loop = asyncio.new_event_loop()
 
     async def begin() -> Any:
         coroutine: Any = bulkhead.aexecute(Script("never").function())
         coroutine.send(None)
         return coroutine
 
-    coroutine = loop.run_until_complete(begin())
+    coroutine = anyio.run(begin, backend=backend)
     assert bulkhead.stats().queued == 1
-    loop.close()
     return coroutine
 
 

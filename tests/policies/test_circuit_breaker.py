@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -20,7 +19,7 @@ from resilience import (
     SlowRatio,
     backoff,
 )
-from tests.conftest import Boom, FakeClock, Script, World, no_collector
+from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 from tests.contention.beside import beside
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails, works
 
@@ -197,22 +196,12 @@ def test_an_error_of_the_backoff_is_raised_and_the_circuit_opens_anyway(threads:
 
 def test_an_open_circuit_keeps_no_frames_of_a_failure_alive(threads: World) -> None:
     """It keeps the failure as text."""
-
-    class Payload:
-        pass
-
-    kept: list[weakref.ref[Payload]] = []
-
-    def fail(ctx: Context) -> None:
-        payload = Payload()
-        kept.append(weakref.ref(payload))
-        raise Boom("no")
-
-    breaker = CircuitBreaker(1)
+    breaker, watched = CircuitBreaker(1), Watched()
     with no_collector():
-        breaker.capture(fail)
+        breaker.capture(lambda ctx: watched.fail())
         assert breaker.state is OPEN
-        assert kept[0]() is None
+        assert watched.seen
+        assert watched.alive == []
 
 
 def test_the_text_of_a_failure_is_bounded_and_survives_a_broken_str(threads: World, clock: FakeClock) -> None:

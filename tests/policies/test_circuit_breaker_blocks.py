@@ -186,17 +186,6 @@ async def test_an_error_of_a_predicate_is_raised_from_a_guarded_block(world: Wor
     assert broken.__context__ is original
 
 
-def test_a_guard_in_use_cannot_be_entered_again_until_its_block_ends(threads: World) -> None:
-    """Different guards can be nested."""
-    breaker = CircuitBreaker(1)
-    guard = breaker.guard()
-    with guard, pytest.raises(RuntimeError, match="in use"):
-        guard.__enter__()
-    with guard, breaker.guard():
-        pass
-    assert breaker.state is CLOSED
-
-
 class Listener:
     """A callback that shows whether its breaker is alive."""
 

@@ -39,10 +39,6 @@ async def test_a_failure_is_replaced_with_the_value_itself(threads: World, value
     assert await threads.execute(Fallback(value), Script(Boom()).function()) is value
 
 
-async def test_the_value_is_none_by_default(world: World) -> None:
-    assert await world.execute(Fallback(), Script(Boom()).function()) is None
-
-
 async def test_an_awaitable_value_is_not_awaited(tasks_world: World) -> None:
     """Only the result of a handler is."""
 
@@ -112,14 +108,17 @@ async def test_the_awaitable_result_of_a_plain_handler_is_awaited(tasks_world: W
     assert await run(tasks_world, Fallback(handler=lambda failure, ctx: fetch()), Boom()) == "from the cache"
 
 
-async def test_an_error_of_the_handler_has_the_original_as_its_context(world: World) -> None:
-    original, later = Boom("first"), Other("second")
+async def test_an_error_of_the_handler_is_raised_with_the_original_as_its_context(world: World) -> None:
+    """It is not handled again, even if it is in `on`."""
+    original, later, calls = Boom("first"), Boom("second"), list[int]()
 
     def handler(failure: Any, ctx: Context) -> Any:
+        calls.append(1)
         raise later
 
-    assert await run(world, Fallback(handler=handler), original) is later
+    assert await run(world, Fallback(handler=handler, on=Boom), original) is later
     assert later.__context__ is original
+    assert calls == [1]
 
 
 @pytest.mark.parametrize("error", [Boom(), Frozen(3)], ids=repr)
@@ -147,19 +146,6 @@ def test_an_interrupt_before_the_handler_restores_the_context(monkeypatch: pytes
         with pytest.raises(KeyboardInterrupt):
             Fallback(handler=lambda failure, ctx: "instead").call(lambda: 1 / 0)
         assert current_context() is outer
-
-
-async def test_an_error_of_the_handler_is_not_handled_again(world: World) -> None:
-    """It is raised even if it is in `on`."""
-    calls: list[int] = []
-
-    def handler(failure: Any, ctx: Context) -> Any:
-        calls.append(1)
-        raise Boom("from the handler")
-
-    result = await run(world, Fallback(handler=handler, on=Boom), Boom())
-    assert str(result) == "from the handler"
-    assert calls == [1]
 
 
 # --- results ---

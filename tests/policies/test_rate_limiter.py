@@ -236,12 +236,17 @@ def test_callers_that_will_be_refused_delay_no_new_caller() -> None:
     assert arrivals.began == {"a": 0, "e": 10.5}
 
 
-async def test_a_cost_above_the_limit_is_refused_without_retry_after(world: World, virtual: VirtualClock) -> None:
+async def test_a_cost_above_the_limit_is_refused_without_retry_after(
+    world: World, virtual: VirtualClock, heard: list[Any]
+) -> None:
     limiter = RateLimiter(Rate(10, cost=lambda ctx: 11))
     error = await works(world, limiter)
     assert (type(error), error.retry_after) == (RateLimited, None)
     assert limiter.try_take() == inf
     assert limiter.try_take(10) == 0
+    observed = RateLimiter(Rate(10, cost=lambda ctx: 11), observe_only=True)
+    assert await works(world, observed) == "fine"
+    assert [it.retry_after for it in heard if isinstance(it, events.CallRejected)] == [None, None]
 
 
 def test_a_caller_whose_cost_exceeds_a_resized_limit_is_refused_and_blocks_no_other() -> None:
@@ -444,12 +449,6 @@ async def test_observe_only_admits_all_calls_and_blocks_and_reports_refusals(
     ] * 3
     assert limiter.stats() == RateLimiterStats(0, 1, 3)
     assert virtual.now() == 0
-
-
-def test_the_event_of_a_call_that_can_never_begin_has_no_retry_after(heard: list[Any]) -> None:
-    limiter = RateLimiter(Rate(10, cost=lambda ctx: 11), observe_only=True)
-    assert limiter.call(int) == 0
-    assert heard[0].retry_after is None
 
 
 # --- events, descriptions and values -----------------------------------------------------------

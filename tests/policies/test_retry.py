@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import pytest
 
 from resilience import Context, Failure, Policy, RetriesExhausted, Retry, Success
-from tests.conftest import Boom, FakeClock, Frozen, Script, World, no_collector
+from tests.conftest import Boom, FakeClock, Frozen, Script, Watched, World, no_collector
 from tests.policies.retries import Other, Response, notes_of, run
 
 # --- attempts ----------------------------------------------------------------------------------
@@ -246,19 +245,13 @@ async def test_a_retry_can_be_nested_in_itself(world: World, clock: FakeClock) -
 
 async def test_only_the_last_error_is_kept_during_the_next_attempt(world: World, clock: FakeClock) -> None:
     """It would be the context of a refusal. The frames of earlier errors are released."""
-    alive: list[weakref.ref[Boom]] = []
+    watched = Watched()
     counts: list[int] = []
 
     async def fn(ctx: Context) -> None:
-        counts.append(sum(ref() is not None for ref in alive))
-        if ctx.attempt == 5:
-            return
-        error = Boom()
-        alive.append(weakref.ref(error))
-        try:
-            raise error
-        finally:
-            del error
+        counts.append(watched.alive.count("Boom"))
+        if ctx.attempt < 5:
+            watched.fail()
 
     with no_collector():
         await world.execute(Retry(5, on=Boom, backoff=[0]), fn)

@@ -146,21 +146,6 @@ async def test_the_error_names_the_timeout_that_fired(world: World, outer: float
     assert timeouts == [named]
 
 
-async def test_an_execution_inside_the_function_does_not_outlive_an_outer_timeout(world: World) -> None:
-    """The error names the outer one."""
-    outer, inner = Timeout(0.01, name="outer"), Timeout(LONG, name="inner")
-
-    async def fn(ctx: Context) -> Any:
-        return await world.execute(inner, hanging(world))
-
-    for _ in range(10):
-        with Stopwatch() as took:
-            error = await world.attempt(outer, fn)
-        assert type(error) is TimeoutExceeded
-        assert error.policy == "outer"
-        assert took.seconds < 5
-
-
 async def test_an_outer_timeout_ends_endless_retries_without_waits(world: World) -> None:
     script = Script(Boom())
     with Stopwatch() as took:

@@ -96,15 +96,6 @@ async def test_a_policy_chosen_by_key_may_race(anywhere: Virtual) -> None:
     assert await Service(anywhere, (5, "first"), (0.1, "second")).under(keyed) == ("second", 0.2)
 
 
-def test_a_stream_cannot_be_raced() -> None:
-    """Items that were already yielded cannot be taken back."""
-    with pytest.raises(TypeError, match="Hedge cannot be used around a stream"):
-        Hedge().streaming()
-    keyed = Keyed(lambda key: Hedge(0.1), key=lambda: "a")
-    with pytest.raises(TypeError, match="a stream cannot be opened several times at once"):
-        list(keyed.streaming()(lambda: iter([1, 2]))())
-
-
 # --- asyncio --------------------------------------------------------------------------------------
 
 

@@ -83,23 +83,35 @@ def ask_from_everywhere(policy: Policy[Any], slow: Slow) -> list[Any]:
     leader = threading.Thread(target=thread)
     leader.start()
     assert slow.entered.wait(5)
-    others = [threading.Thread(target=thread) for _ in range(2)]
-    others += [
-        threading.Thread(target=lambda: asyncio.run(tasks(one))),
-        threading.Thread(target=lambda: trio.run(tasks, one)),
-    ]
+    others = [thread, thread, lambda: asyncio.run(tasks(one)), lambda: trio.run(tasks, one)]
     run_all(others, lambda: wait_until(lambda: followers(policy) == 8), slow.may_end.set)
     leader.join(5)
     return got
 
 
-def run_all(threads: Iterable[threading.Thread], *then: Callable[[], object]) -> None:
+def in_threads(*functions: Callable[[], object]) -> None:
+    """Run each function in a thread of its own, until all have ended."""
+    run_all(functions)
+
+
+def run_all(functions: Iterable[Callable[[], object]], *then: Callable[[], object]) -> None:
+    """Run each function in a thread of its own, and meanwhile the steps of `then` in this one."""
+    threads = [threading.Thread(target=function, daemon=True) for function in functions]
     for thread in threads:
         thread.start()
     for step in then:
         step()
     for thread in threads:
-        thread.join(10)
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def is_free(use: Callable[[], object]) -> bool:
+    """Return whether another thread can do this now: no lock that it needs is held."""
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(5)
+    return not thread.is_alive()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:

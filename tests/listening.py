@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ from resilience import (
     events,
 )
 from resilience.work import Supervisor
+from tests.callers import in_threads
 from tests.conftest import Boom
 
 #: Reported only to listeners that subscribe to it by name.
@@ -95,9 +95,7 @@ def park_a_task(name: str = "feed") -> None:
         async with Supervisor(max_restarts=0, name="feeds") as supervisor:
             supervisor.start_soon(task, name=name)
 
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    thread.join()
+    in_threads(lambda: asyncio.run(main()))
 
 
 def fails(*args: Any) -> None:

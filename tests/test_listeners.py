@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import pickle
 import sys
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -25,6 +24,7 @@ from resilience import (
     events,
 )
 from resilience.testing import script
+from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.listening import ASKED_FOR, KINDS, every_kind, everything, facts, fails, kinds
 
@@ -149,11 +149,7 @@ def test_many_threads_can_subscribe_and_unsubscribe_at_once() -> None:
             breaker.close()
         counts.append(len(seen))
 
-    threads = [threading.Thread(target=churn) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[churn] * 4)
     assert len(counts) == 4
     assert all(count >= 200 for count in counts), "a listener missed an event of its own thread"
 

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Context, Pipeline, Retry, Timeout
+from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, fails
 
@@ -155,9 +156,7 @@ async def test_calls_outside_of_a_probe_are_refused(world: World, clock: FakeClo
         refused.append(breaker.capture(lambda ctx: "fine").error)  # type: ignore[union-attr]
 
     async def looks(ctx: Any) -> None:
-        thread = threading.Thread(target=apart)  # with context variables of its own
-        thread.start()
-        thread.join()
+        in_threads(apart)  # with context variables of its own
 
     await world.execute(breaker, looks)
     assert isinstance(refused[0], CircuitOpen)
@@ -398,9 +397,7 @@ def test_a_failure_counts_although_another_caller_failed_meanwhile() -> None:
         raise Boom
 
     def fails_after_another() -> None:
-        other = threading.Thread(target=fails)
-        other.start()
-        other.join()
+        in_threads(fails)
         raise Boom
 
     with pytest.raises(Boom):

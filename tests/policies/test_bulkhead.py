@@ -22,7 +22,7 @@ from resilience import (
     events,
 )
 from resilience.testing import virtual_time
-from tests.callers import wait_until
+from tests.callers import is_free, wait_until
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside, until
 from tests.policies.bulkheads import LONG, SHORT, calling, counts, works
@@ -145,10 +145,8 @@ async def test_of_max_wait_and_an_outer_timeout_at_the_same_instant_the_timeout_
     assert error.policy == "patience"
 
 
-def test_errors_and_events_of_a_wait_contain_its_length_and_its_cause() -> None:
+def test_errors_and_events_of_a_wait_contain_its_length_and_its_cause(heard: list[Any]) -> None:
     """Of `max_wait` and the deadline at the same instant the deadline is the cause."""
-    rejected: list[Any] = []
-    unsubscribe = events.subscribe(rejected.append, events.CallRejected)
     bulkhead = Bulkhead(1, queue=2, max_wait=5.0, name="inventory")
     with virtual_time() as clock, bulkhead.slot():
         clock.advance(100.0)
@@ -158,7 +156,7 @@ def test_errors_and_events_of_a_wait_contain_its_length_and_its_cause() -> None:
             with pytest.raises(DeadlineExceeded, match="while the call waited in the queue") as late:
                 bulkhead.execute(lambda ctx: None, Context(timeout=budget))
             assert late.value.policy == "inventory"
-    unsubscribe()
+    rejected = [event for event in heard if isinstance(event, events.CallRejected)]
     assert (full.value.policy, full.value.limit, full.value.queue) == ("inventory", 1, 2)
     assert [(event.reason, event.waited) for event in rejected] == [
         ("BulkheadFull", 5.0),
@@ -205,20 +203,14 @@ def test_a_listener_runs_outside_the_lock_and_may_use_the_bulkhead() -> None:
     done: list[bool] = []
 
     def listener(event: events.CallRejected) -> None:
-        thread = threading.Thread(target=lambda: (bulkhead.stats(), bulkhead.resize(2)), daemon=True)
-        thread.start()
-        thread.join(5.0)
-        done.append(not thread.is_alive())
+        done.append(is_free(lambda: (bulkhead.stats(), bulkhead.resize(2))))
 
     bulkhead = Bulkhead(1)
-    unsubscribe = events.subscribe(listener, events.CallRejected)
-    try:
-        with bulkhead.slot():
-            assert isinstance(bulkhead.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]
-            assert bulkhead.execute(lambda ctx: "fine") == "fine"
-    finally:
-        unsubscribe()
-    assert done == [True]
+    observed = bulkhead.wrap(listeners=[listener])
+    with bulkhead.slot():
+        assert isinstance(observed.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]
+        assert bulkhead.execute(lambda ctx: "fine") == "fine"
+    assert done[0]
 
 
 # --- event loops -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.runtimes.tasks import AsyncioWaiter, TrioWaiter
-from tests.callers import wait_until
+from tests.callers import in_threads, wait_until
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside
 from tests.policies.bulkheads import LONG, SHORT, calling, counts
@@ -190,9 +190,7 @@ def test_a_garbage_collected_waiter_leaves_the_queue_or_releases_its_permit(
     if granted:
         slot.__exit__(None, None, None)
     del box
-    thread = threading.Thread(target=gc.collect)
-    thread.start()
-    thread.join()
+    in_threads(gc.collect)
     loop.close()
     assert counts(bulkhead) == (1, 0 if granted else 1, 0, 0)
 

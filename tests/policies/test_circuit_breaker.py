@@ -19,6 +19,7 @@ from resilience import (
     SlowRatio,
     backoff,
 )
+from tests.callers import is_free
 from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 from tests.contention.beside import beside
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails, works
@@ -140,10 +141,7 @@ def test_a_custom_backoff_runs_outside_the_lock() -> None:
     def periods() -> Iterator[float]:
         yield 5.0
         while True:
-            thread = threading.Thread(target=lambda: breaker.stats(), daemon=True)
-            thread.start()
-            thread.join(5.0)
-            free.append(not thread.is_alive())
+            free.append(is_free(lambda: breaker.stats()))
             yield 5.0
 
     breaker = CircuitBreaker(1, open_for=periods)

@@ -13,7 +13,7 @@ import pytest
 from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Policy, SlowRatio, Timeout, TimeoutExceeded, events
 from resilience.runtimes import lowering
 from resilience.runtimes.lowering import lower
-from tests.callers import run_all
+from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.blocks import entered
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails, works
@@ -185,7 +185,7 @@ def test_one_probe_function_runs_at_a_time_although_several_probes_are_allowed(t
     def call() -> None:
         refused.append(breaker.capture(lambda ctx: order.append("too early")))
 
-    run_all([threading.Thread(target=call) for _ in range(8)])
+    in_threads(*[call] * 8)
     assert [type(it.error) for it in refused] == [CircuitOpen] * 8
     go.set()
     first.join(5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import pickle
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from resilience import (
 )
 from resilience.events import CircuitChanged, TripCount
 from resilience.state.trips import Tally, Trip
+from tests.callers import is_free
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.breakers import CLOSED, ISOLATED, OPEN, Moves, fails
 
@@ -83,10 +83,7 @@ def test_predicates_and_messages_run_outside_the_lock(where: str) -> None:
     free: list[bool] = []
 
     def use_breaker(value: object = None) -> bool:
-        thread = threading.Thread(target=lambda: breaker.stats(), daemon=True)
-        thread.start()
-        thread.join(5.0)
-        free.append(not thread.is_alive())
+        free.append(is_free(lambda: breaker.stats()))
         return False
 
     class UsesBreakerInStr(Exception):

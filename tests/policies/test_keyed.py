@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from resilience import (
 )
 from resilience.policies import keyed as module
 from resilience.testing import virtual_time
-from tests.callers import run_all
+from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, World
 from tests.state.stepping import TRACING_CRASHES, Interruption
 
@@ -176,7 +177,7 @@ def test_two_concurrent_callers_of_a_new_key_get_one_policy() -> None:
         return Bulkhead(1)
 
     keyed, got = Keyed(make, first), []
-    run_all([threading.Thread(target=lambda: got.append(keyed.policy_for("a"))) for _ in range(2)])
+    in_threads(*[lambda: got.append(keyed.policy_for("a"))] * 2)
     assert got[0] is got[1] is keyed.policy_for("a")
     assert keyed.stats() == KeyedStats(keys=1, made=1, dropped=0)
 
@@ -188,7 +189,7 @@ def test_statistics_are_exact_with_many_threads_and_few_keys() -> None:
         for number in range(200):
             assert keyed.call(str, (start + number) % 11) == str((start + number) % 11)
 
-    run_all([threading.Thread(target=thread, args=[start]) for start in range(10)])
+    in_threads(*(partial(thread, start) for start in range(10)))
     stats = keyed.stats()
     assert stats.keys <= 5
     assert stats.made - stats.dropped == stats.keys

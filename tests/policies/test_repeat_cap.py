@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -14,6 +13,7 @@ import anyio.to_thread
 import pytest
 
 from resilience import Context, Policy, RepeatCap, Retry, RetryBudget, current_context, detached, events
+from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.retries import run
 
@@ -96,9 +96,7 @@ def test_a_cap_holds_for_its_context_in_another_thread(threads: World, clock: Fa
     script = Script(Boom())
 
     def fn(ctx: Context) -> None:
-        thread = threading.Thread(target=lambda: LAYER.capture(threads.native(script.function()), ctx))
-        thread.start()
-        thread.join()
+        in_threads(lambda: LAYER.capture(threads.native(script.function()), ctx))
 
     RepeatCap(1).execute(fn)
     assert script.calls == 2

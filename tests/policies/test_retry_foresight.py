@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +19,7 @@ from resilience import (
     Rejected,
     Retry,
 )
+from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.breakers import CLOSED, OPEN
 
@@ -76,9 +76,7 @@ async def test_only_the_rest_of_the_open_period_counts(world: World, clock: Fake
 
     async def fail_after_25_seconds(ctx: Context) -> str:
         if ctx.attempt == 1:
-            thread = threading.Thread(target=breaker.capture, args=[raises])  # in a context of its own
-            thread.start()
-            thread.join()
+            in_threads(lambda: breaker.capture(raises))  # in a context of its own
             clock.advance(25)
             raise Boom
         return "fine"

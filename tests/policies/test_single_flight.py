@@ -366,8 +366,11 @@ def test_after_a_leader_without_an_outcome_to_share_a_follower_makes_the_call(en
         return "fine"
 
     with led(flight, slow):
-        follower = threading.Thread(target=lambda: got.append(asyncio.run(flight.acall(fine))))
-        run_all([follower], lambda: wait_until(lambda: followers(flight) == 1), slow.may_end.set)
+        run_all(
+            [lambda: got.append(asyncio.run(flight.acall(fine)))],
+            lambda: wait_until(lambda: followers(flight) == 1),
+            slow.may_end.set,
+        )
     assert got == ["fine"]
     assert flight.stats().in_flight == 0
 
@@ -381,9 +384,12 @@ def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
         loop.run_until_complete(asyncio.sleep(0.01))
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop.close()
-        follower = threading.Thread(target=lambda: got.append(flight.call(slow.blocking)))
         kept = flight._flights.leaders["same"]
-        run_all([follower], lambda: wait_until(lambda: followers(flight) == 2), slow.may_end.set)
+        run_all(
+            [lambda: got.append(flight.call(slow.blocking))],
+            lambda: wait_until(lambda: followers(flight) == 2),
+            slow.may_end.set,
+        )
     assert (led_to, got) == ([Success("fine")], ["fine"])
     assert kept._followers == []
 

@@ -15,9 +15,10 @@ from resilience import (
     Policy,
     Timeout,
     WorkersExhausted,
-    events,
 )
+from resilience.events import CallRejected
 from resilience.runtimes import workers
+from resilience.testing import recording
 from tests.runtimes.conftest import LONG
 
 
@@ -66,7 +67,6 @@ def test_workers_exhausted_inside_a_function_is_an_error_of_that_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The function was entered, so it counts as an attempt; the inner Timeout reports the rejection, once."""
-    rejections: list[Any] = []
     inner = Timeout(LONG, name="inner")
 
     def nested() -> int:
@@ -76,14 +76,10 @@ def test_workers_exhausted_inside_a_function_is_an_error_of_that_call(
 
     monkeypatch.setattr(workers, "pool", workers.Pool())
     ctx = Context()
-    unsubscribe = events.subscribe(rejections.append, events.CallRejected)
-    try:
-        with pytest.raises(WorkersExhausted):
-            Timeout(LONG, name="outer").execute(lambda ctx: nested(), ctx)
-    finally:
-        unsubscribe()
+    with recording(CallRejected) as recorder, pytest.raises(WorkersExhausted):
+        Timeout(LONG, name="outer").execute(lambda ctx: nested(), ctx)
     assert ctx.attempts == len(ctx.failures) == 1
-    assert [event.policy for event in rejections] == ["inner"]
+    assert [event.policy for event in recorder.of(CallRejected)] == ["inner"]
 
 
 @pytest.mark.parametrize(

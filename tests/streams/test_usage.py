@@ -197,7 +197,7 @@ def test_two_threads_cannot_pull_at_the_same_time(threads: World) -> None:
         may_continue.release()
 
     for _ in range(2):
-        run_all([threading.Thread(target=lambda: got.append(next(stream)))], pull_meanwhile)
+        run_all([lambda: got.append(next(stream))], pull_meanwhile)
     assert got == [0, 1]
 
 

@@ -13,7 +13,7 @@ import pytest
 from resilience import Context, Failure, Fallback, Retry, Timeout
 from resilience.clock import clock
 from resilience.testing import ScriptEnded, Simulation, ascript, hang, items, script, virtual_time
-from tests.callers import run_all, wait_until
+from tests.callers import in_threads, wait_until
 from tests.conftest import Boom
 
 
@@ -63,7 +63,7 @@ def test_concurrent_calls_take_different_steps(monkeypatch: pytest.MonkeyPatch) 
         return 0.0
 
     monkeypatch.setattr(clock, "now", now)
-    run_all([threading.Thread(target=lambda: taken.append(function())) for _ in range(2)])
+    in_threads(*[lambda: taken.append(function())] * 2)
     assert sorted(taken) == ["one", "other"]
 
 

@@ -19,8 +19,8 @@ from resilience import Bulkhead, CircuitBreaker, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.runtimes import workers
 from resilience.testing import ascript, clocks, hang, script, standstills, virtual_time
+from tests.callers import in_threads
 from tests.conftest import Boom, Virtual, World
-from tests.testing.virtual import in_threads
 
 
 def scripted(world: World, *steps: Any) -> Any:

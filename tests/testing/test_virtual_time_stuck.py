@@ -20,8 +20,7 @@ from resilience.clock import clock as process_clock
 from resilience.errors import Misuse
 from resilience.testing import hang, script, virtual_time
 from resilience.testing.stuck import stuck
-from tests.callers import wait_until
-from tests.testing.virtual import in_threads
+from tests.callers import in_threads, wait_until
 
 #: Long enough that a polling thread does not count as waiting on a busy machine.
 PATIENCE = 0.2

@@ -21,9 +21,8 @@ import trio.testing
 from resilience import Bulkhead, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.testing import VirtualClock, clocks, hang, script, standstills, virtual_time
-from tests.callers import wait_until
+from tests.callers import in_threads, wait_until
 from tests.conftest import Boom, Virtual, World, no_collector
-from tests.testing.virtual import in_threads
 
 
 def test_waiting_threads_wake_in_the_order_of_their_instants() -> None:

@@ -83,10 +83,7 @@ def test_a_drain_waits_for_threads_and_tasks() -> None:
         assert gate.drain(0) is True
 
     run_all(
-        [
-            threading.Thread(target=lambda: gate.call(slow)),
-            threading.Thread(target=lambda: asyncio.run(gate.call(aslow))),
-        ],
+        [lambda: gate.call(slow), lambda: asyncio.run(gate.call(aslow))],
         drains,
     )
 
@@ -149,13 +146,10 @@ def test_a_refused_call_does_not_delay_a_drain() -> None:
     gate = Gate()
     gate.shut()
     drained: list[bool] = []
-    unsubscribe = events.subscribe(lambda event: drained.append(gate.drain(0)), events.CallRejected)
-    try:
-        with pytest.raises(ShuttingDown):
-            gate.call(int)
-    finally:
-        unsubscribe()
-    assert drained == [True]
+    with pytest.raises(ShuttingDown):
+        gate.wrap(listeners=[lambda event: drained.append(gate.drain(0))]).call(int)
+    assert all(drained)
+    assert len(drained) == 2  # of the refusal, and of the end of the execution
 
 
 def test_a_gate_that_is_shut_while_a_call_enters_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +227,7 @@ def test_under_contention_no_call_begins_after_a_drain() -> None:
         assert gate.drain(5)
         assert under_way == [0]
 
-    run_all([threading.Thread(target=thread) for _ in range(8)], drains)
+    run_all([thread] * 8, drains)
     assert gate.stats() == GateStats(inside=0, is_shut=True, rejected=8)
 
 

@@ -20,7 +20,7 @@ from resilience import Fallback, Keyed, Pipeline, Policy, Rejected, Retry, Timeo
 from resilience.shared import MemoryStore
 from resilience.work import KeyInUse, KeyMismatch, Once, claims
 from resilience.work.claims import Claim
-from tests.callers import run_all
+from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Virtual, World
 
 
@@ -172,8 +172,8 @@ def test_threads_and_event_loops_make_one_call_for_each_key(store: Any) -> None:
     def thread() -> None:
         got.extend(patient.call(pay, f"order-{n}") for n in range(4))
 
-    threads = [] if isinstance(store, sqlite3.Connection) else [threading.Thread(target=thread) for _ in range(6)]
-    run_all([*threads, threading.Thread(target=lambda: asyncio.run(main()))])
+    threads = [] if isinstance(store, sqlite3.Connection) else [thread] * 6
+    in_threads(*threads, lambda: asyncio.run(main()))
     assert sorted(calls) == [f"order-{n}" for n in range(4)]
     assert len(got) == 4 * len(threads) + 8
 

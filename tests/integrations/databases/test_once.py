@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -12,7 +13,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from resilience.work import Once
-from tests.callers import run_all
+from tests.callers import in_threads
 from tests.integrations.databases.postgres import PostgresServer
 
 
@@ -39,7 +40,7 @@ def test_many_callers_can_begin_with_an_empty_database(url: str) -> None:
     def claims(name: str) -> None:
         answers.append(Once(connect, key=by_order)._store.claim(name, "token", "", 60))
 
-    run_all([threading.Thread(target=claims, args=(str(number),)) for number in range(8)])
+    in_threads(*(partial(claims, str(number)) for number in range(8)))
     assert [it.is_mine for it in answers] == [True] * 8  # type: ignore[union-attr]
 
 

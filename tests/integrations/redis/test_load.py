@@ -87,13 +87,13 @@ def test_callers_under_load_survive_a_crash_a_freeze_and_a_restart(server: Redis
         await warm(client)
         await client.aclose()
 
-    threads = [threading.Thread(target=lambda it=number: drive(work(it))) for number in range(8)]
-    if not blocking:
-        threads = [threading.Thread(target=lambda: asyncio.run(all_tasks()))]
+    all_work = [lambda it=number: drive(work(it)) for number in range(8)]
     run_all(
-        threads, lambda: _disturb(server, opened), lambda: wait_until(lambda: breaker.state.name == "CLOSED"), stop.set
+        all_work if blocking else [lambda: asyncio.run(all_tasks())],
+        lambda: _disturb(server, opened),
+        lambda: wait_until(lambda: breaker.state.name == "CLOSED"),
+        stop.set,
     )
-    assert not any(thread.is_alive() for thread in threads)
     assert (wrong, in_use(client)) == ([], 0)
     if blocking:
         assert client.ping()

@@ -56,6 +56,10 @@ class Boom(Exception):
     """The failure of the tests' dependency."""
 
 
+class Other(Exception):
+    """A failure that the policy under test does not handle."""
+
+
 @dataclass(frozen=True)
 class Frozen(Exception):
     """An exception that refuses attributes, even its cause and its traceback."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from resilience import Context, Policy
+from resilience.events import Called
 
 INF = float("inf")
 
@@ -38,6 +39,14 @@ class Recording(Policy):
     async def around(self, call: Any, ctx: Context) -> Any:
         self.seen.append(ctx)
         return await call(ctx)
+
+    @property
+    def called(self) -> list[Called | None]:
+        return [ctx.called for ctx in self.seen]
+
+    @property
+    def operations(self) -> list[str | None]:
+        return [ctx.operation for ctx in self.seen]
 
 
 class HandingOn(Policy):

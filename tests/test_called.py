@@ -23,23 +23,9 @@ from resilience import (
 )
 from resilience.events import Called
 from tests.conftest import Boom, FakeClock, Virtual, World
+from tests.custom import Recording
 from tests.functions import quick
 from tests.listening import ASKED_FOR, KINDS, every_kind, fails
-
-
-class Recording(Policy):
-    """Records the called function, the operation and the context of each call."""
-
-    def __init__(self) -> None:
-        self.contexts: list[Context] = []
-        self.called: list[Called | None] = []
-        self.operations: list[str | None] = []
-
-    async def around(self, call: Any, ctx: Context) -> Any:
-        self.contexts.append(ctx)
-        self.called.append(ctx.called)
-        self.operations.append(ctx.operation)
-        return await call(ctx)
 
 
 async def plain(*args: Any) -> Any:
@@ -131,8 +117,8 @@ async def test_under_execute_the_only_argument_is_the_context_itself(world: Worl
     else:
         with pytest.raises(Boom):
             await world.result((pipeline.execute if world.blocking else getattr(pipeline, way))(function))
-    assert (len(outside.contexts), len(inside.contexts), len(given)) == (1, 2, 2)
-    for ctx in (*outside.contexts, *inside.contexts, *given):
+    assert (len(outside.seen), len(inside.seen), len(given)) == (1, 2, 2)
+    for ctx in (*outside.seen, *inside.seen, *given):
         assert ctx.called is not None
         assert ctx.called.arguments[0] is ctx
         assert ctx.child().called != ctx.called

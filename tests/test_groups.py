@@ -8,8 +8,8 @@ import pytest
 
 from resilience import BulkheadFull, CircuitBreaker, CircuitOpen, DeadlineExceeded, Fallback, Rejected, Retry, transient
 from resilience.errors import ArgumentMisuse
-from tests.conftest import Boom, FakeClock, Script, World
-from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Other, fails
+from tests.conftest import Boom, FakeClock, Other, Script, World
+from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, fails
 
 
 def group(*leaves: Exception) -> ExceptionGroup[Exception]:
@@ -57,17 +57,18 @@ async def test_a_group_with_other_leaves_besides_failures_is_neutral_to_a_breake
 
 
 @pytest.mark.parametrize("neutral", [CircuitOpen(), BulkheadFull(), DeadlineExceeded(), group(CircuitOpen())])
-async def test_a_group_with_a_rejection_or_deadline_is_neutral(
+async def test_a_rejection_or_deadline_and_a_group_with_one_are_neutral(
     world: World, clock: FakeClock, neutral: Exception
 ) -> None:
-    """It is neither a failure nor a success to a breaker, and is not repeated."""
+    """It is neither a failure nor a success to a breaker, a probe releases its slot, and it is not repeated."""
     breaker = CircuitBreaker(1, open_for=10)
     await fails(world, breaker, group(neutral))
     await fails(world, breaker, group(neutral, Boom()))
     assert breaker.state is CLOSED
     await fails(world, breaker, Boom())
     clock.advance(10)
-    await fails(world, breaker, group(neutral))
+    for error in (neutral, group(neutral)):
+        await fails(world, breaker, error, times=2)
     assert breaker.state is HALF_OPEN
     assert breaker.stats().probes == 0
     script = Script(group(neutral))

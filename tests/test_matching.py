@@ -46,15 +46,11 @@ from resilience import (
 from resilience.errors import AwaitableMisuse, Misuse, SuspensionMisuse
 from resilience.matching import Matcher
 from resilience.testing import ascript, script
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Other, Script, World
 
 
 class Bang(Boom):
     """A kind of Boom."""
-
-
-class Other(Exception):
-    """An exception that no policy here handles."""
 
 
 class EqualClasses(type):
@@ -523,21 +519,14 @@ def test_an_error_of_sqlalchemy_is_transient_if_the_connection_was_lost(name: st
     assert not transient(kind("no such attribute"))
 
 
-@pytest.mark.parametrize(
-    ("sqlstate", "expected"),
-    [(None, True), ("08006", True), ("08001", True), ("57P01", False), ("53300", False), ("28P01", False)],
-)
-def test_an_error_of_psycopg_is_transient_if_no_server_answered(sqlstate: str | None, expected: bool) -> None:
-    """An `OperationalError` without an SQLSTATE, or with one of class 08, comes from the connection."""
-    error = fake("psycopg.OperationalError")("no")
-    error.sqlstate = sqlstate  # type: ignore[attr-defined]
-    assert transient(error) is expected
+def test_an_error_of_psycopg_is_transient_if_no_server_answered() -> None:
+    """An `OperationalError` without an SQLSTATE, or with one of class 08, comes from the connection.
 
-
-def test_errors_of_one_class_are_judged_one_by_one() -> None:
-    """Only the kind of check is remembered for a class."""
+    The errors of one class are judged one by one: only the kind of check is remembered for a class.
+    """
     kind = fake("psycopg.OperationalError")
-    for sqlstate, expected in (("08006", True), ("42601", False), (None, True)):
+    states = {"08006": True, "08001": True, "57P01": False, "53300": False, "28P01": False, "42601": False, None: True}
+    for sqlstate, expected in states.items():
         error = kind("no")
         error.sqlstate = sqlstate  # type: ignore[attr-defined]
         assert transient(error) is expected

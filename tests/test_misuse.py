@@ -10,6 +10,7 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from operator import getitem
+from types import SimpleNamespace
 from typing import Any, Optional
 
 import anyio
@@ -20,11 +21,13 @@ from typing_extensions import override
 from resilience import (
     AdaptiveLimit,
     Bulkhead,
+    Chaos,
     CircuitBreaker,
     ConsecutiveFailures,
     FailureRatio,
     Fallback,
     Hedge,
+    Keyed,
     Pipeline,
     Policy,
     Retry,
@@ -82,6 +85,10 @@ class Client:
 def refused(error: type[Exception], *words: str) -> Any:
     """Expect an error whose message matches these patterns, in this order."""
     return pytest.raises(error, match=".*".join(words))
+
+
+def budget(withdraw: Any) -> Any:
+    return SimpleNamespace(succeeded=fetch, withdraw=withdraw, give_back=fetch)
 
 
 # --- at construction ---------------------------------------------------------------------------
@@ -143,6 +150,37 @@ MISUSES: dict[str, tuple[type[Exception], str, Callable[[], object]]] = {
     "an asynchronous callback": (TypeError, "plain function", lambda: Retry(on_retry=coroutine)),
     "a value and a handler": (ValueError, "'x'.*handler", lambda: Fallback("x", handler=print)),
     "None and a handler": (ValueError, "None.*handler", lambda: Fallback(None, handler=print)),
+    "one policy for all keys": (TypeError, "not one policy", lambda: Keyed(CircuitBreaker(), fetch)),
+    "a policy without its key": (TypeError, r"make is called as make\(key\), which ", lambda: Keyed(fetch, fetch)),
+    "an error with arguments": (
+        TypeError,
+        r"0 given.*use error=lambda ctx: UnicodeDecodeError\(",
+        lambda: Chaos(error=UnicodeDecodeError),
+    ),
+    "a limit below the least": (ValueError, "initial must be at least 6", lambda: AdaptiveLimit(1, initial=5, least=6)),
+    "a limit above the most": (ValueError, "initial must be at most 4", lambda: AdaptiveLimit(1, initial=5, most=4)),
+    "bounds without a limit": (ValueError, "most must be at least 5", lambda: AdaptiveLimit(1, least=5, most=4)),
+    "an asynchronous update": (
+        TypeError,
+        "slower_than.update must be a plain function",
+        lambda: AdaptiveLimit(SimpleNamespace(update=coroutine, reset=fetch)),
+    ),
+    "an update without a sample": (
+        TypeError,
+        r"slower_than.update is called as .*update\(limit, sample\)",
+        lambda: AdaptiveLimit(SimpleNamespace(update=lambda limit: limit, reset=fetch)),
+    ),
+    "an asynchronous reset": (
+        TypeError,
+        "slower_than.reset must be a plain function",
+        lambda: AdaptiveLimit(SimpleNamespace(update=max, reset=coroutine)),
+    ),
+    "an asynchronous budget": (TypeError, r"budget\.withdraw must be a plain", lambda: Retry(budget=budget(coroutine))),
+    "a budget with costs": (
+        TypeError,
+        r"budget\.withdraw is called as .*withdraw\(\)",
+        lambda: Retry(budget=budget(lambda cost: False)),
+    ),
     "no kind of event": (TypeError, r"resilience\.events", lambda: events.subscribe(print, Boom)),
     "no client": (TypeError, "no client", lambda: quick().proxy(None)),
     "no asynchronous client": (TypeError, "no client", lambda: quick().aproxy(None)),

@@ -265,7 +265,8 @@ async def test_no_policy_handles_an_interrupt(world: World, name: str) -> None:
     seen: list[Any] = []
     policy = GREEDY[name](seen)
     ways: Any = (policy.execute, policy.capture) if world.blocking else (policy.aexecute, policy.acapture)
-    for interrupt, way in itertools.product((KeyboardInterrupt("now"), SystemExit(3), GeneratorExit()), ways):
+    interrupts = (KeyboardInterrupt("now"), SystemExit(3), GeneratorExit(), asyncio.CancelledError())
+    for interrupt, way in itertools.product(interrupts, ways):
         script = Script(interrupt)
         with pytest.raises(type(interrupt)) as caught:
             await world.result(way(world.native(script.function())))

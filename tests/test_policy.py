@@ -139,16 +139,6 @@ async def test_capture_returns_the_outcome_as_a_value(world: World, clock: FakeC
     assert ctx.attempts == 3
 
 
-async def test_capture_raises_a_cancellation(tasks_world: World) -> None:
-    reached: list[str] = []
-
-    with anyio.move_on_after(0.01) as scope:
-        await quick().acapture(lambda ctx: anyio.sleep(4))
-        reached.append("captured")
-    assert scope.cancelled_caught
-    assert reached == []
-
-
 def test_capture_of_a_coroutine_function_is_a_misuse() -> None:
     """It has no outcome before it is awaited."""
 

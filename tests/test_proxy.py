@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
-import pickle
 import types
 import xmlrpc.client
 from collections.abc import AsyncIterator, Callable
@@ -315,14 +313,6 @@ def test_a_proxy_is_an_instance_of_its_clients_class() -> None:
     assert "calls" in dir(proxy)
     assert proxy.__doc__ == Client.__doc__
     assert repr(proxy) == f"<{client!r} through {quick(2)!r}>"
-
-
-def test_a_proxy_cannot_be_copied_or_pickled() -> None:
-    """Its policy holds state of this process that a copy would not share."""
-    proxy = quick().proxy(Client(), "get")
-    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="proxy"):
-            duplicate(proxy)
 
 
 def test_a_proxy_of_a_proxy_applies_both_policies() -> None:

@@ -25,12 +25,15 @@ from resilience import (
     RateLimiter,
     RepeatCap,
     Retry,
+    RetryBudget,
+    Seeking,
     SingleFlight,
     Timeout,
     events,
 )
 from resilience.backoff import Exponential
 from resilience.policy import Call
+from resilience.work import Gate
 from tests.conftest import Boom
 
 WAYS_TO_COPY: dict[str, Callable[[Any], Any]] = {
@@ -112,6 +115,7 @@ def test_a_copy_of_a_pipeline_has_the_same_policies_name_and_listeners(way: str)
         (Hedge(), "budget and observations"),
         (SingleFlight(name="users"), "running calls"),
         (Cache(60, name="users"), "values"),
+        (Gate(), "count of calls"),
         (Keyed(len, len, name="hosts"), "policies"),  # type: ignore[arg-type,return-value]
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Policy) else "",
@@ -124,10 +128,25 @@ def test_a_policy_with_shared_state_cannot_be_copied(policy: Policy[Any], shared
 
 
 @pytest.mark.parametrize("way", WAYS_TO_COPY)
-def test_a_context_cannot_be_copied(way: str) -> None:
-    """Its deadline has no meaning in another process. The error suggests `ctx.remaining()`."""
-    with pytest.raises(TypeError, match=r"pass on ctx\.remaining\(\)"):
-        WAYS_TO_COPY[way](Context(timeout=5.0))
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Context(timeout=5.0), r"pass on ctx\.remaining\(\)"),
+        (RetryBudget(), "shared by all that hold it; it cannot be copied or pickled"),
+        (Seeking(), "cannot be copied or pickled, because it learns from all calls"),
+        (Retry().proxy([], "count"), "proxy"),
+    ],
+    ids=["context", "budget", "algorithm", "proxy"],
+)
+def test_what_belongs_to_its_process_cannot_be_copied(value: object, message: str, way: str) -> None:
+    """The deadline of a context has no meaning in another process, and a copy would not share what others share."""
+    with pytest.raises(TypeError, match=message):
+        WAYS_TO_COPY[way](value)
+
+
+def test_a_policy_with_a_budget_cannot_be_copied() -> None:
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        copy.deepcopy(Retry(budget=RetryBudget()))
 
 
 def test_a_listener_cannot_change_an_execution_through_its_event() -> None:

@@ -10,10 +10,6 @@ from tests.conftest import Boom, Script, World
 CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
 
 
-class Other(Exception):
-    """An error that the breaker under test does not handle."""
-
-
 async def fails(world: World, breaker: Policy[Any], error: BaseException | None = None, times: int = 1) -> Any:
     """Make calls that fail; return the outcome of the last one."""
     for _ in range(times):

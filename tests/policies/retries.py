@@ -12,10 +12,6 @@ from resilience.clock import clock as process_clock
 from tests.conftest import FakeClock, Script, World
 
 
-class Other(Exception):
-    """A failure that the policy under test does not handle."""
-
-
 async def run(world: World, policy: Policy[Any], script: Script, ctx: Context | None = None) -> Any:
     """Run one execution; return the value, or the exception as a value."""
     return await world.attempt(policy, script.function(), ctx)

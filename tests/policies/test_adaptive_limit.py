@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -29,6 +28,7 @@ from resilience.policies.adaptive_limit import LimitStats
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.contention.beside import beside
 from tests.policies.blocks import entered
+from tests.policies.bulkheads import counts
 from tests.policies.simulated import overloaded
 from tests.policies.test_machines import Call
 
@@ -59,11 +59,6 @@ async def call_lasting(world: World, clock: FakeClock, limit: Policy[Any], secon
         return ending
 
     return await world.attempt(limit, fn)
-
-
-def counts(limit: AdaptiveLimit) -> tuple[int, int, int, int]:
-    stats = limit.stats()
-    return stats.limit, stats.in_flight, stats.queued, stats.rejected
 
 
 # --- permits -------------------------------------------------------------------------------------
@@ -447,39 +442,9 @@ def test_the_description_names_the_limits_the_algorithm_and_the_queue(limit: Ada
     assert limit.describe() == description
 
 
-async def later(limit: float, sample: Any) -> float:
-    return limit
-
-
-@pytest.mark.parametrize(
-    ("methods", "why"),
-    [
-        ({"update": later, "reset": list}, "slower_than.update must be a plain function"),
-        ({"update": lambda limit: limit, "reset": list}, r"slower_than.update is called as .*update\(limit, sample\)"),
-        ({"update": lambda limit, sample: limit, "reset": later}, "slower_than.reset must be a plain function"),
-    ],
-)
-def test_an_algorithm_whose_methods_cannot_be_called_is_refused(methods: dict[str, Any], why: str) -> None:
-    with pytest.raises(TypeError, match=why):
-        AdaptiveLimit(SimpleNamespace(**methods))
-
-
 def test_repr_shows_the_arguments_and_stats_the_initial_limit() -> None:
     assert repr(AdaptiveLimit(2)) == "AdaptiveLimit(slower_than=2.0)"
     assert AdaptiveLimit(2).stats() == LimitStats(20, 0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ({"initial": 5, "least": 6}, "initial must be at least 6"),
-        ({"initial": 5, "most": 4}, "initial must be at most 4"),
-        ({"least": 5, "most": 4}, "most must be at least 5"),
-    ],
-)
-def test_contradictory_bounds_are_refused(numbers: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AdaptiveLimit(0.3, **numbers)
 
 
 # --- calls in any order --------------------------------------------------------------------------

@@ -348,12 +348,6 @@ def test_a_chaos_has_exactly_one_effect(given: dict[str, Any]) -> None:
     assert all(f"{name}={value!r}" in str(raised.value) for name, value in given.items())
 
 
-def test_an_error_class_that_needs_arguments_is_refused_at_construction() -> None:
-    """Otherwise calls would fail with a `TypeError` in place of that error."""
-    with pytest.raises(TypeError, match=r"0 given.*use error=lambda ctx: UnicodeDecodeError\("):
-        Chaos(error=UnicodeDecodeError)
-
-
 # --- concurrency ---------------------------------------------------------------------------------
 
 

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from resilience import (
-    BulkheadFull,
     CircuitBreaker,
     CircuitOpen,
     Context,
-    DeadlineExceeded,
     Rejected,
     SlowRatio,
     backoff,
@@ -246,18 +244,3 @@ async def test_a_half_open_circuit_admits_at_most_the_number_of_probes(
         calls[0].let_go()
         await calls[0].result()
         assert await works(world, breaker) == "fine"
-
-
-@pytest.mark.parametrize("error", [BulkheadFull("no room"), DeadlineExceeded("over")])
-async def test_a_probe_that_an_inner_policy_rejects_releases_its_slot(
-    world: World, clock: FakeClock, error: Exception
-) -> None:
-    """A full bulkhead inside neither closes nor opens the circuit."""
-    breaker = CircuitBreaker(1, open_for=5.0)
-
-    await fails(world, breaker)
-    clock.advance(5.0)
-    await fails(world, breaker, error, times=3)
-    assert breaker.state is HALF_OPEN
-    await works(world, breaker)
-    assert breaker.state is CLOSED

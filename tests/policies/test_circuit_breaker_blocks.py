@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from resilience import CircuitBreaker, CircuitIsolated, CircuitOpen, DeadlineExceeded, SlowRatio
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Other, Script, World
 from tests.contention.beside import beside
 from tests.policies.blocks import entered
-from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Other, fails, works
+from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, fails, works
 
 
 def raising(error: Exception) -> Callable[[object], bool]:

@@ -21,8 +21,8 @@ from resilience import (
     events,
 )
 from resilience.ambient import set_ambient
-from tests.conftest import Boom, Frozen, Script, World, shown
-from tests.policies.retries import Other, Response, bad
+from tests.conftest import Boom, Frozen, Other, Script, World, shown
+from tests.policies.retries import Response, bad
 
 
 async def run(world: World, policy: Policy[Any], *steps: Any, ctx: Context | None = None) -> Any:

@@ -198,17 +198,6 @@ def test_statistics_are_exact_with_many_threads_and_few_keys() -> None:
 # --- misuse, errors and descriptions -------------------------------------------------------------
 
 
-def test_a_policy_in_place_of_make_is_an_error() -> None:
-    with pytest.raises(TypeError, match="not one policy"):
-        Keyed(CircuitBreaker(), first)  # type: ignore[arg-type]
-
-
-def test_a_make_that_cannot_take_the_key_is_an_error() -> None:
-    """A Fallback around it would answer every call."""
-    with pytest.raises(TypeError, match=r"make is called as make\(key\), which "):
-        Keyed(lambda: CircuitBreaker(), first)  # type: ignore[arg-type,misc]
-
-
 def test_a_make_that_returns_no_policy_is_misuse() -> None:
     keyed = Keyed(lambda key: str, first)  # type: ignore[arg-type,return-value]
     with pytest.raises(TypeError, match="make must return a policy"):

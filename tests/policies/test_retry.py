@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from resilience import Context, Failure, Policy, RetriesExhausted, Retry, Success
-from tests.conftest import Boom, FakeClock, Frozen, Script, Watched, World, no_collector
-from tests.policies.retries import Other, Response, notes_of, run
+from tests.conftest import Boom, FakeClock, Frozen, Other, Script, Watched, World, no_collector
+from tests.policies.retries import Response, notes_of, run
 
 # --- attempts ----------------------------------------------------------------------------------
 

@@ -25,8 +25,8 @@ from resilience import (
     TimeoutExceeded,
     events,
 )
-from tests.conftest import Boom, FakeClock, Script, Virtual, World
-from tests.policies.retries import Other, Response, RetryAfter, bad, notes_of, oversleep, run
+from tests.conftest import Boom, FakeClock, Other, Script, Virtual, World
+from tests.policies.retries import Response, RetryAfter, bad, notes_of, oversleep, run
 
 # --- time --------------------------------------------------------------------------------------
 

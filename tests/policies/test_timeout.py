@@ -23,7 +23,7 @@ from resilience import (
     TimeoutExceeded,
     current_context,
 )
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, hanging
 
 # --- the limit ---------------------------------------------------------------------------------
@@ -133,14 +133,20 @@ async def test_a_late_result_of_a_task_that_blocks_its_event_loop_is_returned(ta
 @pytest.mark.parametrize(
     ("outer", "inner", "named"), [(SHORT, LONG, "outer"), (LONG, SHORT, "inner"), (SHORT, SHORT, "outer")]
 )
-async def test_the_error_names_the_timeout_that_fired(world: World, outer: float, inner: float, named: str) -> None:
+async def test_the_error_names_the_timeout_that_fired(
+    anywhere: Virtual, outer: float, inner: float, named: str
+) -> None:
     """Only that one reports a timeout."""
     timeouts: list[str] = []
     pipeline = Policy.wrap(
         Timeout(outer, name="outer", on_timeout=lambda event: timeouts.append(event.policy)),
         Timeout(inner, name="inner", on_timeout=lambda event: timeouts.append(event.policy)),
     )
-    error = await world.attempt(pipeline, hanging(world))
+
+    async def fn(ctx: Context) -> None:
+        await anywhere.sleep(2 * LONG)
+
+    error = await anywhere.attempt(pipeline, fn)
     assert type(error) is TimeoutExceeded
     assert (error.policy, error.timeout) == (named, SHORT)
     assert timeouts == [named]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Failure, Fallback, Policy, Retry, Timeout
+from resilience import Bulkhead, Context, Failure, Fallback, Policy, Retry, Timeout
 from resilience.errors import SuspensionMisuse
 from resilience.events import ExecutionFinished
 from resilience.runtimes import lowering
@@ -111,23 +111,6 @@ def test_a_policy_that_suspends_is_closed() -> None:
         bulkhead.wrap(policy).execute(lambda ctx: "fine")
     assert policy.left == 1
     assert bulkhead.stats().in_flight == 0
-
-
-def test_a_suspension_is_no_outcome() -> None:
-    """It is a bug of the policy: outer policies do not retry, count or answer it."""
-    seen: list[Any] = []
-    policy = Forgetful()
-    breaker = CircuitBreaker(1, on=lambda error: True)
-    pipeline = Fallback("x", on=lambda error: True, on_fallback=seen.append).wrap(
-        Retry(3, on=lambda error: True, backoff=[0], on_retry=seen.append), breaker, policy
-    )
-    with pytest.raises(SuspensionMisuse):
-        pipeline.execute(lambda ctx: "fine")
-    with pytest.raises(SuspensionMisuse):
-        pipeline.capture(lambda ctx: "fine")
-    assert seen == []
-    assert policy.left == 2
-    assert breaker.state is CircuitState.CLOSED
 
 
 class Catching(Policy):

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import types
-import weakref
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -39,7 +38,7 @@ from resilience import (
 from resilience.runtimes import alarms, tasks, workers
 from resilience.runtimes.blocking import BLOCKING
 from resilience.testing import virtual_time
-from tests.conftest import Boom, FakeClock, Heavy, Script, Virtual, World
+from tests.conftest import Boom, FakeClock, Heavy, Script, Virtual, Watched, World
 
 LONG = 60.0
 
@@ -405,20 +404,17 @@ def test_timeouts_of_ended_loops_leave_room_for_those_of_the_next_loop() -> None
 async def test_a_timer_keeps_nothing_of_an_ended_call_alive(in_asyncio: World) -> None:
     """Neither its task nor the values of its context variables, however far away the deadline is."""
     variable: contextvars.ContextVar[object] = contextvars.ContextVar("variable")
-    alive: list[weakref.ref[Any]] = []
+    watched = Watched()
 
     async def call() -> None:
-        thing = Heavy()
-        variable.set(thing)
-        task = asyncio.current_task()
-        assert task is not None
-        alive.extend([weakref.ref(thing), weakref.ref(task)])
+        variable.set(watched.watch(Heavy()))
+        watched.watch(asyncio.current_task())
         await Timeout(LONG).aexecute(Script("fine").function())
 
     await asyncio.create_task(call())
     await asyncio.sleep(0)  # the loop itself releases a task one turn after its end
     gc.collect()
-    assert [ref() for ref in alive] == [None, None]
+    assert (watched.seen, watched.alive) == (2, [])
 
 
 # --- policies that start or create the call early ---

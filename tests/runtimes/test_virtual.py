@@ -117,24 +117,6 @@ def simulated(*clients: Callable[[Simulation], Any]) -> float:
         return simulation.run()
 
 
-async def test_of_two_timeouts_the_first_to_expire_cuts_off_and_is_named(in_simulation: Virtual) -> None:
-    """The clean-up inside takes its time."""
-    log: list[tuple[float, str]] = []
-
-    async def fn(ctx: Context) -> None:
-        try:
-            await in_simulation.sleep(100)
-        finally:
-            await in_simulation.sleep(1)
-            log.append((in_simulation.now(), "cleaned up"))
-
-    for outer, inner in ((5, 50), (50, 5)):
-        with pytest.raises(TimeoutExceeded) as caught:
-            await in_simulation.execute(Timeout(outer, name="outer").wrap(Timeout(inner, name="inner")), fn)
-        log.append((in_simulation.now(), str(caught.value.policy)))
-    assert log == [(6, "cleaned up"), (6, "outer"), (12, "cleaned up"), (12, "inner")]
-
-
 async def test_a_nested_timeout_does_not_cut_off_a_clean_up_at_the_instant_of_the_outer_limit(
     in_simulation: Virtual,
 ) -> None:

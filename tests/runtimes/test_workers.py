@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ import pytest
 from resilience import Bulkhead, Call, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.runtimes import workers
 from tests.callers import wait_until
-from tests.conftest import Boom, Heavy
+from tests.conftest import Boom, Heavy, Watched
 from tests.runtimes.conftest import LONG, SHORT
 
 # --- the thread of a function ---
@@ -239,20 +238,17 @@ def test_the_traceback_of_an_exception_has_the_frames_of_the_function_and_does_n
 
 
 def test_the_result_of_an_abandoned_call_is_dropped(gate: threading.Event) -> None:
-    alive: list[weakref.ref[Any]] = []
-    used: list[object] = []
+    watched, used = Watched(), list[object]()
 
-    def fn() -> Heavy:
+    def fn() -> Any:
         gate.wait(10)
-        result = Heavy()
-        alive.append(weakref.ref(result))
-        return result
+        return watched.watch(Heavy())
 
     pipeline = Policy.wrap(Fallback("instead", on_fallback=used.append), Timeout(SHORT))
     assert pipeline.call(fn) == "instead"
     gate.set()
-    wait_until(lambda: Timeout.abandoned() == 0 and alive)
-    wait_until(lambda: alive[0]() is None)
+    wait_until(lambda: Timeout.abandoned() == 0 and bool(watched.seen))
+    wait_until(lambda: not watched.alive)
     assert len(used) == 1
 
 
@@ -325,9 +321,7 @@ def test_an_idle_worker_keeps_nothing_of_its_last_call_alive() -> None:
         TENANT.set(variable)
         return Heavy()
 
-    argument, variable = Heavy(), Heavy()
-    result = Timeout(LONG).call(fn, argument, variable)
-    alive = [weakref.ref(thing) for thing in (argument, variable, result)]
-    del argument, variable, result
+    watched = Watched()
+    watched.watch(Timeout(LONG).call(fn, watched.watch(Heavy()), watched.watch(Heavy())))
     gc.collect()
-    wait_until(lambda: [ref() for ref in alive] == [None] * 3)
+    wait_until(lambda: not watched.alive)

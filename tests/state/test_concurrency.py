@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from math import exp, inf, isfinite
 from typing import Any
 
@@ -224,12 +222,6 @@ def test_repr_and_reset_of_seeking() -> None:
     seeking.update(first[0], slow(throughput=100.0))
     seeking.reset()
     assert seeking.update(20, slow(throughput=1.0)) == first
-
-
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_seeking_cannot_be_copied_or_pickled(duplicate: Any) -> None:
-    with pytest.raises(TypeError, match="cannot be copied or pickled, because it learns from all calls"):
-        duplicate(Seeking())
 
 
 # --- periods -------------------------------------------------------------------------------------

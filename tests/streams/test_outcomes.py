@@ -100,12 +100,15 @@ async def test_an_error_of_resume_is_not_retried(world: World) -> None:
     assert len(source.calls) == source.closed == 1
 
 
-async def test_a_policy_may_call_again_after_the_last_item(world: World) -> None:
-    class Twice(Policy[Any]):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            await call(ctx)
-            return await call(ctx)
+class Twice(Policy[Any]):
+    """Calls again, whatever has happened."""
 
+    async def around(self, call: Any, ctx: Context) -> Any:
+        await call(ctx)
+        return await call(ctx)
+
+
+async def test_a_policy_may_call_again_after_the_last_item(world: World) -> None:
     assert await streamed(world, Twice(), Source(world, [1, 2, 3], [4, 5])).all() == [1, 2, 3, 4, 5]
 
 
@@ -283,13 +286,7 @@ async def test_a_stream_closed_before_its_first_pull_makes_no_call(world: World)
 
 async def test_no_call_is_made_after_the_consumer_has_left(world: World, heard: list[Any]) -> None:
     """Neither by a Retry, which gets None as the result and does not wait, nor by a policy of the user."""
-
-    class Again(Policy[Any]):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            await call(ctx)
-            return await call(ctx)
-
-    for policy in (quick(on_result=lambda result: result is None), Again()):
+    for policy in (quick(on_result=lambda result: result is None), Twice()):
         bulkhead, source = Bulkhead(1), Source(world, [1, 2])
         stream = streamed(world, Pipeline(policy, bulkhead), source, resume={"after": lambda item: item})
         assert await stream.next() == 1

@@ -12,6 +12,7 @@ import pytest
 
 from resilience import Bulkhead, Cache, Context, Fallback, Hedge, Keyed, Pipeline, Policy, SingleFlight, Timeout
 from resilience.errors import ArgumentMisuse, RaceMisuse, SuspensionMisuse
+from resilience.work import Once
 from tests.callers import run_all
 from tests.conftest import Boom, World
 from tests.functions import quick
@@ -122,7 +123,9 @@ async def test_a_policy_cannot_race_the_calls_of_a_stream(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [Cache(1), SingleFlight(), Hedge(0.1), Pipeline(quick(), Cache(1))], ids=lambda it: it.name
+    "policy",
+    [Cache(1), SingleFlight(), Hedge(0.1), Once({}, key=len), Pipeline(quick(), Cache(1))],
+    ids=lambda it: it.name,
 )
 def test_policies_that_share_results_or_race_calls_refuse_streaming(policy: Any) -> None:
     with pytest.raises(TypeError, match="cannot be used around a stream"):

@@ -393,8 +393,3 @@ def test_a_worker_that_takes_its_job_while_the_places_are_read_is_not_idle(monke
     monkeypatch.setattr(sys, "_current_frames", begin_meanwhile)
     worker._job = cast(Any, "a job")
     assert standstills.Standstills(0.001).moving([worker], looks=9) == [worker.ident]
-
-
-def test_a_patience_that_is_no_duration_is_refused() -> None:
-    with pytest.raises(ValueError, match="patience must be more than zero"), virtual_time(patience=0):
-        pass

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import anyio
 import pytest
@@ -221,19 +222,18 @@ def test_a_wait_without_a_deadline_is_not_stuck() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ignore", "error"),
-    [("poller", "ignore.*list"), ([7], "ignore.*7"), (threading.Thread(), "ignore.*list")],
+    ("settings", "error"),
+    [
+        ({"ignore": "poller"}, "ignore.*list"),
+        ({"ignore": [7]}, "ignore.*7"),
+        ({"ignore": threading.Thread()}, "ignore.*list"),
+        *(({"stuck_after": seconds}, "stuck_after") for seconds in (0, -1, float("nan"), "5")),
+        ({"patience": 0}, "patience must be more than zero"),
+    ],
 )
-def test_an_invalid_ignore_is_refused(ignore: object, error: str) -> None:
-    """A single name would be a list of letters."""
-    with pytest.raises(TypeError, match=error), virtual_time(ignore=ignore):  # type: ignore[arg-type]
-        pass
-
-
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "5"])
-def test_an_invalid_limit_is_refused(seconds: object) -> None:
-    """Zero would fail at the first check."""
-    with pytest.raises((ValueError, TypeError), match="stuck_after"), virtual_time(stuck_after=seconds):  # type: ignore[arg-type]
+def test_wrong_arguments_of_virtual_time_are_refused(settings: dict[str, Any], error: str) -> None:
+    """A single name would be a list of letters, and a limit of zero would fail at the first check."""
+    with pytest.raises((ValueError, TypeError), match=error), virtual_time(**settings):
         pass
 
 

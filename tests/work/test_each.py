@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import weakref
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from resilience import Failure, Retry, Success, current_context, deadline
 from resilience.work import each
 from tests.callers import wait_until
-from tests.conftest import Boom, World, no_collector
+from tests.conftest import Boom, Watched, World, no_collector
 
 
 async def read(world: World, block: Any, into: list[Any]) -> None:
@@ -247,16 +246,11 @@ def test_leaving_the_block_waits_for_threads_and_begins_no_other_call() -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_an_error_of_the_items_is_raised_after_all_outcomes(world: World, ordered: bool) -> None:
     """No outcome of an item that was read is lost, and the error is freed with its last reference."""
-    raised: list[weakref.ref[Boom]] = []
+    watched = Watched()
 
     def source() -> Iterator[int]:
         yield from range(3)
-        error = Boom("of the items")
-        raised.append(weakref.ref(error))
-        try:
-            raise error
-        finally:
-            del error
+        watched.fail()
 
     async def work(number: int) -> int:
         await world.sleep(0.01)
@@ -272,7 +266,8 @@ async def test_an_error_of_the_items_is_raised_after_all_outcomes(world: World, 
         del block
         if not world.blocking:
             await anyio.lowlevel.checkpoint()
-        assert raised[0]() is None
+        assert watched.seen
+        assert watched.alive == []
     items = [item for item, _ in seen]
     assert (sorted(items[:3]), items[3:]) == ([0, 1, 2], ["raised"])
 
@@ -321,23 +316,15 @@ async def test_a_call_with_wrong_arguments_is_an_error_and_no_outcome(world: Wor
 
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_an_error_is_freed_with_its_outcome(world: World, ordered: bool) -> None:
-    raised: list[weakref.ref[Boom]] = []
-
-    async def work(number: int) -> None:
-        error = Boom(str(number))
-        raised.append(weakref.ref(error))
-        try:
-            raise error
-        finally:
-            del error
+    watched = Watched()
 
     with no_collector():
-        outcomes = await outcomes_of(world, work, range(3), limit=2, ordered=ordered)
+        outcomes = await outcomes_of(world, watched.fn, range(3), limit=2, ordered=ordered)
         assert [type(outcome) for _, outcome in outcomes] == [Failure] * 3
         del outcomes
         if not world.blocking:
             await anyio.lowlevel.checkpoint()
-        assert [it() for it in raised] == [None] * 3
+        assert watched.alive == []
 
 
 async def test_progress_is_called_for_each_outcome(world: World) -> None:

@@ -403,11 +403,6 @@ def test_expired_entries_are_removed_from_memory(clocks: FakeClock) -> None:
     assert once.call(lambda order: "kept", "1600") == "1600"
 
 
-def test_streaming_is_refused() -> None:
-    with pytest.raises(TypeError, match="Once cannot be used around a stream"):
-        Once({}, key=by_order).streaming()
-
-
 def test_two_processes_that_insert_a_key_at_the_same_time_make_one_claim(tmp_path: Path) -> None:
     """The second one finds the claim of the first, with its fingerprint."""
 

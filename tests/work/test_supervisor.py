@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import weakref
 from typing import Any
 
 import anyio
@@ -16,7 +15,7 @@ from resilience.backoff import Constant, Exponential
 from resilience.testing import seeded
 from resilience.work import Supervisor
 from resilience.work import supervisor as supervisors
-from tests.conftest import Boom, Virtual, World, no_collector
+from tests.conftest import Boom, Virtual, Watched, World, no_collector
 
 
 class Task:
@@ -61,23 +60,14 @@ async def test_delays_are_exponential_by_default(in_virtual_asyncio: Virtual) ->
 async def test_no_failure_is_kept_during_a_delay(tasks_world: World, caplog: pytest.LogCaptureFixture) -> None:
     """Nor the frames of its traceback, for up to a minute."""
     caplog.set_level(logging.CRITICAL, "resilience")  # a record would keep it
-    failures: list[weakref.ref[Boom]] = []
-
-    async def fails() -> None:
-        error = Boom()
-        failures.append(weakref.ref(error))
-        try:
-            raise error
-        finally:
-            del error
-
+    watched = Watched()
     with no_collector():
         async with Supervisor(restart=[60]) as supervisor:
-            supervisor.start_soon(fails)
-            while not failures:
+            supervisor.start_soon(watched.fn)
+            while not watched.seen:
                 await anyio.sleep(0.001)
             await anyio.sleep(0.01)
-            assert [it() for it in failures] == [None]
+            assert watched.alive == []
             await supervisor.adrain(0)
 
 

@@ -25,7 +25,11 @@ from resilience import (
     Quantile,
     Rate,
     RateLimiter,
+    RepeatCap,
     Retry,
+    RetryBudget,
+    Seeking,
+    SingleFlight,
     SlowRatio,
     Timeout,
     events,
@@ -139,8 +143,20 @@ def test_listeners_may_be_any_iterable() -> None:
         "CircuitBreaker(trip=FailureRatio(0.5, min_calls=10, window=30) | "
         "SlowRatio(0.2, slower_than=1.5, min_calls=10, last=50), open_for=5.0, name='db')",
         "CircuitBreaker(open_for=Linear(2, cap=8))",
+        "CircuitBreaker(observe_only=True)",
         "Bulkhead(limit=13)",
         "Bulkhead(limit=13, queue=4, max_wait=0.5)",
+        "Bulkhead(limit=2, queue=1, observe_only=True)",
+        "RateLimiter(Rate(60, per=60), Rate(10, burst=2, cost=3), max_wait=5.0, name='llm')",
+        "AdaptiveLimit(slower_than=2.0)",
+        "AdaptiveThrottle()",
+        "AdaptiveThrottle(k=3.0, min_calls=2)",
+        "Cache(ttl=60, stale=5, name='users')",
+        "SingleFlight(name='users')",
+        "Hedge()",
+        "Hedge(delay=0.5, hedges=2, budget=None)",
+        "RepeatCap(repeats=2)",
+        "Retry(budget=0.1)",
         "Fallback(value='x')",
         "Fallback(value=None)",
     ],
@@ -219,6 +235,60 @@ def test_describe_contains_every_number(policy: Policy[Any], numbers: list[str])
     assert "\n" not in described
 
 
+#: What `describe()` says, word for word.
+DESCRIPTIONS: dict[str, Policy[Any]] = {
+    "Timeout: 2.5 s for everything inside, then it is cut off": Timeout(2.5),
+    "Timeout: 2.5 s for everything inside, carried as a deadline, nothing is cut off": Timeout(2.5, cooperative=True),
+    "Bulkhead: at most 2 at once, no queue": Bulkhead(2),
+    "Bulkhead: at most 2 at once, 3 may wait": Bulkhead(2, queue=3),
+    "Bulkhead: at most 2 at once, 3 may wait, at most 1 s": Bulkhead(2, queue=3, max_wait=1),
+    "RateLimiter: at most 7 calls in any second; none waits": RateLimiter(7, max_wait=0),
+    "RateLimiter: at most 7 calls in 9 s, spread, 1 at once; the others wait for their turn": RateLimiter(
+        Rate(7, per=9, burst=1)
+    ),
+    "llm: at most 60 calls in any 60 s and 10 units a second, 3 for each call, spread, 2 at once; "
+    "the others wait at most 5 s": RateLimiter(Rate(60, per=60), Rate(10, burst=2, cost=3), max_wait=5, name="llm"),
+    "search: 1 to 200 at once, 5 now, lower while a tenth of the calls takes longer than 0.3 s; no queue": (
+        AdaptiveLimit(0.3, initial=5, name="search")
+    ),
+    "AdaptiveLimit: 1 to 200 at once, 20 now, by Seeking(dither=0.15, gain=0.25, target=0.5); 3 may wait, "
+    "at most 2 s; only observes": AdaptiveLimit(Seeking(), queue=3, max_wait=2, observe_only=True),
+    "search: lets 1.5 calls through for each that was accepted in the last 10 s, and holds back at most 50 %": (
+        AdaptiveThrottle(1.5, window=10, most=0.5, name="search")
+    ),
+    "users: keeps values for 60 s, 5 s more if a refresh fails, by function and its arguments, at most 1024": (
+        Cache(60, stale=5, name="users")
+    ),
+    "Cache: keeps values for what len says, by key of max, at most 1024": Cache(len, key=max),
+    "users: one call at a time for each function and its arguments, shared by all concurrent callers": (
+        SingleFlight(name="users")
+    ),
+    "cap: at most 2 retries and hedges in everything inside, nested calls included": RepeatCap(2, name="cap"),
+    "Hedge: another attempt beside one that takes longer than 0.5 s": Hedge(0.5, budget=None),
+    "h: up to 2 more attempts, one after another, beside one that takes longer than 95 % of the calls take, "
+    "by Quantile(0.95); paid for by RetryBudget(0.1, saved=10)": Hedge(hedges=2, name="h"),
+    "reset: raises ConnectionError in 1 % of the calls; off": Chaos(error=ConnectionError, name="reset"),
+    "Chaos: raises Boom('x') in 25 % of the calls; off": Chaos(0.25, error=Boom("x")),
+    "Chaos: returns None in 1 % of the calls; off": Chaos(result=None),
+    "Chaos: delays by 2 s 1 % of the calls; off": Chaos(delay=2),
+    "Chaos: delays by abs 1 % of the calls; off": Chaos(delay=abs),
+    "Chaos: calls print before 1 % of the calls; off": Chaos(action=print),
+}
+
+
+@pytest.mark.parametrize("description", DESCRIPTIONS)
+def test_describe_says_what_a_policy_does(description: str) -> None:
+    assert DESCRIPTIONS[description].describe() == description
+
+
+def test_describe_ends_with_the_budget_or_that_the_policy_only_observes() -> None:
+    retry = Retry(3, budget=RetryBudget(0.2, saved=5))
+    assert retry.describe().endswith("; paid for by RetryBudget(0.2, saved=5)")
+    for policy in (CircuitBreaker(observe_only=True), Bulkhead(2, queue=1, observe_only=True)):
+        assert policy.describe().endswith("; only observes")
+    assert RateLimiter(7, observe_only=True).describe().endswith("in any second; only observes")
+
+
 def test_describe_of_a_pipeline_has_a_numbered_line_for_each_policy() -> None:
     """Outermost first, below the name of the pipeline."""
     pipeline = Policy.wrap(
@@ -239,6 +309,7 @@ def test_describe_of_a_pipeline_has_a_numbered_line_for_each_policy() -> None:
 def test_describe_uses_the_singular_for_one() -> None:
     """No "1 policies", no "1 attempts", and no delay before another one."""
     assert Policy.wrap(Retry(1), name="once").describe() == "once: 1 policy\n1. Retry: 1 attempt"
+    assert "at most 1 retry or hedge" in RepeatCap(1).describe()
     assert "at most 1 call in any second;" in RateLimiter(1).describe()
     throttled = AdaptiveThrottle(1, min_calls=1).describe()
     assert "lets 1 call through" in throttled

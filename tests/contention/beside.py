@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import anyio
@@ -135,8 +135,8 @@ class Group:
 @asynccontextmanager
 async def beside(world: World) -> AsyncIterator[Group]:
     """Open a group of calls. At its end, all of them are released and awaited."""
-    if world.blocking:
-        group = Group(world, None)
+    async with nullcontext() if world.blocking else anyio.create_task_group() as tasks:
+        group = Group(world, tasks)
         try:
             yield group
         finally:
@@ -145,11 +145,3 @@ async def beside(world: World) -> AsyncIterator[Group]:
             for thread in group.threads:
                 thread.join(PATIENCE)
                 assert not thread.is_alive(), "a call did not end"
-        return
-    async with anyio.create_task_group() as tasks:
-        group = Group(world, tasks)
-        try:
-            yield group
-        finally:
-            for call in group.calls:
-                call.let_go()

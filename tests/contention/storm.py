@@ -61,6 +61,14 @@ class Gauge:
         with self._lock:
             self.inside -= 1
 
+    async def pass_through(self, world: World, rng: random.Random) -> None:
+        """Enter, pause and leave."""
+        self.enter()
+        try:
+            await pause(world, rng)
+        finally:
+            self.leave()
+
 
 class Storm:
     """A number of operations, shared among all worlds; `outcomes` counts their outcomes."""
@@ -200,11 +208,7 @@ async def _through_a_slot(world: World, rng: random.Random, bulkhead: Bulkhead, 
                 gauge.leave()
         else:
             async with bulkhead.slot():
-                gauge.enter()
-                try:
-                    await pause(world, rng)
-                finally:
-                    gauge.leave()
+                await gauge.pass_through(world, rng)
     except BulkheadFull:
         return "full"
     return "answered"

@@ -110,9 +110,7 @@ def test_an_adaptive_limit_is_never_exceeded_and_loses_no_permit() -> None:
 
     async def operation(world: World, rng: random.Random) -> str:
         async def fn(ctx: Context) -> None:
-            gauge.enter()
-            await pause(world, rng)
-            gauge.leave()
+            await gauge.pass_through(world, rng)
 
         error = await world.attempt(limit, fn, Context(timeout=0.0005) if rng.random() < 0.1 else None)
         return "answered" if error is None else type(error).__name__
@@ -191,11 +189,7 @@ def test_there_are_never_more_probes_than_allowed() -> None:
 
     async def operation(world: World, rng: random.Random) -> str:
         async def fn(ctx: Context) -> None:
-            gauge.enter()
-            try:
-                await pause(world, rng)
-            finally:
-                gauge.leave()
+            await gauge.pass_through(world, rng)
 
         error = await world.attempt(breaker, fn)
         assert error is None or isinstance(error, CircuitOpen)

@@ -119,12 +119,12 @@ TESTS = {
 #: mutants that have survived the other tests.
 APART = {
     "state/permits.py": ["state/test_permits_steps.py"],
-    "policies/live_permits.py": ["composition/test_processes.py"],
+    "policies/live_permits.py": ["composition/test_processes.py", "composition/test_signals.py"],
     "policies/live_circuit.py": ["composition/test_interrupts.py"],
     "policies/circuit_breaker.py": [
         *("composition/test_processes.py", "composition/test_interrupts.py", "contention/test_contention.py"),
     ],
-    "policies/fallback.py": ["composition/test_memory.py"],
+    "policies/fallback.py": ["composition/test_memory.py", "composition/test_interrupts.py"],
 }
 
 

@@ -424,26 +424,7 @@ async def test_observe_only_refuses_no_call_and_learns(
     assert counts(limit) == (1, 0, 0, 2)
 
 
-@pytest.mark.parametrize(
-    ("limit", "description"),
-    [
-        (
-            AdaptiveLimit(0.3, initial=5, name="search"),
-            "search: 1 to 200 at once, 5 now, lower while a tenth of the calls takes longer than 0.3 s; no queue",
-        ),
-        (
-            AdaptiveLimit(Seeking(), queue=3, max_wait=2, observe_only=True),
-            "AdaptiveLimit: 1 to 200 at once, 20 now, by Seeking(dither=0.15, gain=0.25, target=0.5); 3 may wait, "
-            "at most 2 s; only observes",
-        ),
-    ],
-)
-def test_the_description_names_the_limits_the_algorithm_and_the_queue(limit: AdaptiveLimit, description: str) -> None:
-    assert limit.describe() == description
-
-
-def test_repr_shows_the_arguments_and_stats_the_initial_limit() -> None:
-    assert repr(AdaptiveLimit(2)) == "AdaptiveLimit(slower_than=2.0)"
+def test_the_initial_limit_is_twenty_by_default() -> None:
     assert AdaptiveLimit(2).stats() == LimitStats(20, 0, 0, 0)
 
 

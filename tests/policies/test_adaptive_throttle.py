@@ -186,14 +186,6 @@ async def test_observe_only_rejects_no_call(world: World, clock: FakeClock, hear
     assert throttle.describe().endswith("; only observes")
 
 
-def test_repr_and_description_contain_every_number() -> None:
-    assert AdaptiveThrottle(1.5, window=10, most=0.5, name="search").describe() == (
-        "search: lets 1.5 calls through for each that was accepted in the last 10 s, and holds back at most 50 %"
-    )
-    assert repr(AdaptiveThrottle()) == "AdaptiveThrottle()"
-    assert repr(AdaptiveThrottle(3, min_calls=2)) == "AdaptiveThrottle(k=3.0, min_calls=2)"
-
-
 # --- a model -------------------------------------------------------------------------------------
 
 

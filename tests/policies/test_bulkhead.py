@@ -231,15 +231,3 @@ def test_a_bulkhead_is_used_in_one_event_loop_after_another() -> None:
 
 
 # --- descriptions ------------------------------------------------------------------------------
-
-
-def test_repr_and_description_contain_every_number() -> None:
-    """`repr` shows the arguments, `describe()` the behaviour."""
-    assert repr(Bulkhead(3)) == "Bulkhead(limit=3)"
-    bulkhead = Bulkhead(17, queue=23, max_wait=4.5, name="inventory")
-    assert repr(eval(repr(bulkhead))) == repr(bulkhead)
-    for number in ("17", "23", "4.5", "inventory"):
-        assert number in bulkhead.describe()
-    assert Bulkhead(2).describe() == "Bulkhead: at most 2 at once, no queue"
-    assert Bulkhead(2, queue=3).describe() == "Bulkhead: at most 2 at once, 3 may wait"
-    assert Bulkhead(2, queue=3, max_wait=1).describe() == "Bulkhead: at most 2 at once, 3 may wait, at most 1 s"

@@ -501,15 +501,6 @@ def test_concurrent_calls_failures_and_clears_are_counted_exactly() -> None:
 # --- descriptions and cycles ---------------------------------------------------------------------
 
 
-def test_repr_and_description_contain_every_number() -> None:
-    cache = Cache(60, stale=5, name="users")
-    assert cache.describe() == (
-        "users: keeps values for 60 s, 5 s more if a refresh fails, by function and its arguments, at most 1024"
-    )
-    assert Cache(len, key=max).describe() == "Cache: keeps values for what len says, by key of max, at most 1024"
-    assert repr(cache) == "Cache(ttl=60, stale=5, name='users')"
-
-
 async def test_a_failed_refresh_leaves_no_reference_cycle(world: World, clock: FakeClock) -> None:
     cache, watched = make_cache(stale=60), Watched()
     await world.execute(cache, Script("old").function())

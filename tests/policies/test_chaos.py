@@ -317,21 +317,6 @@ async def test_each_injection_sends_an_event(threads: World, clock: FakeClock, h
     assert (event.policy, event.effect) == ("havoc", effect)
 
 
-@pytest.mark.parametrize(
-    ("chaos", "description"),
-    [
-        (Chaos(error=ConnectionError, name="reset"), "reset: raises ConnectionError in 1 % of the calls; off"),
-        (Chaos(0.25, error=Boom("x")), "Chaos: raises Boom('x') in 25 % of the calls; off"),
-        (Chaos(result=None), "Chaos: returns None in 1 % of the calls; off"),
-        (Chaos(delay=2), "Chaos: delays by 2 s 1 % of the calls; off"),
-        (Chaos(delay=abs), "Chaos: delays by abs 1 % of the calls; off"),
-        (Chaos(action=print), "Chaos: calls print before 1 % of the calls; off"),
-    ],
-)
-def test_the_description_names_the_effect_and_the_rate(chaos: Chaos[Any], description: str) -> None:
-    assert chaos.describe() == description
-
-
 def test_the_description_of_a_chaos_that_is_on_names_the_time_left(clock: FakeClock) -> None:
     chaos = Chaos(result=1)
     chaos.on(0.5, 60)

@@ -150,20 +150,6 @@ async def test_a_probe_that_an_outer_timeout_cuts_off_has_not_failed(
     await anywhere.sleep(100)
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_an_interrupted_probe_releases_its_slot(
-    threads: World, clock: FakeClock, interrupt: type[BaseException]
-) -> None:
-    breaker, _ = probing(threads, interrupt(), None)
-    with pytest.raises(Boom):
-        breaker.call(threads.native(Script(Boom()).function()))
-    clock.advance(10)
-    with pytest.raises(interrupt):
-        breaker.call(str)
-    assert breaker.stats().probes == 0
-    assert breaker.call(str) == ""
-
-
 def test_one_probe_function_runs_at_a_time_although_several_probes_are_allowed(threads: World) -> None:
     """Threads that call meanwhile are refused, and no call is made before it has succeeded."""
     go, inside, order = threading.Event(), threading.Semaphore(0), []

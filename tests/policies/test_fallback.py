@@ -16,11 +16,8 @@ from resilience import (
     Retry,
     Success,
     Timeout,
-    current_context,
-    deadline,
     events,
 )
-from resilience.ambient import set_ambient
 from tests.conftest import Boom, Frozen, Other, Script, World, shown
 from tests.policies.retries import Response, bad
 
@@ -131,21 +128,6 @@ async def test_the_handler_can_raise_the_original_again(world: World, error: Exc
     assert await run(world, Fallback(handler=handler), error) is error
     assert error.__context__ is None
     assert error.__cause__ is None
-
-
-def test_an_interrupt_before_the_handler_restores_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C may come when the context of the handler is set, and before its token is stored."""
-
-    def interrupted(ctx: Context | None) -> None:
-        monkeypatch.undo()
-        set_ambient(ctx)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("resilience.policies.fallback.set_ambient", interrupted)
-    with deadline(60) as outer:
-        with pytest.raises(KeyboardInterrupt):
-            Fallback(handler=lambda failure, ctx: "instead").call(lambda: 1 / 0)
-        assert current_context() is outer
 
 
 # --- results ---

@@ -347,13 +347,3 @@ async def test_events_report_each_hedge_and_the_outcome_of_the_race(anywhere: Vi
     finished = [it for it in heard if isinstance(it, events.HedgeFinished)]
     results = [(it.won, it.attempts, round(it.elapsed, 6)) for it in finished]
     assert results == [(1, 2, 0.2), (0, 2, 0.2), (None, 2, 0.3), (None, 2, 0.2), (None, 2, 1)]
-
-
-def test_repr_and_description_of_a_hedge() -> None:
-    assert repr(Hedge()) == "Hedge()"
-    assert repr(Hedge(0.5, hedges=2, budget=None)) == "Hedge(delay=0.5, hedges=2, budget=None)"
-    assert Hedge(0.5, budget=None).describe() == "Hedge: another attempt beside one that takes longer than 0.5 s"
-    assert Hedge(hedges=2, name="h").describe() == (
-        "h: up to 2 more attempts, one after another, beside one that takes longer than 95 % of the calls take, "
-        "by Quantile(0.95); paid for by RetryBudget(0.1, saved=10)"
-    )

@@ -32,10 +32,11 @@ from resilience import (
 from resilience.runtimes.races import ScheduledCall
 from resilience.testing import virtual_time
 from tests.callers import wait_until
-from tests.conftest import Virtual, World, drive, no_collector
+from tests.conftest import Virtual, World, no_collector
 from tests.contention.storm import Storm
 from tests.policies.hedges import Service
 from tests.policies.retries import Response
+from tests.test_repeats import CustomBudget
 
 variable: ContextVar[int] = ContextVar("variable", default=0)
 
@@ -283,20 +284,9 @@ async def test_errors_of_listeners_are_ignored_and_errors_of_the_budget_are_rais
         raise LookupError
 
     assert (await Service(anywhere, (5, "first"), (0.1, "second")).under(Hedge(0.1, on_hedge=broken)))[0] == "second"
-
-    class Broken(Exception):
-        pass
-
-    class Budget:
-        def succeeded(self) -> None: ...
-
-        def give_back(self) -> None: ...
-
-        def withdraw(self) -> bool:
-            raise Broken
-
-    error, seconds = await Service(anywhere, (5, "first")).under(Hedge(0.1, budget=Budget()))
-    assert (type(error), seconds) == (Broken, 0.1)
+    budget = CustomBudget(OSError("no answer"))
+    error, seconds = await Service(anywhere, (5, "first")).under(Hedge(0.1, budget=budget))
+    assert (type(error), seconds) == (OSError, 0.1)
 
 
 # --- threads -----------------------------------------------------------------------------------------
@@ -399,45 +389,6 @@ def test_the_first_attempt_goes_on_if_no_worker_is_free_for_a_hedge(
         return ctx.hedge
 
     assert Hedge(0.2, budget=None).execute(fn) == 0
-
-
-def test_an_interrupt_in_a_policy_of_any_attempt_releases_all_permits(threads: World) -> None:
-    bulkhead, over = Bulkhead(5), threading.Event()
-
-    class Interrupting(Policy):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            if ctx.hedge == place:
-                raise Stop
-            return await call(ctx)
-
-    for place in (0, 1):  # noqa: B007 (the policy reads it)
-        with pytest.raises(Stop):
-            Policy.wrap(Hedge(0.01), bulkhead, Interrupting()).execute(lambda ctx: over.wait(10))
-        assert bulkhead.stats().in_flight == 0
-    over.set()
-
-
-def test_ctrl_c_in_the_waiting_thread_releases_all_permits(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from resilience.clock import clock
-
-    bulkhead = Bulkhead(5)
-    inside: list[int] = []
-    wait_for = clock.wait
-
-    def fn(ctx: Context) -> None:
-        inside.append(ctx.hedge)
-        drive(threads.hang())
-
-    def interrupted(waitable: Any, seconds: float | None) -> bool:
-        if seconds is not None:  # until the hedge is due
-            return wait_for(waitable, seconds)
-        wait_until(lambda: len(inside) == 2)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(clock, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        Hedge(0.01).wrap(bulkhead).execute(fn)
-    assert bulkhead.stats().in_flight == 0
 
 
 class Interrupted(Policy[Any]):

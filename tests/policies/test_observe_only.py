@@ -182,9 +182,3 @@ async def test_observed_refusals_are_shadow_rejections_in_metrics_and_infos_in_l
     assert line.level == logging.INFO
     assert "db only observes, and would have refused a call with CircuitIsolated" in line.text
     assert line.facts["shadow"] is True
-
-
-@pytest.mark.parametrize("policy", [CircuitBreaker(observe_only=True), Bulkhead(2, queue=1, observe_only=True)])
-def test_repr_and_description_contain_observe_only(policy: Policy[Any]) -> None:
-    assert policy.describe().endswith("; only observes")
-    assert "observe_only=True" in repr(policy)

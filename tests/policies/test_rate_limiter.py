@@ -468,20 +468,6 @@ def test_a_retry_on_rate_limited_waits_for_the_turn() -> None:
         assert clock.now() == 10
 
 
-def test_repr_and_description_contain_every_number() -> None:
-    limiter = RateLimiter(Rate(60, per=60), Rate(10, burst=2, cost=3), max_wait=5, name="llm")
-    assert repr(limiter) == "RateLimiter(Rate(60, per=60), Rate(10, burst=2, cost=3), max_wait=5.0, name='llm')"
-    assert limiter.describe() == (
-        "llm: at most 60 calls in any 60 s and 10 units a second, 3 for each call, spread, 2 at once; "
-        "the others wait at most 5 s"
-    )
-    assert RateLimiter(7, max_wait=0).describe() == "RateLimiter: at most 7 calls in any second; none waits"
-    assert RateLimiter(Rate(7, per=9, burst=1)).describe() == (
-        "RateLimiter: at most 7 calls in 9 s, spread, 1 at once; the others wait for their turn"
-    )
-    assert RateLimiter(7, observe_only=True).describe().endswith("in any second; only observes")
-
-
 def test_a_rate_is_a_value() -> None:
     """It is compared, hashed, copied and pickled by its fields, and immutable."""
     rate = Rate(60, timedelta(minutes=1), burst=5)

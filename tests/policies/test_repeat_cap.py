@@ -156,12 +156,3 @@ async def test_a_retry_that_is_cancelled_during_its_wait_does_not_count(in_async
 
     await in_asyncio.execute(RepeatCap(1), fn)
     assert script.calls == 3
-
-
-def test_repr_and_description_of_a_cap() -> None:
-    assert repr(RepeatCap(2)) == "RepeatCap(repeats=2)"
-    assert (
-        RepeatCap(2, name="cap").describe()
-        == "cap: at most 2 retries and hedges in everything inside, nested calls included"
-    )
-    assert "at most 1 retry or hedge" in RepeatCap(1).describe()

@@ -198,9 +198,3 @@ async def test_a_custom_budget_is_called_and_its_errors_are_raised(world: World,
     error = await run(world, Retry(3, on=Boom, backoff=[0], budget=budget), Script(Boom()))
     assert isinstance(error, OSError)
     assert budget.calls == ["withdraw", "succeeded", "withdraw"]
-
-
-def test_repr_and_description_contain_the_budget() -> None:
-    retry = Retry(3, budget=RetryBudget(0.2, saved=5))
-    assert retry.describe().endswith("; paid for by RetryBudget(0.2, saved=5)")
-    assert repr(Retry(budget=0.1)) == "Retry(budget=0.1)"

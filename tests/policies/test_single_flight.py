@@ -36,7 +36,7 @@ from tests.callers import (
 )
 from tests.conftest import Boom, Frozen, Heavy, Incomparable, Virtual, Watched, World, no_collector, shown
 from tests.contention.beside import until
-from tests.contention.storm import Gauge, Storm, pause
+from tests.contention.storm import Gauge, Storm
 
 
 class Swapped(Exception):
@@ -439,9 +439,7 @@ def test_calls_of_one_key_never_overlap() -> None:
 
     async def operation(world: World, rng: random.Random) -> str:
         async def fn() -> None:
-            gauge.enter()
-            await pause(world, rng)
-            gauge.leave()
+            await gauge.pass_through(world, rng)
 
         await world.call(flight, fn)
         return "answered"
@@ -453,14 +451,6 @@ def test_calls_of_one_key_never_overlap() -> None:
 
 
 # --- descriptions, cycles and events -------------------------------------------------------------
-
-
-def test_repr_and_description() -> None:
-    flight = SingleFlight(name="users")
-    assert flight.describe() == (
-        "users: one call at a time for each function and its arguments, shared by all concurrent callers"
-    )
-    assert repr(flight) == "SingleFlight(name='users')"
 
 
 async def test_a_failed_flight_leaves_no_reference_cycle(world: World) -> None:

@@ -169,9 +169,3 @@ async def test_an_overrun_of_more_than_a_second_and_more_than_the_limit_is_a_war
         warnings.simplefilter("always")
         assert await world.execute(Timeout(limit, cooperative=True), fn) == "late"
     assert len(caught) == warned
-
-
-def test_the_description_contains_the_limit_and_whether_calls_are_cut_off() -> None:
-    assert Timeout(2.5).describe() == "Timeout: 2.5 s for everything inside, then it is cut off"
-    cooperative = "Timeout: 2.5 s for everything inside, carried as a deadline, nothing is cut off"
-    assert Timeout(2.5, cooperative=True).describe() == cooperative

@@ -165,14 +165,3 @@ def test_an_interrupted_call_counts_as_abandoned_until_its_function_ends(
     assert Timeout.abandoned() == 1
     gate.set()
     wait_until(lambda: Timeout.abandoned() == 0)
-
-
-def test_an_interrupt_after_the_function_has_ended_leaves_nothing_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(waitable: Any, seconds: float | None) -> bool:
-        assert waitable.acquire(True, 5)  # the worker has delivered its result
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(process_clock, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        Timeout(LONG).call(lambda: "fine")
-    assert Timeout.abandoned() == 0

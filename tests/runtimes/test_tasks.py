@@ -35,7 +35,7 @@ from resilience import (
     current_context,
     deadline,
 )
-from resilience.runtimes import alarms, tasks, workers
+from resilience.runtimes import alarms, tasks
 from resilience.runtimes.blocking import BLOCKING
 from resilience.testing import virtual_time
 from tests.conftest import Boom, FakeClock, Heavy, Script, Virtual, Watched, World
@@ -83,33 +83,6 @@ async def test_blocking_code_inside_a_task_uses_a_worker_for_its_timeout(tasks_w
     with pytest.raises(TimeoutExceeded):
         Timeout(0.005).execute(lambda ctx: gate.wait(10))
     gate.set()
-
-
-async def test_a_timeout_in_a_task_takes_no_worker(tasks_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*args: object) -> Never:
-        raise AssertionError("a worker was taken")
-
-    monkeypatch.setattr(workers.Pool, "begin", forbidden)
-
-    with pytest.raises(TimeoutExceeded):
-        await Timeout(0.005).aexecute(lambda ctx: anyio.sleep(10))
-
-
-async def test_waiting_lets_other_tasks_run(tasks_world: World) -> None:
-    """The delay of a retry is a suspension, even one of zero seconds."""
-    turns: list[int] = []
-
-    async def other() -> None:
-        while True:
-            turns.append(1)
-            await anyio.sleep(0)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(other)
-        with pytest.raises(Boom):
-            await Retry(20, on=Boom, backoff=[0]).aexecute(Script(Boom()).function())
-        group.cancel_scope.cancel()
-    assert len(turns) >= 15
 
 
 # --- the ambient context ---

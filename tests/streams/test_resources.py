@@ -8,7 +8,7 @@ import gc
 import random
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any, NoReturn
 
 import anyio
@@ -265,7 +265,7 @@ VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("variable", defau
 async def test_a_context_variable_of_a_source_is_kept_between_pulls(world: World, limits: Any) -> None:
     """Also on worker threads; the consumer does not see it."""
 
-    async def sets() -> AsyncIterator[int]:
+    def sets() -> Iterator[int]:
         token = VARIABLE.set(1)
         try:
             for _ in range(3):
@@ -274,18 +274,14 @@ async def test_a_context_variable_of_a_source_is_kept_between_pulls(world: World
             VARIABLE.reset(token)
             restored.append(VARIABLE.get())
 
-    def blocking() -> Iterator[int]:
-        token = VARIABLE.set(1)
-        try:
-            for _ in range(3):
-                yield VARIABLE.get()
-        finally:
-            VARIABLE.reset(token)
-            restored.append(VARIABLE.get())
+    async def sets_in_tasks() -> AsyncIterator[int]:
+        with closing(sets()) as items:
+            for item in items:
+                yield item
 
     restored: list[int] = []
     for leaves in (False, True):
-        stream = Consumed(world, quick().streaming(**limits).call(blocking if world.blocking else sets))
+        stream = Consumed(world, quick().streaming(**limits).call(sets if world.blocking else sets_in_tasks))
         assert [await stream.next(), await stream.next()] == [1, 1]
         assert VARIABLE.get() == 0
         await (stream.close() if leaves else stream.all())

@@ -16,6 +16,7 @@ from resilience import Failure, Retry, Success, current_context, deadline
 from resilience.work import each
 from tests.callers import wait_until
 from tests.conftest import Boom, Watched, World, no_collector
+from tests.contention.storm import Gauge
 
 
 async def read(world: World, block: Any, into: list[Any]) -> None:
@@ -101,7 +102,7 @@ async def test_the_deadline_of_the_block_applies_to_each_call(world: World) -> N
 
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_calls_and_read_items_are_bounded_in_tasks(tasks_world: World, ordered: bool) -> None:
-    read, inside, most, taken = [0], [0], [0], 0
+    read, gauge, taken = [0], Gauge(), 0
 
     async def source() -> AsyncIterator[int]:
         try:
@@ -112,12 +113,11 @@ async def test_calls_and_read_items_are_bounded_in_tasks(tasks_world: World, ord
             read.append(-1)
 
     async def work(number: int) -> None:
-        inside[0] += 1
-        most[0] = max(most[0], inside[0])
+        gauge.enter()
         try:
             await anyio.sleep(0.001)
         finally:
-            inside[0] -= 1
+            gauge.leave()
 
     async with each(Retry(1), work, source(), limit=5, ordered=ordered) as outcomes:
         async for _ in outcomes:
@@ -126,13 +126,13 @@ async def test_calls_and_read_items_are_bounded_in_tasks(tasks_world: World, ord
             assert read[0] <= taken + 10
             if taken == 50:
                 break
-    assert 1 < most[0] <= 5
+    assert 1 < gauge.most <= 5
     assert read[1:] == [-1], "the generator is closed with the block"
 
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_calls_and_read_items_are_bounded_in_threads(ordered: bool) -> None:
-    read, inside, most, taken, lock = [0], [0], [0], 0, threading.Lock()
+    read, gauge, taken = [0], Gauge(), 0
 
     def source() -> Iterator[int]:
         for number in range(1000):
@@ -140,12 +140,9 @@ def test_calls_and_read_items_are_bounded_in_threads(ordered: bool) -> None:
             yield number
 
     def work(number: int) -> None:
-        with lock:
-            inside[0] += 1
-            most[0] = max(most[0], inside[0])
+        gauge.enter()
         time.sleep(0.0002)
-        with lock:
-            inside[0] -= 1
+        gauge.leave()
 
     with each(Retry(1), work, source(), limit=5, ordered=ordered) as outcomes:
         for _ in outcomes:
@@ -153,8 +150,8 @@ def test_calls_and_read_items_are_bounded_in_threads(ordered: bool) -> None:
             assert read[0] <= taken + 10
             if taken == 50:
                 break
-    assert 1 < most[0] <= 5
-    assert inside == [0]
+    assert 1 < gauge.most <= 5
+    assert gauge.inside == 0
 
 
 @pytest.mark.parametrize("ordered", [False, True])

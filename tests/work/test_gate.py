@@ -16,6 +16,7 @@ from resilience.work import Gate, GateStats, ShuttingDown
 from resilience.work import gate as gates
 from tests.callers import run_all, wait_until
 from tests.conftest import Boom, Script, Virtual, World
+from tests.contention.storm import Gauge
 
 
 async def test_a_shut_gate_refuses_new_calls(world: World, heard: list[Any]) -> None:
@@ -200,14 +201,12 @@ def test_a_signal_handler_may_shut_the_gate() -> None:
 
 
 def test_under_contention_no_call_begins_after_a_drain() -> None:
-    gate, under_way, lock = Gate(), [0], threading.Lock()
+    gate, gauge = Gate(), Gauge()
 
     def work() -> None:
-        with lock:
-            under_way[0] += 1
+        gauge.enter()
         time.sleep(0.0001)
-        with lock:
-            under_way[0] -= 1
+        gauge.leave()
 
     def thread() -> None:
         while gate.capture(lambda ctx: work()).__class__.__name__ == "Success":
@@ -216,7 +215,7 @@ def test_under_contention_no_call_begins_after_a_drain() -> None:
     def drains() -> None:
         time.sleep(0.02)
         assert gate.drain(5)
-        assert under_way == [0]
+        assert gauge.inside == 0
 
     run_all([thread] * 8, drains)
     assert gate.stats() == GateStats(inside=0, is_shut=True, rejected=8)

@@ -15,6 +15,7 @@ from contextvars import ContextVar, Token
 from types import FrameType
 from typing import TypeAlias
 
+from resilience import forks
 from resilience.context import NO_KEYWORDS, BareContext, Context
 from resilience.info import BARE, NO_INFO
 from resilience.runtimes.base import Timer
@@ -27,6 +28,19 @@ _ambient: ContextVar[Context | None] = ContextVar("resilience.context", default=
 get_ambient: Callable[[], Context | None] = _ambient.get
 set_ambient: Callable[[Context | None], AmbientToken] = _ambient.set
 reset_ambient: Callable[[AmbientToken], None] = _ambient.reset
+
+
+def _forget_in_process(module: object) -> None:  # pragma: no cover (in the child of a fork)
+    """Let a process that multiprocessing forks inherit no context: one of a pool outlives the call that starts it.
+
+    The child of a bare `os.fork` continues that call, and keeps its context.
+    """
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:  # multiprocessing calls this after the hooks of the fork itself
+        util.register_after_fork(module, lambda _: set_ambient(None))
+
+
+forks.reset_after_fork(sys.modules[__name__], _forget_in_process)
 
 
 def current_context() -> Context:

@@ -399,6 +399,30 @@ def test_the_child_has_its_own_workers() -> None:
     )
 
 
+@forks
+def test_a_process_of_multiprocessing_inherits_no_deadline() -> None:
+    """As with the other start methods. A pool starts its processes in the first calls, and keeps them."""
+    forked(
+        """
+        import math, multiprocessing
+
+        def child():
+            assert current_context().remaining() == math.inf
+
+        def start():
+            process = multiprocessing.get_context("fork").Process(target=child)
+            process.start()
+            process.join(20)
+            return process.exitcode
+
+        with deadline(30):
+            assert start() == 0
+            in_child(lambda: current_context().remaining() <= 30 or 1 / 0)  # which continues the call
+        assert Timeout(30).call(start) == 0
+        """
+    )
+
+
 # --- interrupts ------------------------------------------------------------------------------
 
 

@@ -26,7 +26,8 @@ from tests.mutation.mutants import Mutant, mutants
 from tests.mutation.trial import ROOT, Report, Trials, run
 
 _EVERY_POLICY = ["test_bad_input.py", "test_matching.py", "test_no_outcome.py", "test_events.py", "test_listeners.py"]
-_EVERY_POLICY += ["test_pipeline.py", *(f"composition/test_{it}.py" for it in ("order", "any_pipeline", "copies"))]
+_EVERY_POLICY += ["test_pipeline.py", "test_misuse.py"]
+_EVERY_POLICY += [f"composition/test_{it}.py" for it in ("order", "any_pipeline", "copies")]
 
 _BREAKER = [f"policies/test_circuit_breaker{part}.py" for part in ("", "_blocks", "_telemetry", "_probe")]
 _BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks")]
@@ -64,7 +65,7 @@ TESTS = {
     "policies/attempts.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/bulkhead.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/live_permits.py": [
-        *(*_BULKHEAD, "policies/test_observe_only.py", "test_misuse.py", "policies/test_machines.py", *_EVERY_POLICY),
+        *(*_BULKHEAD, "policies/test_observe_only.py", "policies/test_machines.py", *_EVERY_POLICY),
     ],
     "state/concurrency.py": ["state/test_concurrency.py", "policies/test_adaptive_limit.py"],
     "policies/adaptive_limit.py": ["policies/test_adaptive_limit.py", *_EVERY_POLICY],

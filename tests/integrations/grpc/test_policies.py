@@ -181,6 +181,16 @@ class TestOtherPolicies:
             answer: Any = b"cached" if isinstance(FINE[method], bytes) else [b"cached", b"too"]
             assert client.call(answering(answer), method, requests[method]) == answer
 
+    def test_an_rpc_error_that_is_no_call_is_raised(self, client: Client, dependency: Dependency) -> None:
+        """A blocking channel would take it for the call, which it is if grpc has made it."""
+
+        def fails(failure: object, ctx: Context) -> bytes:
+            raise grpc.RpcError("for maintenance")
+
+        dependency.steps = [INTERNAL]
+        with pytest.raises(grpc.RpcError, match="for maintenance"):
+            client.call(Fallback(handler=fails), "One")
+
     def test_a_breaker_does_not_count_a_call_that_ran_into_the_callers_deadline(
         self, client: Client, dependency: Dependency
     ) -> None:

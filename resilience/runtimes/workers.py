@@ -18,7 +18,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import count
+from itertools import count, islice
 from math import inf
 from typing import Any, ClassVar, final
 
@@ -202,7 +202,8 @@ class Pool:
         if sys.is_finalizing():  # daemon threads have ended by then
             return False
         try:
-            worker = self.idle.pop()
+            # Not `idle.pop()`: after that call, and before the assignment, Ctrl-C would lose the worker.
+            (worker,) = islice(iter(self.idle.pop, None), 1)
         except IndexError:
             return _start_worker(job, policy)
         # Inline, because Ctrl-C at the start of a function of ours would leave a worker without a job.

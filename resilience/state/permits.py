@@ -112,23 +112,17 @@ class Permits(Generic[W]):
             free, waiting = self.free, self._waiting
             while self._made > self.limit and self._take_free():
                 self._made -= 1
-            while waiting and self._made <= self.limit and (free or self._made < self.limit):
+            while waiting and self._made <= self.limit and (free or self._make_more_locked()):
                 try:
-                    if not free:
-                        self._make_more_locked()
-                    free.pop()
+                    ticket = waiting[0]
+                    if ticket.state is WAITING:  # otherwise it is leaving
+                        del free[-1]  # no call from here to the next `if`, so no interrupt loses the permit
+                        ticket.state = GRANTED
+                    del waiting[0]
                 except IndexError:
-                    continue  # another caller took it between these lines
-                try:
-                    ticket = waiting.popleft()
-                except IndexError:
-                    free.append(None)
-                    break
-                if ticket.state is WAITING:
-                    ticket.state = GRANTED
+                    continue  # another caller took or left between these lines
+                if ticket.state is GRANTED:
                     granted.append(ticket)
-                else:  # its holder left between these lines
-                    free.append(None)
             self.busy = bool(waiting) or self._made > self.limit
         return granted
 

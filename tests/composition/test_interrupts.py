@@ -2,10 +2,10 @@
 a function written in C.
 
 A signal handler runs between two instructions of the main thread, and `KeyboardInterrupt` is raised there. So each
-scene runs once to count those places, and is then interrupted at each of them. Two are left out, where nothing can be
-done: before the first line of an `__exit__`, and after `deque.pop` has taken a permit, which is not yet assigned.
-Python 3.14 has a third: after `with lock` has acquired the lock, and before its block. In Python 3.15 an interrupt no
-longer occurs there, but a profile function can raise there, so it is left out, too.
+scene runs once to count those places, and is then interrupted at each of them. One is left out, where nothing can be
+done: before the first line of an `__exit__`. Python 3.14 has a second: after `with lock` has acquired the lock, and
+before its block. In Python 3.15 an interrupt no longer occurs there, but a profile function can raise there, so it is
+left out, too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tests.conftest import Boom
 OURS = str(Path(resilience.__file__).parent)
 
 #: The functions whose return is left out.
-LEFT_OUT = {"deque.pop", *(["lock.__enter__", "RLock.__enter__"] if sys.version_info >= (3, 14) else [])}
+LEFT_OUT = {"lock.__enter__", "RLock.__enter__"} if sys.version_info >= (3, 14) else set()
 
 
 #: A coroutine may be interrupted before its first await.
@@ -345,10 +345,10 @@ def interrupted_in_queue(scene: str, at: int) -> int:
     return interruptions.count
 
 
-@pytest.mark.parametrize("make", [partial(Bulkhead, 20), partial(AdaptiveLimit, 1)])
+@pytest.mark.parametrize("make", [partial(Bulkhead, 20), partial(Bulkhead, 20, queue=1), partial(AdaptiveLimit, 1)])
 @pytest.mark.parametrize("play", [lambda policy: policy.call(int), lambda policy: enter(policy.slot())])
 def test_an_interrupt_anywhere_loses_no_permit_of_a_second_batch(make: Callable[[], Any], play: Any) -> None:
-    """Permits are created 16 at a time. This is for limits without a queue."""
+    """Permits are created 16 at a time."""
     at_each_place(partial(interrupted_beyond_a_batch, make, play), 10)
 
 

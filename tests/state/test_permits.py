@@ -248,38 +248,41 @@ def test_abandoning_a_ticket_twice_releases_one_permit() -> None:
 
 
 class InterruptedDeque(deque[Any]):
-    """A deque that calls a finalizer once, inside `pop` or `popleft`."""
+    """A deque that calls a finalizer once, before it returns or removes an item."""
 
-    def __init__(self, items: Iterable[Any], how: str, finalizer: Callable[[], object]) -> None:
+    def __init__(self, items: Iterable[Any], finalizer: Callable[[], object]) -> None:
         super().__init__(items)
-        self._how = how
         self._finalizers = [finalizer]
 
-    def pop(self) -> Any:  # type: ignore[override]
-        return self._taken("pop", super().pop())
+    def __getitem__(self, index: Any) -> Any:
+        self._finalize()
+        return super().__getitem__(index)
 
-    def popleft(self) -> Any:
-        return self._taken("popleft", super().popleft())
+    def remove(self, item: Any) -> None:
+        self._finalize()
+        super().remove(item)
 
-    def _taken(self, how: str, item: Any) -> Any:
-        if how == self._how and self._finalizers:
+    def _finalize(self) -> None:
+        if self._finalizers:
             self._finalizers.pop()()
-        return item
 
 
-@pytest.mark.parametrize("how", ["pop", "popleft"])
+@pytest.mark.parametrize("leaves", ["during its grant", "while a permit is released"])
 @pytest.mark.parametrize("behind", [0, 1, 2])
-def test_a_waiter_that_is_discarded_during_its_grant_gets_no_permit(how: str, behind: int) -> None:
+def test_a_waiter_that_is_discarded_gets_no_permit(leaves: str, behind: int) -> None:
     """Garbage may be collected between any two lines: the permit goes to the next waiter, or is free again."""
     permits: Permits[int] = Permits(1, 5)
     assert permits.take()
     tickets = [queued(permits, number) for number in range(1 + behind)]
     target: Any = permits
-    if how == "pop":
-        target.free = InterruptedDeque(permits.free, how, lambda: permits.abandon(tickets[0]))
+    granted: list[Any] = []
+    if leaves == "during its grant":
+        target._waiting = InterruptedDeque(permits._waiting, lambda: permits.abandon(tickets[0]))
+        granted += permits.give_back() or []
     else:
-        target._waiting = InterruptedDeque(permits._waiting, how, lambda: permits.abandon(tickets[0]))
-    assert permits.give_back() == tickets[1:2]
+        target._waiting = InterruptedDeque(permits._waiting, lambda: granted.extend(permits.give_back() or []))
+        assert permits.abandon(tickets[0]) is None
+    assert granted == tickets[1:2]
     assert permits.counts() == (1, min(behind, 1), max(behind - 1, 0), 0)
     assert tickets[0].state is TicketState.GONE
     if not behind:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -96,7 +96,8 @@ _TLS_ERRORS = frozenset(
 
 #: Errors of clients whose proxy refused or failed to connect them.
 _PROXY_ERRORS = frozenset(
-    {("aiohttp", "ClientHttpProxyError"), ("requests", "ProxyError"), ("urllib3", "ProxyError")}
+    {("aiohttp", "ClientHttpProxyError"), ("botocore", "ProxyConnectionError")}
+    | {("requests", "ProxyError"), ("urllib3", "ProxyError")}
     | {(package, "ProxyError") for package in _HTTPX_PACKAGES}
 )
 
@@ -104,6 +105,9 @@ _PROXY_ERRORS = frozenset(
 _TUNNEL = "Tunnel connection failed: "
 _STATUS = re.compile(rf"(?:{_TUNNEL})?([1-5][0-9]{{2}})\b")
 _LOGIN = re.compile(r"username|password|auth", re.IGNORECASE)
+
+#: The end of libpq's message. What is before it, such as the name of a host, may contain any word.
+_REFUSED_LOGIN = re.compile(r"failed: (?:FATAL: .*authentication failed|.*no password supplied)")
 
 #: How many causes of an error are inspected.
 _MAX_CAUSES = 20
@@ -159,12 +163,17 @@ def _is_failed_connect(error: OSError) -> bool:
 
     asyncio, anyio and trio raise one for all addresses of a host, http.client if a proxy has not connected.
     """
-    cause, text = error.__cause__, str(error)
+    text = str(error)
     if text.startswith(_TUNNEL):
         return _proxy_may_connect(error)
-    if isinstance(cause, Exception) and cause is not error:  # as it is after `raise error from error`
-        return transient(cause)
-    return text.startswith("Multiple exceptions: ")
+    cause = error.__cause__
+    return _has_transient_cause(error) if isinstance(cause, Exception) else text.startswith("Multiple exceptions: ")
+
+
+def _has_transient_cause(error: Any) -> bool:
+    cause = error.__cause__
+    # In a ring, as after `raise group.exceptions[0] from group`, the cause would be judged by this error.
+    return isinstance(cause, Exception) and all(it is not error for it in _walk(cause)) and transient(cause)
 
 
 def _has_ended_tls(error: BaseException) -> bool:
@@ -172,15 +181,18 @@ def _has_ended_tls(error: BaseException) -> bool:
 
 
 def _involves(error: BaseException, names: frozenset[str]) -> bool:
-    """Whether this error, or one in its causes, contexts and groups, is of a class with one of these names.
+    """Whether this error, or one in its causes, contexts and groups, is of a class with one of these names."""
+    return any(base.__name__ in names for each in _walk(error) for base in type(each).__mro__)
 
-    A context that the caller was handling before the call is not examined.
+
+def _walk(error: BaseException) -> Iterator[BaseException]:
+    """Yield this error, and those in its causes, contexts and groups, each once.
+
+    A context that the caller was handling before the call is left out.
     """
     found, ids = [error], {id(error)}
     for each in found:  # the list grows during the loop
-        for base in type(each).__mro__:
-            if base.__name__ in names:
-                return True
+        yield each
         inside = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
         context = each.__context__
         if context is not None and context is not each.__cause__ and is_handled_outside(context):
@@ -189,7 +201,6 @@ def _involves(error: BaseException, names: frozenset[str]) -> bool:
             if other is not None and id(other) not in ids:
                 ids.add(id(other))
                 found.append(other)
-    return False
 
 
 def _proxy_allows_retry(cause: BaseException | None) -> bool:
@@ -242,8 +253,9 @@ def _never(error: Any) -> bool:
 
 def _proxy_may_connect(error: Any) -> bool:
     """Whether a proxy that has not connected may do so at a retry, which adds no login and no permission."""
-    inner = next((it for it in error.args if isinstance(it, Exception)), None)
-    if inner is not None:  # requests and urllib3 wrap the error
+    parts = (*error.args, *getattr(error, "kwargs", {}).values())  # requests, urllib3 and botocore wrap the error
+    inner = next((it for it in parts if isinstance(it, Exception)), None)
+    if inner is not None:
         return transient(inner)
     status = getattr(error, "status", None)
     if not isinstance(status, int):
@@ -287,7 +299,14 @@ def _lost_connection(error: Any) -> bool:
 def _without_sqlstate(error: Any) -> bool:
     """Whether an error from psycopg was not sent by a server (no SQLSTATE), or is of class 08."""
     sqlstate = getattr(error, "sqlstate", None)
-    return sqlstate is None or (isinstance(sqlstate, str) and sqlstate.startswith("08"))
+    if sqlstate is None:
+        return not refuses_login(error)
+    return isinstance(sqlstate, str) and sqlstate.startswith("08")
+
+
+def refuses_login(error: Exception) -> bool:
+    """Whether PostgreSQL has refused a password, in English: errors of connecting have no SQLSTATE in libpq."""
+    return _REFUSED_LOGIN.search(describe_error(error)) is not None
 
 
 def _is_of_closed_connection(error: Any) -> bool:
@@ -328,7 +347,7 @@ _BY_CONTENT: dict[tuple[str, str], _Test] = {
     ("azure", "ServiceRequestError"): _wraps_transient("inner_exception"),
     ("azure", "ServiceResponseError"): _wraps_transient("inner_exception"),
     ("google", "GoogleAPICallError"): _has_unavailable,
-    ("google", "TransportError"): _wraps_transient("__cause__"),
+    ("google", "TransportError"): _has_transient_cause,
     ("pika", "AMQPConnectionError"): _is_forced,
     **{(package, "LocalProtocolError"): _is_of_ended_connection for package in _HTTPX_PACKAGES},
 }

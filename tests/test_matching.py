@@ -22,6 +22,7 @@ import anyio
 import httpcore
 import httpx
 import httpx2
+import psycopg
 import pytest
 import requests
 import urllib3
@@ -532,6 +533,23 @@ def test_an_error_of_psycopg_is_transient_if_no_server_answered() -> None:
         assert transient(error) is expected
 
 
+CONNECTING = 'connection failed: connection to server at "auth.password", port 5432 failed: '
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ('FATAL:  password authentication failed for user "joe"', False),
+        ("fe_sendauth: no password supplied", False),
+        ("FATAL:  sorry, too many clients already", True),
+        ("Connection refused", True),
+    ],
+)
+def test_a_password_that_postgresql_refuses_is_not_transient(answer: str, expected: bool) -> None:
+    """libpq reports no SQLSTATE for errors of connecting."""
+    assert transient(psycopg.OperationalError(CONNECTING + answer)) is expected
+
+
 def test_remembering_a_class_does_not_keep_it_alive() -> None:
     """A program may make exception classes while it runs."""
     kinds = [fake("httpx.ConnectError"), fake("app.NotFound"), fake("psycopg.OperationalError")]
@@ -663,6 +681,12 @@ def of_aiohttp(answer: str) -> Exception:
     return aiohttp.ClientHttpProxyError(request, (), status=int(answer[:3]), message=answer[4:])
 
 
+def of_botocore(answer: str) -> Exception:
+    exceptions = importlib.import_module("botocore.exceptions")
+    error: Exception = exceptions.ProxyConnectionError(proxy_url="http://auth.proxy", error=of_urllib3(answer))
+    return error
+
+
 #: What the clients raise for such an answer.
 PROXY_ERRORS: dict[str, Callable[[str], Exception]] = {
     "http.client": lambda answer: OSError(f"Tunnel connection failed: {answer}"),
@@ -676,6 +700,7 @@ PROXY_ERRORS: dict[str, Callable[[str], Exception]] = {
     "openai": functools.partial(of_sdk, "openai"),
     "anthropic": functools.partial(of_sdk, "anthropic"),
     "aiohttp": of_aiohttp,
+    "botocore": of_botocore,
 }
 
 

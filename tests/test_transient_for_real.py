@@ -87,8 +87,18 @@ def test_a_plain_os_error_is_judged_by_its_causes() -> None:
     assert not transient(OSError("disk full"))
     assert not transient(permanent)
     assert transient(temporary)
-    permanent.__cause__ = permanent  # after `raise error from error`
-    assert not transient(permanent)
+
+
+def test_a_ring_of_causes_says_nothing() -> None:
+    """After `raise error from error`, `raise first from second`, or `raise group.exceptions[0] from group`."""
+    itself, first, second = OSError("no"), OSError("no"), OSError("no")
+    itself.__cause__ = itself
+    first.__cause__, second.__cause__ = second, first
+    outside = OSError("no")
+    outside.__cause__ = first
+    member = OSError("no")
+    member.__cause__ = ExceptionGroup("several", [member, ConnectionError("reset")])
+    assert [it for it in (itself, first, second, outside, member) if transient(it)] == []
 
 
 # --- errors without a connection -----------------------------------------------------------------

@@ -51,6 +51,7 @@ def made(name: str, *, bases: tuple[type, ...] = (Exception,), **attributes: Any
         (asyncpg.InterfaceError("cannot call Transaction.__aexit__(): the underlying connection is closed"), True),
         (asyncpg.InterfaceError("cannot perform operation: another operation is in progress"), False),
         (psycopg2.OperationalError("server closed the connection unexpectedly"), True),
+        (psycopg2.OperationalError("connection failed: FATAL:  password authentication failed for user"), False),
         (psycopg2.InterfaceError("connection already closed"), False),
         (made("psycopg2.errors.DeadlockDetected", pgcode="40P01"), True),
         (made("psycopg2.errors.UniqueViolation", pgcode="23505"), False),

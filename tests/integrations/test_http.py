@@ -66,6 +66,11 @@ def test_a_date_with_another_zone_is_parsed() -> None:
     assert retry_after({"Retry-After": format_datetime(date)}) == pytest.approx(3600, abs=30)
 
 
+def test_a_retry_after_that_is_no_text_is_read_as_text_or_ignored() -> None:
+    mappings: list[Any] = [{"Retry-After": 3}, {"retry-after-ms": 250}, {"Retry-After": None}, {"Retry-After": b"3"}]
+    assert [retry_after(it) for it in mappings] == [3.0, 0.25, None, None]
+
+
 def test_retry_after_ms_comes_first() -> None:
     """It is the more exact one of the two; if it is invalid, the other one holds. Case is ignored."""
     assert retry_after({"retry-after-ms": "250", "Retry-After": "7"}) == 0.25

@@ -104,6 +104,13 @@ def test_limits_are_read_from_headers(headers: dict[str, str], expected: Any) ->
     assert learned(httpx.Headers(headers)) == expected
 
 
+def test_values_that_are_no_text_are_read_as_text_or_ignored() -> None:
+    """As those of a mapping that a program has made itself."""
+    numbers: Any = {"X-RateLimit-Remaining": 3, "X-RateLimit-Reset": 20, 1: 2}
+    others: Any = {b"X-RateLimit-Remaining": b"3", "X-RateLimit-Remaining": None, "X-RateLimit-Reset": ["20"]}
+    assert (learned(numbers), learned(others)) == ((3, 20), None)
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [

@@ -69,7 +69,8 @@ def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
     >>> learned({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"})
     (0.0, 360.0)
     """
-    fields = {it.lower(): value.strip()[:_MAX_LENGTH] for it, value in headers.items() if "ratelimit" in it.lower()}
+    named = [(str(name).lower(), value) for name, value in headers.items()]
+    fields = {name: str(value).strip()[:_MAX_LENGTH] for name, value in named if "ratelimit" in name}
     limits = [it for it in map(_parsed, _quotas_in(fields)) if it is not None]
     used_up = [it for it in limits if it[0] < 1]
     if used_up:

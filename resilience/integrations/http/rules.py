@@ -146,10 +146,10 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     ... )
     (120.0, 0.25, None)
     """
-    milliseconds = _number(_header(headers, "retry-after-ms"))
+    milliseconds = _number(str(_header(headers, "retry-after-ms")))
     if milliseconds is not None:
         return milliseconds / 1000
-    text = _header(headers, "retry-after")
+    text = str(_header(headers, "retry-after"))
     seconds = _number(text)
     return _seconds_until(text) if seconds is None else seconds
 

@@ -15,6 +15,8 @@ from resilience.streams.pulls import END, Item
 
 T = TypeVar("T")
 
+_NO_COPY = "a stream cannot be copied or pickled, because each of its items is delivered once"
+
 
 @final
 class Stream(Generator[T, None, None]):
@@ -57,6 +59,10 @@ class Stream(Generator[T, None, None]):
     def close(self) -> None:
         """End the stream: let the policies release what they hold, and close the source."""
         drive(self._driver.close())
+
+    @override
+    def __reduce__(self) -> Never:
+        raise TypeError(_NO_COPY)
 
     def __del__(self) -> None:
         """Close a stream that is garbage-collected, as generators do."""
@@ -114,6 +120,10 @@ class AsyncStream(AsyncGenerator[T, None]):
     async def aclose(self) -> None:
         """End the stream: let the policies release what they hold, and close the source."""
         await self._driver.close()
+
+    @override
+    def __reduce__(self) -> Never:
+        raise TypeError(_NO_COPY)
 
     def __del__(self) -> None:
         """Let the event loop close a stream that is garbage-collected, as asynchronous generators do (PEP 525)."""

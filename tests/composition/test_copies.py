@@ -135,8 +135,10 @@ def test_a_policy_with_shared_state_cannot_be_copied(policy: Policy[Any], shared
         (RetryBudget(), "shared by all that hold it; it cannot be copied or pickled"),
         (Seeking(), "cannot be copied or pickled, because it learns from all calls"),
         (Retry().proxy([], "count"), "proxy"),
+        (Retry().streaming().call(iter, "ab"), "a stream cannot be copied or pickled"),
+        (Retry().streaming().acall(iter, "ab"), "a stream cannot be copied or pickled"),  # type: ignore[arg-type]
     ],
-    ids=["context", "budget", "algorithm", "proxy"],
+    ids=["context", "budget", "algorithm", "proxy", "stream", "asynchronous stream"],
 )
 def test_what_belongs_to_its_process_cannot_be_copied(value: object, message: str, way: str) -> None:
     """The deadline of a context has no meaning in another process, and a copy would not share what others share."""

@@ -172,11 +172,11 @@ class _Call:
 
     __slots__ = ("future", "item", "outcome")
 
-    future: Future[None]
     outcome: Outcome[Any]
 
     def __init__(self, item: Any) -> None:
         self.item = item
+        self.future: Future[None] = Future()  # not that of the pool, which may queue a call and then raise
 
     def result(self) -> tuple[Any, Outcome[Any]]:
         """Deliver the item and its outcome; raise an error that is not an outcome."""
@@ -225,17 +225,18 @@ class _Threads(Iterator[Any]):
         while self._has_more and self._undelivered < 2 * self._job.limit:
             if self._undelivered >= self._job.limit and self._has_outcome():
                 return
+            call = None
             try:
-                item = next(self._items)
+                call = _Call(next(self._items))
+                self._pool.submit(contextvars.copy_context().run, self._run, call)
             except StopIteration:
                 self._has_more = False
                 return
-            except Exception as error:
-                self._has_more, self._error = False, error
-                return
+            except Exception as error:  # of the items, or because no thread can start, so the call perhaps never begins
+                if call is None or call.future.cancel():
+                    self._has_more, self._error = False, error
+                    return
             self._undelivered += 1
-            call = _Call(item)
-            call.future = self._pool.submit(contextvars.copy_context().run, self._run, call)
             if self._job.ordered:
                 self._delivered.put(call)
 
@@ -245,11 +246,17 @@ class _Threads(Iterator[Any]):
         return self._next is not None and self._next.future.done()
 
     def _run(self, call: _Call) -> None:
+        if not call.future.set_running_or_notify_cancel():
+            return
         try:
             call.outcome = self._job.call(call.item)
+            call.future.set_result(None)
+        except BaseException as error:
+            call.future.set_exception(error)
         finally:
             if not self._job.ordered:
                 self._delivered.put(call)
+            del call  # no cycle: its error -> traceback -> this frame -> call
 
     def close(self) -> None:
         """Begin no more calls, and wait for the running ones."""

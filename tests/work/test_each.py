@@ -6,6 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
 
@@ -341,6 +343,40 @@ async def test_an_error_of_progress_is_logged_and_loses_no_outcome(
     outcomes = await outcomes_of(world, same, range(3), limit=2, ordered=ordered, progress=progress)
     assert sorted(item for item, _ in outcomes) == [0, 1, 2]
     assert [it.getMessage() for it in caplog.records] == ["progress raised; it changes nothing"] * 3
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("how", ["not queued", "queued", "begun"])
+def test_a_thread_that_cannot_start_loses_no_outcome(how: str, ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool may have queued the call, which another thread then makes, before it raises."""
+    begun: list[str] = []
+    goes_on, submit = threading.Event(), ThreadPoolExecutor.submit
+
+    def work(item: str) -> str:
+        begun.append(item)
+        goes_on.wait(10 if (item, how) == ("a", "queued") else 0)
+        return item
+
+    def refuse(pool: ThreadPoolExecutor, *args: Any) -> Any:
+        is_refused = args[-1].item == "b"
+        if not (is_refused and how == "not queued"):
+            future = submit(pool, *args)
+        if is_refused:
+            if how == "begun":
+                wait_until(lambda: "b" in begun)
+            raise RuntimeError("can't start new thread")
+        return future
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    items, pairs = iter("abc"), []
+    with each(Retry(1), work, items, limit=1, ordered=ordered) as outcomes:
+        threading.Timer(0.01, goes_on.set).start()
+        with nullcontext() if how == "begun" else pytest.raises(RuntimeError, match="can't start new thread"):
+            for item, outcome in outcomes:
+                pairs.append(item)  # noqa: PERF401  # one by one: it may raise
+                assert outcome == Success(item)
+    expected = ("abc", "abc", "") if how == "begun" else ("a", "a", "c")
+    assert ("".join(begun), "".join(pairs), "".join(items)) == expected
 
 
 def test_many_items_are_worked_on_in_few_threads() -> None:

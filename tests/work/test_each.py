@@ -373,7 +373,7 @@ def test_a_thread_that_cannot_start_loses_no_outcome(how: str, ordered: bool, mo
         threading.Timer(0.01, goes_on.set).start()
         with nullcontext() if how == "begun" else pytest.raises(RuntimeError, match="can't start new thread"):
             for item, outcome in outcomes:
-                pairs.append(item)  # noqa: PERF401  # one by one: it may raise
+                pairs.append(item)  # one by one: it may raise
                 assert outcome == Success(item)
     expected = ("abc", "abc", "") if how == "begun" else ("a", "a", "c")
     assert ("".join(begun), "".join(pairs), "".join(items)) == expected

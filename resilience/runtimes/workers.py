@@ -25,7 +25,7 @@ from typing import Any, ClassVar, final
 from resilience import forks
 from resilience.callables import close_coroutine
 from resilience.clock import clock
-from resilience.errors import WorkersExhausted
+from resilience.errors import ArgumentMisuse, WorkersExhausted
 
 logger: logging.Logger = logging.getLogger("resilience")
 
@@ -184,12 +184,16 @@ class Pool:
 
     def is_exhausted(self) -> bool:
         """Whether too many abandoned jobs still run."""
-        return bool(self.abandoned >= self.limited_by.max_abandoned)
+        most = self.limited_by.max_abandoned
+        try:
+            return bool(self.abandoned >= most)
+        except TypeError:
+            raise ArgumentMisuse(f"Timeout.max_abandoned must be a whole number, not {most!r}") from None
 
     def refuse_if_exhausted(self, policy: str) -> None:
         """Raise `WorkersExhausted` if too many abandoned jobs still run."""
-        most = self.limited_by.max_abandoned
-        if self.abandoned >= most:
+        if self.is_exhausted():
+            most = self.limited_by.max_abandoned
             raise WorkersExhausted(
                 f"{self.abandoned} abandoned calls are still running, at most {most} may", policy=policy
             )

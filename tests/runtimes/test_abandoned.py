@@ -16,6 +16,7 @@ from resilience import (
     CircuitState,
     Context,
     Failure,
+    Fallback,
     Policy,
     Rejected,
     Retry,
@@ -24,6 +25,7 @@ from resilience import (
     WorkersExhausted,
 )
 from resilience.clock import clock as process_clock
+from resilience.errors import Misuse
 from resilience.events import CallRejected
 from resilience.runtimes import workers
 from resilience.testing import recording
@@ -59,6 +61,13 @@ class Limited(Policy):
     async def around(self, call: Any, ctx: Context) -> Any:
         with ctx.runtime.timer(process_clock.now() + LONG) as timer:
             return await call(ctx.child(timer=timer))
+
+
+def test_a_limit_of_abandoned_calls_that_is_no_number_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no policy answers it. It may come from an environment variable."""
+    monkeypatch.setattr(Timeout, "max_abandoned", "5")
+    with pytest.raises(Misuse, match="Timeout.max_abandoned must be a whole number, not '5'"):
+        Policy.wrap(Fallback("answered"), Timeout(LONG)).call(int)
 
 
 def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:

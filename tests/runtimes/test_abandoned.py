@@ -66,7 +66,7 @@ class Limited(Policy):
 def test_a_limit_of_abandoned_calls_that_is_no_number_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """So no policy answers it. It may come from an environment variable."""
     monkeypatch.setattr(Timeout, "max_abandoned", "5")
-    with pytest.raises(Misuse, match="Timeout.max_abandoned must be a whole number, not '5'"):
+    with pytest.raises(Misuse, match=r"Timeout\.max_abandoned must be a whole number, not '5'"):
         Policy.wrap(Fallback("answered"), Timeout(LONG)).call(int)
 
 

@@ -404,7 +404,7 @@ def test_a_process_of_multiprocessing_inherits_no_deadline() -> None:
     """As with the other start methods. A pool starts its processes in the first calls, and keeps them."""
     forked(
         """
-        import math, multiprocessing
+        import anyio, math, multiprocessing
 
         def child():
             assert current_context().remaining() == math.inf
@@ -415,10 +415,21 @@ def test_a_process_of_multiprocessing_inherits_no_deadline() -> None:
             process.join(20)
             return process.exitcode
 
+        async def start_in_task():
+            return start()
+
+        async def in_task():
+            async with deadline(30):
+                assert start() == 0
+                in_child(lambda: current_context().remaining() <= 30 or 1 / 0)
+            assert await Timeout(30).acall(start_in_task) == 0
+
         with deadline(30):
             assert start() == 0
             in_child(lambda: current_context().remaining() <= 30 or 1 / 0)  # which continues the call
         assert Timeout(30).call(start) == 0
+        for backend in ("asyncio", "trio"):
+            anyio.run(in_task, backend=backend)
         """
     )
 

@@ -207,7 +207,7 @@ def test_a_flight_that_is_forgotten_at_its_end_does_not_end_the_next_one() -> No
     assert flight._flights.leaders == {"same": next_leader}
 
 
-def test_a_flight_that_ends_while_another_one_is_being_removed_keeps_no_caller_waiting() -> None:
+async def test_a_flight_that_ends_while_another_one_is_being_removed_keeps_no_caller_waiting(world: World) -> None:
     flight, slow = SingleFlight(key=same_key), Slow(lambda: "next")
 
     class Leaders(dict[Any, Any]):
@@ -224,10 +224,13 @@ def test_a_flight_that_ends_while_another_one_is_being_removed_keeps_no_caller_w
                 stack.close()  # the next flight, which has just been taken out by mistake, ends
             return found
 
+    async def third() -> str:
+        return "third"
+
     flight._flights.leaders = Leaders()
     with ExitStack() as stack:
         assert flight.call(lambda: "first") == "first"
-    assert flight.call(lambda: "third") == "third"
+    assert await world.call(flight, third) == "third"
     assert flight.stats().in_flight == 0
 
 

@@ -293,6 +293,23 @@ def test_a_wait_goes_on_after_another_wait_of_its_thread() -> None:
         assert (clock.now(), calls[:3]) == (10, [0, 0, 5])
 
 
+def test_a_wait_of_trio_goes_on_after_another_wait_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal handler may also run while trio waits for its next deadline."""
+    slept: list[float] = []
+    with virtual_time() as clock:
+        jump = clock.jump
+
+        def interrupted(wait: clocks.Wait) -> bool:
+            if not slept:
+                slept.append(5)
+                clock.sleep(5)
+            return jump(wait)
+
+        monkeypatch.setattr(clock, "jump", interrupted)
+        trio.run(trio.sleep, 10)
+        assert (clock.now(), slept) == (10, [5])
+
+
 def test_time_does_not_jump_over_a_wait_that_has_ended() -> None:
     """trio asks for a jump when no task can run, and its queue may have been filled a moment ago."""
     clock = VirtualClock(patience=0.01, stuck_after=60)

@@ -22,25 +22,12 @@ from resilience.runtimes.base import Timer
 
 AmbientToken: TypeAlias = Token[Context | None]
 
-_ambient: ContextVar[Context | None] = ContextVar("resilience.context", default=None)
+_ambient: ContextVar[Context | None] = forks.context_variable("resilience.context", None)
 
 # Bound once: a call through the variable would create a bound method each time (40 ns).
 get_ambient: Callable[[], Context | None] = _ambient.get
 set_ambient: Callable[[Context | None], AmbientToken] = _ambient.set
 reset_ambient: Callable[[AmbientToken], None] = _ambient.reset
-
-
-def _forget_in_process(module: object) -> None:  # pragma: no cover (in the child of a fork)
-    """Let a process that multiprocessing forks inherit no context: one of a pool outlives the call that starts it.
-
-    The child of a bare `os.fork` continues that call, and keeps its context.
-    """
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:  # multiprocessing calls this after the hooks of the fork itself
-        util.register_after_fork(module, lambda _: set_ambient(None))
-
-
-forks.reset_after_fork(sys.modules[__name__], _forget_in_process)
 
 
 def current_context() -> Context:
@@ -60,7 +47,7 @@ def _bare_context() -> Context | None:
     frames of the thread or task.
     """
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
+    while frame is not None and frame is not forks.starting_frame:
         if frame.f_code.co_name == "protected":
             ctx = frame.f_locals.get("inner")
             if isinstance(ctx, BareContext) and ctx._info is BARE:

@@ -43,7 +43,7 @@ from resilience.state.circuit import (
 from resilience.state.trips import ConsecutiveFailures, Trip
 
 #: The admitted calls that enclose this code. Child tasks and threads inherit it, so each entry says when it has ended.
-_enclosing: ContextVar[tuple[Admitted, ...]] = ContextVar("resilience.admitted", default=())
+_enclosing: ContextVar[tuple[Admitted, ...]] = forks.context_variable("resilience.admitted", ())
 get_enclosing: Callable[[], tuple[Admitted, ...]] = _enclosing.get
 
 #: The admission of a call that a circuit with `observe_only` would have refused: its result changes nothing.
@@ -194,7 +194,7 @@ class LiveCircuit:
         call that fails looks for `CircuitBreaker.around` with this circuit in the frames of its thread or task.
         """
         frame: FrameType | None = sys._getframe(3)  # past this function, `settle`, and its caller
-        while frame is not None:
+        while frame is not None and frame is not forks.starting_frame:
             if frame.f_code.co_name == "around" and frame.f_locals.get("circuit") is self:
                 return True
             frame = frame.f_back

@@ -434,6 +434,76 @@ def test_a_process_of_multiprocessing_inherits_no_deadline() -> None:
     )
 
 
+#: A pool of one process, which is forked by the first call that uses it.
+POOL = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from resilience.work import Gate
+
+breaker, gate = CircuitBreaker(2), Gate()
+
+@breaker
+def fail():
+    raise ConnectionError
+
+def three_errors(pool):
+    return [type(pool.submit(fail).exception()).__name__ for _ in range(3)]
+
+def call_after_shut():
+    gate.shut()
+    return type(gate.capture(lambda ctx: None).error).__name__
+
+def operation():
+    return current_context().operation
+
+def pool():
+    return ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
+"""
+
+
+@forks
+def test_a_process_of_multiprocessing_is_no_part_of_the_call_that_starts_it() -> None:
+    """What it does there counts, and is refused, as in any other process."""
+    forked(
+        POOL
+        + """
+with pool() as it:
+    assert breaker.call(three_errors, it) == ["ConnectionError", "ConnectionError", "CircuitOpen"]
+with pool() as it, breaker.guard():
+    assert three_errors(it) == ["ConnectionError", "ConnectionError", "CircuitOpen"]
+with pool() as it:
+    assert gate.call(lambda: it.submit(call_after_shut).result()) == "ShuttingDown"
+with pool() as it:
+    assert Retry(3).call(lambda: it.submit(operation).result()) is None
+in_child(lambda: breaker.call(operation).endswith("operation") or 1 / 0)
+"""
+    )
+
+
+@forks
+def test_an_error_that_a_forked_circuit_has_counted_counts_here_too() -> None:
+    """It says so on the error, which comes back from that process, perhaps while other calls fail here."""
+    forked(
+        POOL
+        + """
+def fetch(it):
+    error = it.submit(fail).exception()
+    thread = threading.Thread(target=breaker.capture, args=[lambda ctx: 1 / 0])
+    thread.start()
+    thread.join()
+    raise error
+
+with pool() as it:
+    it.submit(int).result()  # starts the process
+    try:
+        breaker.call(fetch, it)
+    except ConnectionError:
+        pass
+assert breaker.state is CircuitState.OPEN, breaker.state
+"""
+    )
+
+
 # --- interrupts ------------------------------------------------------------------------------
 
 

@@ -128,8 +128,9 @@ def transient(error: Exception) -> bool:
     and timeout errors of asyncio's streams, http.client, smtplib, urllib, httpx, httpx2, httpcore, requests, urllib3,
     aiohttp, anyio, trio, redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, asyncpg and
     SQLAlchemy (connections that were invalidated), valkey, elasticsearch, opensearchpy, azure-core, google-api-core
-    (made from grpc's `UNAVAILABLE`), google-auth, kafka, aiokafka, pika and aio-pika. Also for an error of TLS that
-    means that the connection has ended (`SSLEOFError`), and for an exception group if it is true for all its leaves.
+    (made from grpc's `UNAVAILABLE`), google-auth, kafka, aiokafka, pika, aio-pika and websockets (without a close
+    frame). Also for an error of TLS that means that the connection has ended (`SSLEOFError`), and for an exception
+    group if it is true for all its leaves.
     The error of a proxy that did not connect is transient, unless the proxy asks for a login (407) or forbids it
     (another 4xx).
 
@@ -291,6 +292,11 @@ def _is_forced(error: Any) -> bool:
     return getattr(error, "reply_code", 320) == 320
 
 
+def _has_no_close_frame(error: Any) -> bool:
+    """Whether the connection of websockets was lost. If the other side closes it, it says why, in a frame."""
+    return getattr(error, "rcvd", None) is None
+
+
 def _lost_connection(error: Any) -> bool:
     """Whether SQLAlchemy's pool has found the connection dead, and will return another one."""
     return getattr(error, "connection_invalidated", False) is True
@@ -349,5 +355,6 @@ _BY_CONTENT: dict[tuple[str, str], _Test] = {
     ("google", "GoogleAPICallError"): _has_unavailable,
     ("google", "TransportError"): _has_transient_cause,
     ("pika", "AMQPConnectionError"): _is_forced,
+    ("websockets", "ConnectionClosedError"): _has_no_close_frame,
     **{(package, "LocalProtocolError"): _is_of_ended_connection for package in _HTTPX_PACKAGES},
 }

@@ -15,6 +15,7 @@ import ssl
 import urllib.error
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -498,6 +499,14 @@ def test_an_error_of_pika_is_transient_unless_it_was_closed_for_another_reason_t
     error = fake("pika.exceptions.ConnectionClosed", fake("pika.exceptions.AMQPConnectionError"))("no")
     if code is not None:
         error.reply_code = code  # type: ignore[attr-defined]
+    assert transient(error) is expected
+
+
+@pytest.mark.parametrize(("rcvd", "expected"), [(None, True), (SimpleNamespace(code=1008), False)])
+def test_an_error_of_websockets_is_transient_unless_the_other_side_has_closed(rcvd: object, expected: bool) -> None:
+    """A close frame, such as one for a refused login, is an answer."""
+    error = fake("websockets.exceptions.ConnectionClosedError", fake("websockets.exceptions.ConnectionClosed"))("no")
+    error.rcvd = rcvd  # type: ignore[attr-defined]
     assert transient(error) is expected
 
 

@@ -227,6 +227,7 @@ class Context:
         cap: Cap | None = None,
         hedge: int | None = None,
         chosen: tuple[Named, ...] | None = None,
+        limiters: tuple[Named, ...] | None = None,
     ) -> Context:
         """Derive a context with other data of the execution. See `ExecutionInfo`; None keeps what it is."""
         info, child = self._info, derive(self, self.deadline, self.attempt, self._timer)
@@ -238,6 +239,7 @@ class Context:
             info.cap if cap is None else cap,
             info.hedge if hedge is None else hedge,
             info.chosen if chosen is None else chosen,
+            info.limiters if limiters is None else limiters,
         )
         return child
 

@@ -32,7 +32,8 @@ class ExecutionInfo:
     :param cap: the cap on the repeats of this execution and of all executions inside it; None without a cap.
     :param hedge: the number of the attempt that a `Hedge` started beside the first; otherwise 0.
     :param chosen: the pipelines that can foresee refusals to which another policy, such as a `Keyed`, has passed the
-        call; and, if the function asks for them, the rate limiters around it.
+        call.
+    :param limiters: the rate limiters around the function, if it asks for them.
     """
 
     operation: str | None
@@ -42,6 +43,7 @@ class ExecutionInfo:
     cap: Cap | None = None
     hedge: int = 0
     chosen: tuple[Named, ...] = ()
+    limiters: tuple[Named, ...] = ()
 
 
 NO_INFO = ExecutionInfo(None, NO_PROPERTIES)

@@ -113,7 +113,7 @@ class RateLimiter(Policy[Never]):
     async def around(self, call: Call[T], ctx: Context) -> T:
         turns, has_turn = self._turns, False
         if ctx._info is not BARE and getattr(type(ctx._function), "_resilience_asks_for_limiters", False):
-            ctx = ctx._with(chosen=(*ctx._info.chosen, self))
+            ctx = ctx._with(limiters=(*ctx._info.limiters, self))
         began, fast_path = clock.now(), turns.fast_path
         if fast_path:
             try:

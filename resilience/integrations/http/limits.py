@@ -80,7 +80,7 @@ def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
 
 def inform_limiters(ctx: Context, headers: Mapping[str, str]) -> None:
     """Let the limiters around an attempt obey the headers of its response."""
-    for policy in ctx._info.chosen:
+    for policy in ctx._info.limiters:
         if isinstance(policy, RateLimiter) and (limit := learned(headers)) is not None:
             policy._learn_from_headers(*limit)
 

@@ -10,7 +10,8 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from resilience.outcome import describe_error, is_handled_outside
+from resilience.notes import is_handled_outside
+from resilience.outcome import describe_error
 
 _HTTPX_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2")
 _HTTPX = frozenset(

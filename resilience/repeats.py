@@ -17,7 +17,7 @@ from resilience import checks, forks
 from resilience.clock import clock
 from resilience.counter import Counter
 from resilience.formats import format_number
-from resilience.outcome import is_annotated
+from resilience.notes import is_annotated
 
 #: What the note contains that a Retry adds to the last failure.
 FAILED: Final = ", failed with "

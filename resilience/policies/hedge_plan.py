@@ -16,7 +16,8 @@ from resilience.events.kinds import BudgetSpent, HedgeFinished, HedgeStarted
 from resilience.hints import may_overlap
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult, rejects
-from resilience.outcome import Failure, Outcome, Success, annotate, closable
+from resilience.notes import annotate
+from resilience.outcome import Failure, Outcome, Success, closable
 from resilience.record import History
 from resilience.repeats import Budget, give_back_refused, take_repeat
 from resilience.state.quantiles import Histogram

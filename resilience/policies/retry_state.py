@@ -20,7 +20,8 @@ from resilience.formats import format_seconds
 from resilience.hints import allows, asked_delay, is_repeatable
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
-from resilience.outcome import Failed, Success, annotate, as_outcome, closable, is_handled_outside
+from resilience.notes import annotate, is_handled_outside
+from resilience.outcome import Failed, Success, as_outcome, closable
 from resilience.record import History
 from resilience.repeats import FAILED, Budget, Refuser, give_back_refused, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime

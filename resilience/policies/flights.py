@@ -225,7 +225,7 @@ class Flight:
 
 
 #: The running calls that enclose this code.
-_enclosing: ContextVar[tuple[Flight, ...]] = forks.context_variable("resilience.flights", ())
+_enclosing: ContextVar[tuple[Flight, ...]] = ContextVar("resilience.flights", default=())
 
 
 def _still_running(flights: tuple[Flight, ...]) -> list[Flight]:

@@ -193,10 +193,8 @@ class Pool:
     def refuse_if_exhausted(self, policy: str) -> None:
         """Raise `WorkersExhausted` if too many abandoned jobs still run."""
         if self.is_exhausted():
-            most = self.limited_by.max_abandoned
-            raise WorkersExhausted(
-                f"{self.abandoned} abandoned calls are still running, at most {most} may", policy=policy
-            )
+            running = f"{self.abandoned} abandoned calls are still running"
+            raise WorkersExhausted(f"{running}, at most {self.limited_by.max_abandoned} may", policy=policy)
 
     def begin(self, job: Job, policy: str | None = None) -> bool:
         """Begin a job on a worker; false if the interpreter is shutting down, and no worker can run.
@@ -206,7 +204,7 @@ class Pool:
         if sys.is_finalizing():  # daemon threads have ended by then
             return False
         try:
-            # Not `idle.pop()`: after that call, and before the assignment, Ctrl-C would lose the worker.
+            # The unpacking pops the worker. After a call, `idle.pop()`, Ctrl-C before the assignment would lose it.
             (worker,) = islice(iter(self.idle.pop, None), 1)
         except IndexError:
             return _start_worker(job, policy)

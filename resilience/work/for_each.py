@@ -166,13 +166,13 @@ class Each(Generic[Item, R]):
 class _Call:
     """A call in a thread.
 
-    It holds its outcome until it is delivered. An error in the future would be part of a reference cycle: its traceback
-    refers to the frames of the pool's thread, and these refer to the future.
+    It holds its outcome, or an error that is not an outcome, until it is delivered. An error in the future would be
+    part of a reference cycle: its traceback refers to the frames of the pool's thread, and these refer to the future.
     """
 
     __slots__ = ("future", "item", "outcome")
 
-    outcome: Outcome[Any]
+    outcome: Outcome[Any] | BaseException
 
     def __init__(self, item: Any) -> None:
         self.item = item
@@ -180,9 +180,13 @@ class _Call:
 
     def result(self) -> tuple[Any, Outcome[Any]]:
         """Deliver the item and its outcome; raise an error that is not an outcome."""
-        self.future.result()
         outcome = self.outcome
         del self.outcome
+        if isinstance(outcome, BaseException):
+            try:
+                raise outcome
+            finally:
+                del outcome  # no cycle: error -> traceback -> this frame -> error
         return self.item, outcome
 
 
@@ -213,10 +217,7 @@ class _Threads(Iterator[Any]):
         wait([call.future])  # a KeyboardInterrupt in this wait loses no outcome
         self._next = None
         self._undelivered -= 1
-        try:
-            pair = call.result()
-        finally:
-            del call  # no cycle: its error -> traceback -> this frame -> call
+        pair = call.result()
         self._job.report()
         return pair
 
@@ -250,13 +251,11 @@ class _Threads(Iterator[Any]):
             return
         try:
             call.outcome = self._job.call(call.item)
-            call.future.set_result(None)
         except BaseException as error:
-            call.future.set_exception(error)
-        finally:
-            if not self._job.ordered:
-                self._delivered.put(call)
-            del call  # no cycle: its error -> traceback -> this frame -> call
+            call.outcome = error
+        call.future.set_result(None)
+        if not self._job.ordered:
+            self._delivered.put(call)
 
     def close(self) -> None:
         """Begin no more calls, and wait for the running ones."""

@@ -25,7 +25,7 @@ from resilience.runtimes.tasks import TASKS
 T = TypeVar("T")
 
 #: The admitted calls around the running code. Tasks inherit it, and may outlive these calls.
-_inside: ContextVar[tuple[_Admitted, ...]] = forks.context_variable("resilience.gates", ())
+_inside: ContextVar[tuple[_Admitted, ...]] = ContextVar("resilience.gates", default=())
 
 
 class ShuttingDown(Rejected):

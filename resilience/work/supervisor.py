@@ -13,7 +13,7 @@ from typing import Self, final
 import anyio
 from anyio.abc import TaskGroup
 
-from resilience import checks, forks
+from resilience import checks
 from resilience.backoff import Backoff, BackoffLike, Exponential, as_backoff
 from resilience.callables import is_awaitable, name_of, require_callable
 from resilience.checks import Duration
@@ -25,7 +25,7 @@ from resilience.info import Listener
 from resilience.outcome import Failure
 
 #: The supervisors that run the current task, or a task that has started it.
-_kept_running: ContextVar[tuple[Supervisor, ...]] = forks.context_variable("resilience.supervisors", ())
+_kept_running: ContextVar[tuple[Supervisor, ...]] = ContextVar("resilience.supervisors", default=())
 
 
 @final

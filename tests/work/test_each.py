@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import count
 from typing import Any
 
@@ -503,12 +503,13 @@ async def test_a_block_in_use_cannot_be_entered_again(world: World) -> None:
                 assert [number async for number, _ in outcomes] == [1, 2]
 
 
+class Stop(BaseException):
+    """As `SystemExit`, of which there are no weak references."""
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_an_exit_exception_of_a_thread_is_raised_once(ordered: bool) -> None:
     """The consumer may catch it, and continue."""
-
-    class Stop(BaseException):
-        pass
 
     def work(number: int) -> None:
         if number == 1:
@@ -523,6 +524,21 @@ def test_an_exit_exception_of_a_thread_is_raised_once(ordered: bool) -> None:
                 seen.append(type(error))
         assert next(outcomes, "over") == "over"
     assert sorted(seen, key=str) == [0, 2, 3, Stop]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_exit_exception_of_a_thread_is_freed(ordered: bool) -> None:
+    watched = Watched()
+
+    def work(number: int) -> None:
+        watched.fail(Stop)
+
+    with no_collector():
+        with each(Retry(1), work, [1], limit=1, ordered=ordered) as outcomes, suppress(Stop):
+            pytest.fail(f"got {next(outcomes)}")
+        del outcomes
+        assert watched.seen
+        assert watched.alive == []
 
 
 @pytest.mark.parametrize("raises", [False, True])

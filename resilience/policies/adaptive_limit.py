@@ -23,11 +23,10 @@ from resilience.formats import format_count, format_number
 from resilience.info import Listener
 from resilience.matching import Matcher, On
 from resilience.network_errors import transient
-from resilience.policies.live_permits import ONE_PERMIT, LivePermits, Slot
+from resilience.policies.live_permits import LivePermits, Slot
 from resilience.policy import Call, Policy
-from resilience.runtimes.base import Waiter
 from resilience.state.concurrency import MAX_SAMPLES, Aimd, Algorithm, Period
-from resilience.state.permits import Ticket
+from resilience.state.permits import ONE_PERMIT
 
 T = TypeVar("T")
 
@@ -172,7 +171,11 @@ class AdaptiveLimit(Policy[Never]):
         finally:
             free += ONE_PERMIT
             if permits.busy:
-                self._permits.wake(permits.settle())
+                try:
+                    self._permits.hand_on()
+                except BaseException:  # as in `Bulkhead.around`
+                    self._permits.hand_on()
+                    raise
 
     def slot(self) -> LimitSlot:
         """Return a block that holds a permit: `with limit.slot():` or `async with limit.slot():`.
@@ -189,8 +192,8 @@ class AdaptiveLimit(Policy[Never]):
     def reset(self) -> None:
         """Discard what was learned, and start with the initial limit. Running calls keep their permits."""
         with self._lock:
-            granted = self._forget_locked()
-        self._permits.wake(granted)
+            self._forget_locked()
+        self._permits.hand_on()
         self._must_forget = True
         self._in_turn(self._reset_algorithm)
 
@@ -215,14 +218,14 @@ class AdaptiveLimit(Policy[Never]):
         self._lock = threading.RLock()
         self._turn: list[None] = [None]  # empty while a thread uses the algorithm
         self._must_forget = False  # whether the algorithm must be reset before its next update
-        self._permits.wake(self._forget_locked())
+        self._forget_locked()
         self._algorithm.reset()
 
-    def _forget_locked(self) -> list[Ticket[Waiter]]:
+    def _forget_locked(self) -> None:
         self._limit = float(self._initial)  # the machine uses its integer part
         self._period = Period()
         self._rejected_before = self._permits.machine.counts().rejected
-        return self._permits.machine.resize(self._initial)
+        self._permits.machine.resize(self._initial)
 
     def _failed(self, error: Exception, period: Period, began: float, ctx: Context) -> None:
         if self._failures.handles(error):
@@ -278,8 +281,8 @@ class AdaptiveLimit(Policy[Never]):
                 return
             self._period = Period(period.next_evaluation)
             self._period.dropped = period.dropped
-            granted = self._permits.machine.resize(new)
-        self._permits.wake(granted)
+            self._permits.machine.resize(new)
+        self._permits.hand_on()
         emit(LimitChanged, self.name, ctx, self._on_change, old=old, new=new, reason=reason)
 
 

@@ -12,8 +12,9 @@ from resilience import checks
 from resilience.checks import Duration
 from resilience.context import Context
 from resilience.errors import BulkheadFull
-from resilience.policies.live_permits import ONE_PERMIT, LivePermits, Slot
+from resilience.policies.live_permits import LivePermits, Slot
 from resilience.policy import Call, Policy
+from resilience.state.permits import ONE_PERMIT
 
 T = TypeVar("T")
 
@@ -96,7 +97,11 @@ class Bulkhead(Policy[Never]):
         finally:
             free += ONE_PERMIT  # not a call either
             if permits.busy:
-                self._permits.wake(permits.settle())
+                try:
+                    self._permits.hand_on()
+                except BaseException:  # an interrupt: without this line, a waiter might sleep for ever
+                    self._permits.hand_on()
+                    raise
 
     def slot(self) -> Slot:
         """Return a block that holds a permit: `with bulkhead.slot():` or `async with bulkhead.slot():`.

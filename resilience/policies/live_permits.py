@@ -21,10 +21,7 @@ from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
-from resilience.state.permits import GONE, WAITING, Permits, Ticket
-
-#: Appended to the list of free permits, without a call, to release one.
-ONE_PERMIT = (None,)
+from resilience.state.permits import GONE, ONE_PERMIT, WAITING, Permits, Ticket
 
 #: Makes the error for a call that gets no permit: of the name of the policy, the limit, the queue and the reason.
 MakeRefusal: TypeAlias = Callable[[str, int, int, str], Rejected]
@@ -78,8 +75,9 @@ class LivePermits:
         try:
             while (first := machine.first_if_full()) is not None and not first.waiter.is_alive():
                 machine.drop(first)  # its event loop has ended, so it will never run again
-            if granted := machine.join(ticket):
-                self.wake(granted)
+            machine.join(ticket)
+            if machine.granted:
+                self.hand_on()
             has_joined = ticket.state is not GONE
             ends_at = budget if budget < gives_up_at else gives_up_at
             if ticket.state is WAITING and not await ticket.waiter.wait(ends_at, ctx._timer):
@@ -87,7 +85,11 @@ class LivePermits:
             if machine.take_up(ticket):
                 return
         except BaseException:  # cancelled, cut off or interrupted: leave, and pass on a permit that was just granted
-            self.wake(self.machine.abandon(ticket))
+            try:
+                self._leave(ticket)
+            except BaseException:  # interrupted, perhaps once more
+                self._leave(ticket)
+                raise
             raise
         if not has_joined:
             raise self._refused(ctx, "and the queue is full")
@@ -97,18 +99,25 @@ class LivePermits:
             raise DeadlineExceeded("the deadline passed while the call waited in the queue", policy=self._name)
         raise self._refused(ctx, f"after {format_number(self.max_wait or 0.0)} s in the queue", waited)
 
-    def wake(self, tickets: list[Ticket[Waiter]] | None) -> None:
-        """Wake the waiters that were granted a permit. If the event loop of one has ended, its permit is passed on."""
-        tickets = tickets or []
-        for ticket in tickets:
-            try:
-                ticket.waiter.wake()
-            except RuntimeError:
-                tickets += self.machine.pass_on(ticket) or []
+    def hand_on(self) -> None:
+        """Grant free permits to waiters, and wake them. If the event loop of one has ended, its permit is passed on.
+
+        A caller that has released a permit calls it again after an interrupt, which may have left a waiter asleep.
+        """
+        machine = self.machine
+        machine.settle()
+        while machine.granted:
+            for ticket in machine.granted.copy():
+                try:
+                    ticket.waiter.wake()
+                except RuntimeError:
+                    machine.pass_on(ticket)
+                machine.woken(ticket)
 
     def resize(self, limit: int) -> None:
         """Change the limit."""
-        self.wake(self.machine.resize(limit))
+        self.machine.resize(limit)
+        self.hand_on()
 
     def describe(self) -> str:
         """Return in words how many calls may wait, for how long, and whether it only observes."""
@@ -118,6 +127,10 @@ class LivePermits:
         return f"{text}; only observes" if self.observe_only else text
 
     # --- private ---
+
+    def _leave(self, ticket: Ticket[Waiter]) -> None:
+        self.machine.abandon(ticket)
+        self.hand_on()
 
     def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests check from outside)
         """Discard all permits and waiters. A holder in the child releases its permit to the old machine."""
@@ -154,7 +167,11 @@ class Slot:
         if machine is not None:
             machine.free += ONE_PERMIT
             if machine.busy:
-                self._permits.wake(machine.settle())
+                try:
+                    self._permits.hand_on()
+                except BaseException:  # as in `Bulkhead.around`
+                    self._permits.hand_on()
+                    raise
 
     def __del__(self) -> None:
         if self._held is not None:  # a signal handler raised before the first line of `__exit__`

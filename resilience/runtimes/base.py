@@ -103,7 +103,7 @@ class Waiter(Protocol):
     """One caller in a queue: it waits in its own thread or task, and can be woken from any thread."""
 
     def wake(self) -> None:
-        """End the wait. May be called once, from any thread; raises `RuntimeError` if the event loop has ended."""
+        """End the wait. May be called from any thread, and again; raises `RuntimeError` if the event loop has ended."""
         ...
 
     def is_alive(self) -> bool:

@@ -7,6 +7,7 @@ and the function neither count nor answer it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -91,7 +92,8 @@ class BlockingWaiter(Waiter):
 
     @override
     def wake(self) -> None:
-        self._woken.release()
+        with contextlib.suppress(RuntimeError):  # woken twice
+            self._woken.release()
 
     @override
     def is_alive(self) -> bool:

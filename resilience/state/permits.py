@@ -8,7 +8,8 @@ and release permits without a lock. The rest happens under one short lock, with 
 
 Each writes first and reads second, so at least one of them sees the other: no wake-up is lost. A new
 caller that sees the flag queues too, so it overtakes no waiter. Permits are granted under the lock;
-the caller of the granting method then wakes the waiters, which calls into event loops.
+the caller of the granting method then wakes the waiters, which calls into event loops. The flag is
+set until all are woken: if a caller is interrupted by a signal handler, another one wakes the rest.
 
 The lock is reentrant, and each step leaves a consistent state: the garbage collector may finalize an
 abandoned coroutine in the middle of any step, and its permit is then released in the same thread.
@@ -25,6 +26,9 @@ from typing import Any, Generic, NamedTuple, TypeVar, final
 W = TypeVar("W")
 
 _NO_WAITERS: deque[Any] = deque()  # always empty
+
+#: Appended to the list of free permits, without a call, to release one.
+ONE_PERMIT = (None,)
 
 
 class TicketState(enum.Enum):
@@ -61,12 +65,12 @@ class Counts(NamedTuple):
 
 @final
 class Permits(Generic[W]):
-    """The state machine. Methods that can grant permits return the tickets whose holders must be woken, in order."""
+    """The state machine. After a method that can grant permits, wake the holders of the tickets in `granted`."""
 
     #: How many permits are created at a time, so that a large limit uses memory only as it is needed.
     BATCH = 16
 
-    __slots__ = ("_lock", "_made", "_rejected", "_waiting", "busy", "free", "limit", "queue")
+    __slots__ = ("_lock", "_made", "_rejected", "_waiting", "busy", "free", "granted", "limit", "queue")
 
     def __init__(self, limit: int, queue: int) -> None:
         self.limit: int = limit
@@ -75,7 +79,8 @@ class Permits(Generic[W]):
         self._made = min(limit, self.BATCH)  # permits that exist, free or taken
         self.free: list[None] = [None] * self._made
         self._waiting: deque[Ticket[W]] = _NO_WAITERS  # a deque takes 760 bytes, and most bulkheads never need one
-        self.busy: bool = False  # there are waiters, or more permits than the limit
+        self.granted: list[Ticket[W]] = []  # the tickets whose holders were not woken yet, in order
+        self.busy: bool = False  # there are waiters, holders to wake, or more permits than the limit
         self._lock = threading.RLock()
 
     # --- the fast path ---
@@ -97,17 +102,17 @@ class Permits(Generic[W]):
             self._rejected += 1
             return False
 
-    def give_back(self) -> list[Ticket[W]] | None:
-        """Release a permit."""
-        self.free.append(None)
-        return self.settle() if self.busy else None
+    def give_back(self) -> None:
+        """Release a permit. Policies do the same inline."""
+        self.free += ONE_PERMIT  # not a call: an interrupt before it could lose the permit
+        if self.busy:
+            self.settle()
 
-    def settle(self) -> list[Ticket[W]]:
+    def settle(self) -> None:
         """Remove permits beyond the limit, create missing ones, and grant free ones to the waiters.
 
         Must be called after a permit was released while `busy` was set.
         """
-        granted: list[Ticket[W]] = []
         with self._lock:
             free, waiting = self.free, self._waiting
             while self._made > self.limit and self._take_free():
@@ -116,15 +121,21 @@ class Permits(Generic[W]):
                 try:
                     ticket = waiting[0]
                     if ticket.state is WAITING:  # otherwise it is leaving
-                        del free[-1]  # no call from here to the next `if`, so no interrupt loses the permit
+                        del free[-1]  # no call from here to the end of the loop, so no interrupt loses the permit
                         ticket.state = GRANTED
                     del waiting[0]
                 except IndexError:
                     continue  # another caller took or left between these lines
                 if ticket.state is GRANTED:
-                    granted.append(ticket)
-            self.busy = bool(waiting) or self._made > self.limit
-        return granted
+                    self.granted += (ticket,)
+            self._update_busy_locked()
+
+    def woken(self, ticket: Ticket[W]) -> None:
+        """Record that the holder of a ticket in `granted` was woken, or cannot be."""
+        with self._lock:
+            with contextlib.suppress(ValueError):  # two callers have woken it
+                self.granted.remove(ticket)
+            self._update_busy_locked()
 
     # --- the queue ---
 
@@ -135,17 +146,17 @@ class Permits(Generic[W]):
         with self._lock:
             return self._waiting[0] if self._waiting and len(self._waiting) >= self.queue else None
 
-    def join(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
+    def join(self, ticket: Ticket[W]) -> None:
         """Put a new ticket into the queue. It may be granted at once; it is GONE if the queue is full."""
         with self._lock:
             if self._waiting is _NO_WAITERS:
                 self._waiting = deque()
             self._waiting.append(ticket)
             self.busy = True
-            granted = self.settle() if self.free or self._made < self.limit else None
+            if self.free or self._made < self.limit:
+                self.settle()
             if len(self._waiting) > self.queue and self._withdraw_locked(ticket):
                 self._rejected += 1
-        return granted
 
     def leave(self, ticket: Ticket[W]) -> bool:
         """Stop waiting, and count a refusal; false if the ticket does not wait, as after a grant."""
@@ -168,26 +179,29 @@ class Permits(Generic[W]):
             ticket.state = TAKEN
             return True
 
-    def abandon(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
+    def abandon(self, ticket: Ticket[W]) -> None:
         """Stop waiting. A permit that was granted, or has just been taken up, goes to the next waiter."""
         with self._lock:
             if self._withdraw_locked(ticket) or ticket.state is GONE:
-                return None
+                return
             ticket.state = GONE
-            return self.give_back()
+            self.free += ONE_PERMIT  # no call since the check
+            if self.busy:
+                self.settle()
 
-    def pass_on(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
+    def pass_on(self, ticket: Ticket[W]) -> None:
         """Pass on the permit of a holder that cannot be woken, unless the holder has already taken it up."""
         with self._lock:
-            return self.abandon(ticket) if ticket.state is GRANTED else None
+            if ticket.state is GRANTED:
+                self.abandon(ticket)
 
     # --- control and statistics ---
 
-    def resize(self, limit: int) -> list[Ticket[W]]:
+    def resize(self, limit: int) -> None:
         """Change the limit. Permits in use beyond it are removed when they are released."""
         with self._lock:
             self.limit = limit
-            return self.settle()
+            self.settle()
 
     def in_flight(self) -> int:
         """Return how many permits are in use, without taking the lock."""
@@ -227,5 +241,8 @@ class Permits(Generic[W]):
         ticket.state = GONE  # no call since the check, so no finalizer grants it
         with contextlib.suppress(ValueError):  # `settle` has just removed it, and sees its state
             self._waiting.remove(ticket)
-        self.busy = bool(self._waiting) or self._made > self.limit
+        self._update_busy_locked()
         return True
+
+    def _update_busy_locked(self) -> None:
+        self.busy = bool(self._waiting or self.granted) or self._made > self.limit

@@ -319,6 +319,7 @@ def interrupted_leader(make: Callable[[], SingleFlight | Cache], end: Callable[[
 
 QUEUEING: dict[str, tuple[float | None, Callable[[Bulkhead], Any]]] = {
     "a call that waits in vain": (0.001, lambda bulkhead: bulkhead.call(int)),
+    "a call that is cut off": (60, lambda bulkhead: Policy.wrap(Timeout(0.001), bulkhead).call(int)),
     "a call that is granted a permit": (None, lambda bulkhead: bulkhead.call(int)),
     "a slot that waits in vain": (0.001, lambda bulkhead: enter(bulkhead.slot())),
     "a slot that is granted a permit": (None, lambda bulkhead: enter(bulkhead.slot())),
@@ -338,10 +339,46 @@ def interrupted_in_queue(scene: str, at: int) -> int:
     with held_by_another_thread(bulkhead, until_queued=max_wait is None), Interruptions(at) as interruptions:
         try:
             play(bulkhead)
-        except (BulkheadFull, KeyboardInterrupt):
+        except (BulkheadFull, TimeoutExceeded, KeyboardInterrupt):
             pass
     stats = bulkhead.stats()
     assert (stats.in_flight, stats.queued) == (0, 0), f"something is held after an interrupt at place {at}"
+    return interruptions.count
+
+
+RELEASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Callable[[], None]], Any]]] = {
+    "call": (partial(Bulkhead, 1, queue=1), lambda limit, work: limit.call(work)),
+    "slot": (partial(Bulkhead, 1, queue=1), lambda limit, work: work_in(limit.slot(), work)),
+    "adaptive call": (partial(AdaptiveLimit, 60, initial=1, queue=1), lambda limit, work: limit.call(work)),
+    "adaptive slot": (partial(AdaptiveLimit, 60, initial=1, queue=1), lambda limit, work: work_in(limit.slot(), work)),
+}
+
+
+def work_in(block: Any, work: Callable[[], None]) -> None:
+    with block:
+        work()
+
+
+@pytest.mark.parametrize("form", RELEASES)
+def test_an_interrupt_anywhere_in_a_release_leaves_no_waiter_asleep(form: str) -> None:
+    """The permit of an interrupted caller goes to the thread that waits for it."""
+    at_each_place(partial(interrupted_release, *RELEASES[form]), 10)
+
+
+def interrupted_release(make: Callable[[], Any], play: Callable[[Any, Callable[[], None]], Any], at: int) -> int:
+    limit = make()
+    waiter = threading.Thread(target=limit.call, args=[int], daemon=True)
+
+    def let_another_wait() -> None:
+        waiter.start()
+        wait_until(lambda: bool(limit._permits.machine._waiting))  # no call of ours, which would be a place
+
+    with suppress(KeyboardInterrupt), Interruptions(at) as interruptions:
+        play(limit, let_another_wait)
+    if waiter.ident is not None:
+        waiter.join(5)
+        assert not waiter.is_alive(), f"a waiter sleeps for ever after an interrupt at place {at}"
+    wait_until(lambda: limit.stats().in_flight == limit.stats().queued == 0)
     return interruptions.count
 
 

@@ -17,6 +17,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from resilience.state.permits import Permits, Ticket, TicketState
 
+W = TypeVar("W")
+
+
+def woken(permits: Permits[W]) -> list[Ticket[W]]:
+    """Wake the holders of all granted tickets, as the callers of the machine do; return the tickets."""
+    granted = list(permits.granted)
+    for ticket in granted:
+        permits.woken(ticket)
+    return granted
+
 
 class Crowd:
     """Numbered callers of `Permits`, beside a simple model of its queue."""
@@ -41,7 +51,8 @@ class Crowd:
             self.woken.append(name)
         else:
             self.tickets[name] = ticket = Ticket(name)
-            self.wake(self.permits.join(ticket))
+            self.permits.join(ticket)
+            self.wake()
         self.waiting.append(name)
         self.serve()
         if name in self.waiting and len(self.waiting) > self.queue:
@@ -51,7 +62,8 @@ class Crowd:
 
     def release(self, name: int) -> None:
         self.inside.remove(name)
-        self.wake(self.permits.give_back())
+        self.permits.give_back()
+        self.wake()
         self.serve()
 
     def time_out(self, name: int) -> None:
@@ -65,7 +77,8 @@ class Crowd:
 
     def cancel(self, name: int) -> None:
         """Leave the queue, or pass on a granted permit that was not used."""
-        self.wake(self.permits.abandon(self.tickets[name]))
+        self.permits.abandon(self.tickets[name])
+        self.wake()
         if name in self.waiting:
             self.waiting.remove(name)
         else:
@@ -74,13 +87,14 @@ class Crowd:
 
     def resize(self, limit: int) -> None:
         self.limit = limit
-        self.wake(self.permits.resize(limit))
+        self.permits.resize(limit)
+        self.wake()
         self.serve()
 
     # --- the model ---
 
-    def wake(self, granted: list[Ticket[int]] | None) -> None:
-        for ticket in granted or []:
+    def wake(self) -> None:
+        for ticket in woken(self.permits):
             assert ticket.state is TicketState.GRANTED
             self.woken.append(ticket.waiter)
 
@@ -204,8 +218,6 @@ def test_permits_made_in_batches_never_exceed_the_limit(batch: int, monkeypatch:
 
 # --- single rules ----------------------------------------------------------------------------
 
-W = TypeVar("W")
-
 
 def queued(permits: Permits[W], waiter: W) -> Ticket[W]:
     """Return the ticket of a waiter that has joined the queue."""
@@ -219,22 +231,23 @@ def granted() -> tuple[Permits[str], Ticket[str]]:
     permits: Permits[str] = Permits(1, 1)
     assert permits.take()
     ticket = queued(permits, "waiter")
-    assert permits.give_back() == [ticket]
+    permits.give_back()
+    assert woken(permits) == [ticket]
     return permits, ticket
 
 
 def test_a_granted_permit_is_passed_on_once_or_taken_up_once() -> None:
     permits, ticket = granted()
     for _ in range(2):
-        assert permits.pass_on(ticket) is None  # no other waiter: it is free
+        permits.pass_on(ticket)  # no other waiter: it is free
         assert permits.counts()[1:3] == (0, 0)
     assert not permits.take_up(ticket)
     permits, ticket = granted()
     assert [permits.take_up(ticket), permits.take_up(ticket)] == [True, False]
-    assert permits.pass_on(ticket) is None
+    permits.pass_on(ticket)
     assert permits.counts()[1] == 1
     permits.give_back()
-    assert permits.pass_on(ticket) is None
+    permits.pass_on(ticket)
     assert permits.counts()[1] == 0
 
 
@@ -275,14 +288,13 @@ def test_a_waiter_that_is_discarded_gets_no_permit(leaves: str, behind: int) -> 
     assert permits.take()
     tickets = [queued(permits, number) for number in range(1 + behind)]
     target: Any = permits
-    granted: list[Any] = []
     if leaves == "during its grant":
         target._waiting = InterruptedDeque(permits._waiting, lambda: permits.abandon(tickets[0]))
-        granted += permits.give_back() or []
+        permits.give_back()
     else:
-        target._waiting = InterruptedDeque(permits._waiting, lambda: granted.extend(permits.give_back() or []))
-        assert permits.abandon(tickets[0]) is None
-    assert granted == tickets[1:2]
+        target._waiting = InterruptedDeque(permits._waiting, permits.give_back)
+        permits.abandon(tickets[0])
+    assert woken(permits) == tickets[1:2]
     assert permits.counts() == (1, min(behind, 1), max(behind - 1, 0), 0)
     assert tickets[0].state is TicketState.GONE
     if not behind:
@@ -296,7 +308,8 @@ def test_a_huge_limit_takes_no_memory_and_is_counted_exactly(limit: int) -> None
     for number in range(5000):
         if not permits.take():
             ticket = Ticket(number)
-            assert permits.join(ticket) == [ticket]
+            permits.join(ticket)
+            assert woken(permits) == [ticket]
     assert permits.counts() == (limit, 5000, 0, 0)
     for _ in range(5000):
         permits.give_back()
@@ -353,13 +366,17 @@ def test_a_permit_beyond_a_lowered_limit_is_not_granted_to_a_waiter() -> None:
     assert permits.take()
     assert permits.take()
     ticket = Ticket("waiting")
-    assert not permits.join(ticket)
+    permits.join(ticket)
+    assert not permits.granted
     permits.free = ReleasedAfterLook()
-    assert permits.resize(1) == []
+    permits.resize(1)
+    assert woken(permits) == []
     permits.free = list(permits.free)
-    assert permits.settle() == []
+    permits.settle()
+    assert woken(permits) == []
     assert permits.counts() == (1, 1, 1, 0)
-    assert permits.give_back() == [ticket]
+    permits.give_back()
+    assert woken(permits) == [ticket]
     assert permits.counts() == (1, 1, 0, 0)
 
 
@@ -413,9 +430,11 @@ def test_a_release_that_overlaps_the_first_join_sees_the_new_waiter() -> None:
     ticket = Ticket("first")
     target: Any = permits
     target._lock = PrecededLock(permits, lambda: permits.join(ticket))
-    assert not permits.give_back()
+    permits.give_back()
+    assert not permits.granted
     assert permits.counts()[1:3] == (1, 1)
-    assert permits.give_back() == [ticket]
+    permits.give_back()
+    assert woken(permits) == [ticket]
 
 
 class TakenAfterLook(list[None]):
@@ -433,10 +452,12 @@ def test_a_permit_that_is_taken_just_before_its_grant_is_granted_on_release() ->
     assert permits.take()
     ticket = queued(permits, "waiting")
     permits.free = TakenAfterLook([None])
-    assert permits.settle() == []
+    permits.settle()
+    assert woken(permits) == []
     permits.free = []
     assert permits.counts()[1:3] == (1, 1)
-    assert permits.give_back() == [ticket]
+    permits.give_back()
+    assert woken(permits) == [ticket]
 
 
 def test_a_permit_that_is_taken_just_before_its_withdrawal_is_withdrawn_on_release() -> None:

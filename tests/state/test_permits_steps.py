@@ -26,6 +26,7 @@ class Scene:
         self.inside: list[str] = []
         self.tickets: dict[str, Ticket[str]] = {}
         self.early: list[Ticket[str]] = []
+        self.awake: list[Ticket[str]] = []
         for number in range(inside):
             self.arrive(f"i{number}")
         for number in range(granted):
@@ -46,11 +47,13 @@ class Scene:
             self.inside.append(name)
         else:
             self.tickets[name] = ticket = Ticket(name)
-            self.wake(self.permits.join(ticket))
+            self.permits.join(ticket)
+            self.wake()
 
     def release(self, name: str) -> None:
         self.inside.remove(name)
-        self.wake(self.permits.give_back())
+        self.permits.give_back()
+        self.wake()
 
     def time_out(self, name: str) -> None:
         ticket = self.tickets[name]
@@ -59,25 +62,30 @@ class Scene:
             assert name not in self.inside, "left with a permit"
 
     def cancel(self, name: str) -> None:
-        granted = self.permits.abandon(self.tickets[name])
+        self.permits.abandon(self.tickets[name])
         if name in self.inside:
             self.inside.remove(name)
-        self.wake(granted)
+        self.wake()
 
     def resize(self, limit: int) -> None:
         self.most = max(self.most, limit)
-        self.wake(self.permits.resize(limit))
+        self.permits.resize(limit)
+        self.wake()
 
     def has_earlier_waiters(self, ticket: Ticket[str] | None = None) -> bool:
         before = self.early[: self.early.index(ticket)] if ticket in self.early else self.early
         return any(it.state is TicketState.WAITING for it in before)
 
-    def wake(self, granted: list[Ticket[str]] | None) -> None:
-        """Wake the waiters that a method returns, as its callers do."""
-        for ticket in granted or []:
-            assert not self.has_earlier_waiters(ticket), "overtaken"
-            if ticket.state is not TicketState.GONE:  # otherwise it was cancelled since, and its permit passed on
-                self.inside.append(ticket.waiter)
+    def wake(self) -> None:
+        """Wake the holders of granted tickets, as the callers of the machine do."""
+        while self.permits.granted:
+            for ticket in self.permits.granted.copy():
+                if ticket not in self.awake:  # another thread may wake it at the same time
+                    self.awake.append(ticket)
+                    assert not self.has_earlier_waiters(ticket), "overtaken"
+                    if ticket.state is not TicketState.GONE:  # otherwise it was cancelled, and its permit passed on
+                        self.inside.append(ticket.waiter)
+                self.permits.woken(ticket)
 
     # --- checks ---
 

@@ -251,6 +251,19 @@ def test_a_granted_permit_is_passed_on_once_or_taken_up_once() -> None:
     assert permits.counts()[1] == 0
 
 
+def test_the_flag_is_set_until_all_holders_are_woken() -> None:
+    """So the next caller wakes them if the one that granted the permits was interrupted."""
+    permits: Permits[str] = Permits(1, 1)
+    assert permits.take()
+    ticket = queued(permits, "waiter")
+    permits.give_back()
+    assert (permits.busy, permits.granted) == (True, [ticket])
+    permits.settle()
+    assert (permits.busy, permits.granted) == (True, [ticket])
+    permits.woken(ticket)
+    assert (permits.busy, permits.granted) == (False, [])
+
+
 def test_abandoning_a_ticket_twice_releases_one_permit() -> None:
     permits, ticket = granted()
     permits.abandon(ticket)

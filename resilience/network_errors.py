@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -175,7 +175,7 @@ def _is_failed_connect(error: OSError) -> bool:
 def _has_transient_cause(error: Any) -> bool:
     cause = error.__cause__
     # In a ring, as after `raise group.exceptions[0] from group`, the cause would be judged by this error.
-    return isinstance(cause, Exception) and all(it is not error for it in _walk(cause)) and transient(cause)
+    return isinstance(cause, Exception) and all(it is not error for it in _related(cause)) and transient(cause)
 
 
 def _has_ended_tls(error: BaseException) -> bool:
@@ -184,25 +184,28 @@ def _has_ended_tls(error: BaseException) -> bool:
 
 def _involves(error: BaseException, names: frozenset[str]) -> bool:
     """Whether this error, or one in its causes, contexts and groups, is of a class with one of these names."""
-    return any(base.__name__ in names for each in _walk(error) for base in type(each).__mro__)
+    for each in _related(error):  # two loops: a generator would take as long as all of this
+        for base in type(each).__mro__:
+            if base.__name__ in names:
+                return True
+    return False
 
 
-def _walk(error: BaseException) -> Iterator[BaseException]:
-    """Yield this error, and those in its causes, contexts and groups, each once.
+def _related(error: BaseException) -> list[BaseException]:
+    """Return this error, and those in its causes, contexts and groups, each once.
 
     A context that the caller was handling before the call is left out.
     """
     found, ids = [error], {id(error)}
     for each in found:  # the list grows during the loop
-        yield each
-        inside = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
-        context = each.__context__
-        if context is not None and context is not each.__cause__ and is_handled_outside(context):
+        cause, context = each.__cause__, each.__context__
+        if context is not None and context is not cause and is_handled_outside(context):
             context = None
-        for other in (each.__cause__, context, *inside):
+        for other in (cause, context, *(each.exceptions if isinstance(each, BaseExceptionGroup) else ())):
             if other is not None and id(other) not in ids:
                 ids.add(id(other))
                 found.append(other)
+    return found
 
 
 def _proxy_allows_retry(cause: BaseException | None) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from math import inf
 from time import time
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 from resilience.context import Context
 from resilience.policies.rate_limiter import RateLimiter
@@ -50,8 +50,13 @@ _STYLES: Final = [
 ]
 
 
-#: One limit as it is written: what remains, the reset, the limit, and whether it counts while something is left.
-_Quota: TypeAlias = tuple[str | None, str | None, str | None, bool]
+class _Quota(NamedTuple):
+    """One limit as it is written."""
+
+    remaining: str | None
+    reset: str | None
+    limit: str | None
+    counts_calls: bool  # otherwise it counts only if nothing is left of it
 
 
 def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
@@ -89,7 +94,7 @@ def _quotas_in(headers: Mapping[str, str]) -> Iterator[_Quota]:
     yield from _quotas_of_draft(headers)
     for names, counts_calls in _STYLES:
         remaining, reset_after, reset, limit = map(headers.get, names)
-        yield remaining, reset_after or reset, limit, counts_calls
+        yield _Quota(remaining, reset_after or reset, limit, counts_calls)
 
 
 def _quotas_of_draft(headers: Mapping[str, str]) -> Iterator[_Quota]:
@@ -100,9 +105,9 @@ def _quotas_of_draft(headers: Mapping[str, str]) -> Iterator[_Quota]:
         policy = policies.get(name, {})
         if it.get("r") is not None:
             counts_calls = policy.get("qu", "requests") == "requests"
-            yield it["r"], it.get("t", policy.get("w")), policy.get("q"), counts_calls
+            yield _Quota(it["r"], it.get("t", policy.get("w")), policy.get("q"), counts_calls)
     older = dict(re.findall(r"(limit|remaining|reset)\s*=\s*([^,;\s]+)", field))
-    yield older.get("remaining"), older.get("reset"), older.get("limit"), True
+    yield _Quota(older.get("remaining"), older.get("reset"), older.get("limit"), counts_calls=True)
 
 
 def _items(field: str) -> Iterator[tuple[str, dict[str, str]]]:
@@ -113,11 +118,10 @@ def _items(field: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _parsed(quota: _Quota) -> tuple[float, float] | None:
     """Return the remaining calls, and for how many seconds; None if the limit does not count."""
-    left, reset, most, counts_calls = quota
-    remaining, limit, seconds = _number(left), _number(most), _seconds(reset)
+    remaining, limit, seconds = _number(quota.remaining), _number(quota.limit), _seconds(quota.reset)
     if remaining is None or remaining < 0 or (limit is not None and limit <= 0) or not 0 < seconds < inf:
         return None
-    return (remaining, seconds) if counts_calls or remaining < 1 else None
+    return (remaining, seconds) if quota.counts_calls or remaining < 1 else None
 
 
 def _number(text: str | None) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Never, TypeVar, final
 
@@ -95,13 +95,22 @@ class Gate(Policy[Never]):
             if not self._is_shut or is_nested:  # checked again: a drain in between may have missed this call
                 return await call(ctx)
         finally:
-            self._admitted.discard(admitted)
-            admitted.is_over = True
-            with suppress(ValueError):  # if another task closes the coroutine, its context variables are others
-                _inside.reset(token)
-            if self._drains:
-                self._wake_drains()
+            try:
+                self._leave(admitted, token)
+            except BaseException:  # a signal handler has raised in between: without the rest, a drain would wait
+                self._leave(admitted, token)
+                raise
         raise self._refusal(ctx)
+
+    def _leave(self, admitted: _Admitted, token: Token[tuple[_Admitted, ...]]) -> None:
+        """Count a call no longer, and wake the drains after the last one. May be repeated."""
+        self._admitted.discard(admitted)
+        admitted.is_over = True
+        with suppress(ValueError, RuntimeError):  # another task closes the coroutine, in other variables; repeated
+            _inside.reset(token)
+        for drain in [] if self._admitted else self._drains.copy():
+            with suppress(RuntimeError):  # its event loop is closed
+                drain.wake()
 
     def shut(self) -> None:
         """Refuse new calls from now on. May be called in a signal handler."""
@@ -136,14 +145,8 @@ class Gate(Policy[Never]):
                 if self._admitted and not await waiter.wait(ends_at, None):
                     return not self._admitted
             finally:
-                with suppress(ValueError):  # removed when it was woken
-                    self._drains.remove(waiter)
+                self._drains.remove(waiter)
         return True
-
-    def _wake_drains(self) -> None:
-        while self._drains and not self._admitted:
-            with suppress(IndexError, RuntimeError):  # a drain has left; its event loop is closed
-                self._drains.pop().wake()
 
     def _refusal(self, ctx: Context) -> ShuttingDown:
         self._rejected.add()

@@ -49,6 +49,7 @@ from resilience import (
 from resilience.clock import clock as process_clock
 from resilience.policies.flights import _enclosing
 from resilience.runtimes import workers
+from resilience.work import Gate
 from tests.callers import followers, outcome_of, wait_until
 from tests.conftest import Boom
 
@@ -379,6 +380,28 @@ def interrupted_release(make: Callable[[], Any], play: Callable[[Any, Callable[[
         waiter.join(5)
         assert not waiter.is_alive(), f"a waiter sleeps for ever after an interrupt at place {at}"
     wait_until(lambda: limit.stats().in_flight == limit.stats().queued == 0)
+    return interruptions.count
+
+
+def test_an_interrupt_anywhere_in_the_last_call_of_a_gate_ends_the_drain() -> None:
+    at_each_place(interrupted_last_call, 10)
+
+
+def interrupted_last_call(at: int) -> int:
+    gate = Gate()
+    drained: list[bool] = []
+    drain = threading.Thread(target=lambda: drained.append(gate.drain(30)), daemon=True)
+
+    def let_it_drain() -> None:
+        drain.start()
+        wait_until(lambda: bool(gate._drains))  # no call of ours, which would be a place
+
+    with suppress(KeyboardInterrupt), Interruptions(at) as interruptions:
+        gate.call(let_it_drain)
+    assert gate.stats().inside == 0, f"a call is counted for ever after an interrupt at place {at}"
+    if drain.ident is not None:
+        drain.join(5)
+        assert drained == [True], f"a drain waits for nothing after an interrupt at place {at}"
     return interruptions.count
 
 

@@ -76,6 +76,23 @@ class AsyncLimitedStream(_Limited, AsyncStream):
     async def aclose(self) -> None:
         if hasattr(self._chunks, "aclose"):
             await self._chunks.aclose()
+        await self._stream.aclose()
+
+
+@final
+class ClosingStream(AsyncStream):
+    """The body of a response, with a close that no cancellation cuts off: a policy may discard the response."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    @override
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        chunks: AsyncIterator[bytes] = self._stream.__aiter__()
+        return chunks
+
+    @override
+    async def aclose(self) -> None:
         await close_completely(self._stream.aclose(), self._stream)
 
 

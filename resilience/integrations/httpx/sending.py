@@ -18,6 +18,7 @@ from resilience.integrations.http.rules import NotRepeatable
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.bodies import (
     AsyncLimitedStream,
+    ClosingStream,
     LimitedStream,
     OneShotStream,
     body_in,
@@ -25,7 +26,7 @@ from resilience.integrations.httpx.bodies import (
     with_body,
 )
 from resilience.integrations.httpx.libraries import classes
-from resilience.integrations.httpx.pools import close_completely, reclaim_slots
+from resilience.integrations.httpx.pools import reclaim_slots
 
 _PHASES = ("connect", "read", "write", "pool")
 
@@ -173,6 +174,8 @@ class _Sending(Exchange):
 
     @override
     def limit(self, response: Any) -> Any:
+        if response.is_closed and not response.is_stream_consumed:  # by a Retry, whose last wait then took too long
+            raise self.body_is_late()
         deadline = self.body_deadline
         if deadline < inf and not is_in_memory(response):
             response.stream = self._limited(response.stream, deadline, self.body_is_late)
@@ -211,6 +214,8 @@ class AsyncSending(_Sending):
     async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
         try:
             response = await self._transport.handle_async_request(self._prepared(ctx, left, headers))
+            if not is_in_memory(response):
+                response.stream = ClosingStream(response.stream)
             return await self._read(response, ctx) if self.settings.read_body and _has_body(response) else response
         except BaseException:
             if self._progress is not None:
@@ -225,7 +230,7 @@ class AsyncSending(_Sending):
         try:
             return with_body(response, b"".join([piece async for piece in stream]))
         finally:
-            await close_completely(response.aclose(), response.stream)
+            await response.aclose()
 
     @override
     def _release_request(self) -> None:

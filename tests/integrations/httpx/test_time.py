@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
+from types import ModuleType
 from typing import Any
 
 import anyio
@@ -18,11 +20,13 @@ import h2.settings
 import pytest
 
 from resilience import DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded, deadline
+from resilience.integrations.http import Rules
 from tests.callers import wait_until
-from tests.conftest import FakeClock
+from tests.conftest import FakeClock, World
 from tests.integrations.http_clients import NO_TLS, QUICK, outcome_of
 from tests.integrations.httpx.conftest import Kit, full_port
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
+from tests.policies.retries import oversleep
 
 
 async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit: Kit, clock: FakeClock) -> None:
@@ -48,6 +52,20 @@ async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit
         {"connect": 1.0, "read": 6.0, "write": 6.0, "pool": 6.0},
     ]
     assert (seen[0].extensions["sni_hostname"], seen[0].headers["x-a"]) == ("a.example", "1")
+
+
+@pytest.mark.parametrize("read_body", [False, True])
+async def test_a_response_that_was_closed_before_a_wait_that_took_too_long_is_not_returned(
+    kit: Kit, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, read_body: bool
+) -> None:
+    """Nobody could read its body."""
+    oversleep(clock, monkeypatch, 10.0)
+    closed: list[str] = []
+    network = kit.mock(kit.library.Response(503, stream=kit.body(b"later", noted=closed)))
+    async with kit.client(Retry(backoff=[2]), network, read_body=read_body) as client:
+        with deadline(5), pytest.raises(DeadlineExceeded, match="before the whole body was read"):
+            await client.get("http://example.org/")
+    assert "closed" in closed
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -166,6 +184,35 @@ async def test_no_place_in_the_pool_is_lost_to_a_timeout(
                 for _ in range(30):
                     group.start_soon(request)
         assert inner._pool.connections == []
+
+
+@pytest.mark.parametrize("limit_body", [True, False])
+async def test_no_place_in_the_pool_is_lost_to_a_cancellation_while_a_response_is_closed(
+    library: ModuleType, in_asyncio: World, server: FlakyServer, limit_body: bool
+) -> None:
+    """A policy closes those that it discards, and its caller those that it has read. Both may be cut off meanwhile."""
+    kit = Kit(library, in_asyncio)
+    server.script("/", Answer(503), Answer(200), Answer(200, body=[b"a", b"b"]))
+
+    def cancel(event: object = None) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    async def break_off(client: Any) -> None:
+        async with client.client.stream("GET", f"{server.url}/") as response:
+            async for _ in response.aiter_raw():
+                cancel()
+                break
+
+    inner = kit.network()
+    policy = Retry(2, backoff=[0], on_retry=cancel)
+    async with kit.client(policy, inner, rules=Rules(limit_body=limit_body)) as client:
+        for request in (client.get(f"{server.url}/"), client.get(f"{server.url}/"), break_off(client)):
+            with contextlib.suppress(asyncio.CancelledError), deadline(PATIENCE):
+                await asyncio.create_task(request)
+            assert all(it.is_idle() for it in inner._pool.connections)
+            assert inner._pool._requests == []
 
 
 RESETS = {b"/refuses": h2.errors.ErrorCodes.REFUSED_STREAM, b"/cancels": h2.errors.ErrorCodes.CANCEL}

@@ -12,17 +12,7 @@ from typing import Any, get_args, get_type_hints
 import anyio
 import pytest
 
-from resilience import (
-    AdaptiveLimit,
-    Cache,
-    CircuitBreaker,
-    Context,
-    Fallback,
-    Hedge,
-    Policy,
-    Retry,
-    events,
-)
+from resilience import AdaptiveLimit, Cache, CircuitBreaker, Context, Fallback, Hedge, Policy, Retry, events
 from resilience.integrations.http import TransientStatus
 from resilience.integrations.logging import log_events
 from resilience.integrations.telemetry import DEFAULT_LEVELS, facts, kind_of

@@ -16,9 +16,11 @@ from resilience.integrations.httpx import AsyncResilienceTransport
 from resilience.integrations.httpx.pools import close_completely, reclaim_slots
 from tests.conftest import World
 
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
+
 
 class Cut(Exception):
-    """A cancellation at the first step of the first request, after connecting."""
+    """A cancellation at some step of the first request."""
 
 
 class Transport:
@@ -28,36 +30,34 @@ class Transport:
         self._pool = pool
 
 
-async def cut_off_request(
-    pool: httpcore.AsyncConnectionPool, monkeypatch: pytest.MonkeyPatch, part: type = httpcore.AsyncHTTP11Connection
+@pytest.mark.parametrize(
+    ("part", "method", "answer"),
+    [
+        (httpcore.AsyncHTTP11Connection, "handle_async_request", OK),
+        (httpcore.AsyncHTTPConnection, "handle_async_request", OK),
+        (httpcore.AsyncHTTP11Connection, "_response_closed", b"no HTTP"),
+    ],
+    ids=["unused", "not established", "not closed"],
+)
+async def test_the_slot_of_a_connection_is_reclaimed(
+    monkeypatch: pytest.MonkeyPatch, part: type, method: str, answer: bytes
 ) -> None:
-    """Cut a request off where this part of its connection begins: by default, between connecting and sending."""
+    """Of one that was cut off before its request, before it was made, or a second time while httpcore cleans up."""
 
-    async def cut(self: object, request: object) -> None:
+    async def cut(self: object, request: object = None) -> None:
         raise Cut
 
-    with monkeypatch.context() as patch:
-        patch.setattr(part, "handle_async_request", cut)
-        with pytest.raises(Cut):
-            await pool.request("GET", "http://example.org/")
-
-
-async def test_the_slot_of_an_unused_connection_is_reclaimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
-    network = httpcore.AsyncMockBackend(answer)
+    network = httpcore.AsyncMockBackend([answer])
     async with httpcore.AsyncConnectionPool(max_connections=1, network_backend=network) as pool:
-        await cut_off_request(pool, monkeypatch)
+        with monkeypatch.context() as patch:
+            patch.setattr(part, method, cut)
+            with pytest.raises(Cut):
+                await pool.request("GET", "http://example.org/")
         assert len(pool.connections) == 1
         await reclaim_slots(Transport(pool))
         assert pool.connections == []
-        assert (await pool.request("GET", "http://example.org/")).status == 200
-
-
-async def test_the_slot_of_a_connection_that_was_not_established_is_reclaimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with httpcore.AsyncConnectionPool(max_connections=1) as pool:
-        await cut_off_request(pool, monkeypatch, type(pool.create_connection(httpcore.Origin(b"http", b"a", 80))))
-        await reclaim_slots(Transport(pool))
-        assert pool.connections == []
+        if answer is OK:
+            assert (await pool.request("GET", "http://example.org/")).status == 200
 
 
 async def test_a_transport_without_a_pool_or_without_lost_slots_is_unchanged() -> None:
@@ -68,30 +68,10 @@ async def test_a_transport_without_a_pool_or_without_lost_slots_is_unchanged() -
         await reclaim_slots(Transport(pool))
 
 
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
-
-
-async def test_the_slot_of_a_connection_that_was_not_closed_is_reclaimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second cancellation comes while httpcore cleans up after the first."""
-
-    async def cut(self: object) -> None:
-        raise Cut
-
-    network = httpcore.AsyncMockBackend([b"no HTTP"])
-    async with httpcore.AsyncConnectionPool(max_connections=1, network_backend=network) as pool:
-        with monkeypatch.context() as patch:
-            patch.setattr(httpcore.AsyncHTTP11Connection, "_response_closed", cut)
-            with pytest.raises(Cut):
-                await pool.request("GET", "http://example.org/")
-        assert [it.is_available() for it in pool.connections] == [False]
-        await reclaim_slots(Transport(pool))
-        assert pool.connections == []
-
-
 async def answered() -> tuple[Any, Any]:
     """Return a pool whose only connection waits for the close of a response, and the stream of that response."""
     transport: Any = httpx.AsyncHTTPTransport()
-    transport._pool = httpcore.AsyncConnectionPool(network_backend=httpcore.AsyncMockBackend([ANSWER]))
+    transport._pool = httpcore.AsyncConnectionPool(network_backend=httpcore.AsyncMockBackend([OK]))
     response = await transport.handle_async_request(httpx.Request("GET", "http://example.org/"))
     return transport._pool, response.stream
 

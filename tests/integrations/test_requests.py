@@ -16,16 +16,7 @@ from requests.adapters import BaseAdapter, HTTPAdapter
 from requests.auth import HTTPDigestAuth
 from typing_extensions import override
 
-from resilience import (
-    CircuitBreaker,
-    Context,
-    DeadlineExceeded,
-    Fallback,
-    Policy,
-    Retry,
-    Timeout,
-    deadline,
-)
+from resilience import CircuitBreaker, Context, DeadlineExceeded, Fallback, Policy, Retry, Timeout, deadline
 from resilience.clock import clock as process_clock
 from resilience.integrations.http import NotRepeatable, Rules
 from resilience.integrations.requests import ResilienceAdapter

@@ -6,17 +6,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    AdaptiveThrottle,
-    CircuitBreaker,
-    Fallback,
-    Hedge,
-    Policy,
-    Quantile,
-    Rate,
-    RateLimiter,
-    Retry,
-)
+from resilience import AdaptiveThrottle, CircuitBreaker, Fallback, Hedge, Policy, Quantile, Rate, RateLimiter, Retry
 from tests.conftest import FakeClock, World
 from tests.integrations import llm_server as llm
 from tests.integrations.sdks import ANTHROPIC, OPENAI, QUESTION, SDK, SOON

@@ -15,16 +15,7 @@ import grpc.aio  # type: ignore[import-untyped]
 import httpx
 import pytest
 
-from resilience import (
-    Bulkhead,
-    Cache,
-    CircuitBreaker,
-    Context,
-    Keyed,
-    Policy,
-    Retry,
-    Timeout,
-)
+from resilience import Bulkhead, Cache, CircuitBreaker, Context, Keyed, Policy, Retry, Timeout
 from resilience.integrations.http import TransientStatus
 from resilience.integrations.telemetry import INSTRUMENTS, Feed, Instrument, Labels, Measurement, Observed, error_type
 from resilience.integrations.wire import OfHost

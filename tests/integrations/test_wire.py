@@ -18,64 +18,56 @@ from resilience.integrations import wire
 from resilience.integrations.wire import Acceptance, OfHost, Propagation, Steps, budget, ran_out
 
 
-class TestMilliseconds:
-    @pytest.mark.parametrize(
-        ("seconds", "text"),
-        [(1.0, "1000"), (0.0019, "1"), (0.001, "1"), (1e9, "9999999999"), (inf, "9999999999")],
-    )
-    def test_are_written_rounded_down_in_ten_digits(self, seconds: float, text: str) -> None:
-        """Whole milliseconds, never more than is left."""
-        assert wire.format_milliseconds(seconds) == text
-
-    @pytest.mark.parametrize("seconds", [0.0, 0.0009, -1.0])
-    def test_raise_if_they_would_be_zero(self, seconds: float) -> None:
-        """Zero means "over" to one reader and "no limit" to another."""
-        with pytest.raises(DeadlineExceeded):
-            wire.format_milliseconds(seconds)
-        with pytest.raises(DeadlineExceeded):
-            wire.format_grpc_timeout(seconds)
-
-    @pytest.mark.parametrize(
-        ("text", "seconds"),
-        [
-            *[("1500", 1.5), ("0", 0.0), (" 7\t", 0.007), ("0010", 0.01)],
-            *((it, None) for it in ("", "-1", "+1", "1.5", "1e3", "NaN", "inf", "12345678901", "1 2", "100, 100")),
-            *((it, None) for it in ("\u0661", "0x10", "1\n2")),
-        ],
-    )
-    def test_are_parsed(self, text: str, seconds: float | None) -> None:
-        """White space is ignored. A sign, a fraction, too many digits or another alphabet is no number."""
-        assert wire.parse_milliseconds(text) == seconds
+@pytest.mark.parametrize(
+    ("header", "seconds", "text"),
+    [
+        *(
+            ("x-ms", *it)
+            for it in [(1.0, "1000"), (0.0019, "1"), (0.001, "1"), (1e9, "9999999999"), (inf, "9999999999")]
+        ),
+        ("grpc-timeout", 0.001, "1000u"),
+        ("grpc-timeout", 2.5, "2500000u"),
+        ("grpc-timeout", 99.999999, "99999999u"),
+        ("grpc-timeout", 100.0, "100000m"),
+        ("grpc-timeout", 100_000.0, "100000S"),
+        ("grpc-timeout", 1e8, "1666666M"),
+        ("grpc-timeout", 6e9, "1666666H"),
+        ("grpc-timeout", inf, "99999999H"),
+    ],
+)
+def test_a_timeout_is_written_rounded_down(header: str, seconds: float, text: str) -> None:
+    """Whole milliseconds in ten digits; for gRPC, eight digits and the finest unit that fits."""
+    assert wire.format_timeout(header, seconds) == text
 
 
-class TestGrpcTimeout:
-    @pytest.mark.parametrize(
-        ("seconds", "text"),
-        [
-            (0.001, "1000u"),
-            (2.5, "2500000u"),
-            (99.999999, "99999999u"),
-            (100.0, "100000m"),
-            (100_000.0, "100000S"),
-            (1e8, "1666666M"),
-            (6e9, "1666666H"),
-            (inf, "99999999H"),
-        ],
-    )
-    def test_is_written_in_the_finest_unit_that_fits(self, seconds: float, text: str) -> None:
-        """Eight digits and a unit, rounded down."""
-        assert wire.format_grpc_timeout(seconds) == text
+@pytest.mark.parametrize("header", wire.HEADERS)
+@pytest.mark.parametrize("seconds", [0.0, 0.0009, -1.0])
+def test_a_timeout_that_would_be_zero_raises(header: str, seconds: float) -> None:
+    """Zero means "over" to one reader and "no limit" to another."""
+    with pytest.raises(DeadlineExceeded):
+        wire.format_timeout(header, seconds)
 
-    @pytest.mark.parametrize(
-        ("text", "seconds"),
-        [
-            *[("2H", 7200.0), ("3M", 180.0), ("4S", 4.0), ("100m", 0.1), ("5u", 5e-6), ("1n", 1e-9), ("0S", 0.0)],
-            *((it, None) for it in ("", "S", "1", "1s", "1 S", "-1S", "123456789m", "1.5S", "1SS", "\u0661S")),
-        ],
-    )
-    def test_is_parsed(self, text: str, seconds: float | None) -> None:
-        """Digits and one of the six units, which are case-sensitive; more than eight digits are too many."""
-        assert wire.parse_grpc_timeout(text) == (seconds if seconds is None else pytest.approx(seconds))
+
+@pytest.mark.parametrize(
+    ("header", "text", "seconds"),
+    [
+        *(("x-ms", *it) for it in [("1500", 1.5), ("0", 0.0), (" 7\t", 0.007), ("0010", 0.01)]),
+        *(("x-ms", it, None) for it in ["", "-1", "+1", "1.5", "1e3", "NaN", "inf", "12345678901", "1 2", "100, 100"]),
+        *(("x-ms", it, None) for it in ["\u0661", "0x10", "1\n2"]),
+        *(("grpc-timeout", *it) for it in [("2H", 7200.0), ("3M", 180.0), ("4S", 4.0), ("100m", 0.1), ("0S", 0.0)]),
+        *(("grpc-timeout", *it) for it in [("5u", 5e-6), ("1n", 1e-9)]),
+        *(
+            ("grpc-timeout", it, None)
+            for it in ["", "S", "1", "1s", "1 S", "-1S", "123456789m", "1.5S", "1SS", "\u0661S"]
+        ),
+    ],
+)
+def test_a_timeout_is_parsed(header: str, text: str, seconds: float | None) -> None:
+    """White space around milliseconds is ignored. A sign, a fraction, too many digits or another alphabet is no number.
+
+    For gRPC: digits and one of the six units, which are case-sensitive.
+    """
+    assert wire.parse_timeout(header, text) == (seconds if seconds is None else pytest.approx(seconds))
 
 
 @pytest.mark.parametrize("header", wire.HEADERS)
@@ -146,27 +138,19 @@ class TestPropagation:
         """However a URL is written."""
         assert not Propagation(hosts).reaches(url)
 
-    def test_writes_the_time_left(self, clock: Any) -> None:
-        propagation, ctx = Propagation(["a"]), Context(timeout=2.0)
-        assert propagation.headers_for("http://a", ctx) == {"x-envoy-expected-rq-timeout-ms": "2000"}
-        clock.advance(1.5)
-        assert propagation.headers_for("http://a", ctx) == {"x-envoy-expected-rq-timeout-ms": "500"}
-
-    def test_writes_the_chosen_header(self, clock: Any) -> None:
-        """In the format of that header."""
+    def test_writes_the_time_left_in_the_format_of_its_header(self, clock: Any) -> None:
+        """To a named host, which is never sent a 0; without a deadline, nothing."""
         ctx = Context(timeout=2.0)
         assert Propagation(["a"], header="X-Timeout-Ms").headers_for("a", ctx) == {"x-timeout-ms": "2000"}
         assert Propagation(["a"], header="Grpc-Timeout").headers_for("a", ctx) == {"grpc-timeout": "2000000u"}
-
-    def test_writes_nothing_without_a_deadline(self) -> None:
-        assert Propagation(["*"]).headers_for("http://a", Context()) == {}
-
-    def test_raises_if_no_time_is_left(self) -> None:
-        """Only for a named host, which is not sent a 0."""
-        over = Context(timeout=0)
+        propagation = Propagation(["a"])
+        assert propagation.headers_for("http://a", ctx) == {"x-envoy-expected-rq-timeout-ms": "2000"}
+        clock.advance(1.5)
+        assert propagation.headers_for("http://a", ctx) == {"x-envoy-expected-rq-timeout-ms": "500"}
+        clock.advance(0.5)
         with pytest.raises(DeadlineExceeded):
-            Propagation(["a"]).headers_for("http://a", over)
-        assert Propagation(["a"]).headers_for("http://b", over) == {}
+            propagation.headers_for("http://a", ctx)
+        assert propagation.headers_for("http://b", ctx) == propagation.headers_for("http://a", Context()) == {}
 
     @pytest.mark.parametrize(
         "host", ["", "http://a", "a/b", "a*", "a b", "a@b", "a:b", "*.*", "[::1", "a:", "a:0", "a:65536"]

@@ -11,18 +11,7 @@ import redis
 import redis.asyncio
 import redis.cluster
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    Context,
-    Hedge,
-    Keyed,
-    Policy,
-    Retry,
-    Timeout,
-    deadline,
-    events,
-)
+from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Keyed, Policy, Retry, Timeout, deadline, events
 from resilience.integrations.redis import protect
 from resilience.testing import recording
 from tests.conftest import Boom, no_collector

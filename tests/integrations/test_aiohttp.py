@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import io
 import threading
 import weakref
 from collections.abc import AsyncIterator
@@ -16,10 +15,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from resilience import CircuitBreaker, Context, DeadlineExceeded, Policy, Retry, Timeout, current_context, deadline
+from resilience import CircuitBreaker, DeadlineExceeded, Policy, Retry, Timeout, deadline
 from resilience.integrations.aiohttp import resilience_middleware
 from resilience.integrations.http import NotRepeatable
-from resilience.integrations.http.exchange import Exchange
 from tests.integrations.http_clients import QUICK
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, notes_of, unused_url
 from tests.integrations.upload_bodies import pieces
@@ -218,33 +216,6 @@ async def test_a_body_that_is_read_after_its_deadline_raises(
         assert (await outcome_of(client.get(server.script("/", 200)))).status == 200  # its connection is free
         with pytest.raises(DeadlineExceeded):
             await response.read()
-
-
-async def test_a_closed_response_is_freed(server: FlakyServer) -> None:
-    """It is kept neither until the deadline of its body, nor by the connection, which keeps the exchange."""
-    contexts: list[Context] = []
-    sent: list[weakref.ref[Any]] = []
-
-    async def record_context(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
-        contexts.append(current_context())
-        sent.append(weakref.ref(request))
-        response = await handler(request)
-        sent.append(weakref.ref(response))
-        return response
-
-    url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
-    async with session(Timeout(PATIENCE), record_context) as client:
-        upload = io.BufferedReader(io.BytesIO(b"content"))  # type: ignore[arg-type]
-        sent.append(weakref.ref(upload))
-        async with client.put(url, data=upload) as response:
-            assert sent[-1]() is response
-        del response, upload
-        while any(it() is not None for it in sent):  # aiohttp closes a file in a thread
-            await asyncio.sleep(0.01)
-            gc.collect()
-    [ctx] = contexts
-    assert ctx.called is not None
-    assert isinstance(ctx.called.function, Exchange)
 
 
 async def test_a_body_that_broke_off_raises_that_error_after_its_deadline(

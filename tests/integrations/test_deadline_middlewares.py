@@ -271,34 +271,27 @@ def test_an_app_that_does_not_check_the_deadline_is_not_cut_off(service: Service
 # --- ASGI ------------------------------------------------------------------------------------
 
 
-async def test_an_asgi_app_raises_after_the_response_has_begun(tasks_world: World) -> None:
-    """The status is sent, so that the server has to break the connection off."""
-    with pytest.raises(DeadlineExceeded):
-        await request(asgi.DeadlineMiddleware(app_of(start, overrun)), {EXPECTED: "5000"})
-
-
 class TestCutOffOfAsgi:
-    async def test_cancels_the_app_and_answers_504(self, tasks_world: World) -> None:
-        """The app ends at the deadline, whatever it awaits."""
-        sent = await request(asgi.DeadlineMiddleware(app_of(hang), cut_off=True), {EXPECTED: "20"})
-        assert sent[0]["status"] == 504
+    async def test_answers_504(self, tasks_world: World) -> None:
+        """The app ends at the deadline, whatever it awaits; if it was shielded, as soon as it begins to answer.
 
-    async def test_answers_504_if_the_app_was_shielded_and_begins_to_answer_late(self, tasks_world: World) -> None:
-        """Cancelling the server in the middle of its first message would break off the connection."""
+        Cancelling the server in the middle of its first message would break off the connection.
+        """
 
         async def shielded(send: Any) -> None:
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(0.1)
 
-        app = asgi.DeadlineMiddleware(app_of(shielded, start, body), cut_off=True)
-        sent = await request(app, {EXPECTED: "20"})
-        assert sent[0]["status"] == 504
+        for app in (app_of(hang), app_of(shielded, start, body)):
+            assert (await request(asgi.DeadlineMiddleware(app, cut_off=True), {EXPECTED: "20"}))[0]["status"] == 504
 
     async def test_raises_after_the_response_has_begun(self, tasks_world: World) -> None:
-        """An incomplete response must not look complete."""
+        """An incomplete response must not look complete. So does an app that is not cut off, and runs out of time."""
         with pytest.raises(DeadlineExceeded, match="cut off") as caught:
             await request(asgi.DeadlineMiddleware(app_of(start, hang), cut_off=True), {EXPECTED: "300"})
         assert 0 < caught.value.timeout <= 0.3
+        with pytest.raises(DeadlineExceeded, match="of the execution"):
+            await request(asgi.DeadlineMiddleware(app_of(start, overrun)), {EXPECTED: "5000"})
 
     async def test_changes_nothing_for_a_request_in_time(self, tasks_world: World) -> None:
         """With a deadline or without."""
@@ -456,19 +449,14 @@ class TestWsgiAfterTheDeadline:
         assert server.statuses == ["504 Gateway Timeout"]
         assert len(body.closed) == 1
 
-    def test_a_later_step_of_the_body_raises(self) -> None:
+    @pytest.mark.parametrize("steps", [(b"a", OVER), (TimeoutError("a database"),)], ids=["later", "other"])
+    def test_a_later_step_of_the_body_or_another_error_raises(self, steps: tuple[Any, ...]) -> None:
         """The status is sent, so that the server has to break the connection off."""
-        body = Body(b"a", OVER)
+        body = Body(*steps)
         server = Server(wsgi.DeadlineMiddleware(answering(body)), **{FIELD: "5000"})
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(type(steps[-1])):
             server.body()
         assert len(body.closed) == 1
-
-    def test_other_errors_of_the_body_are_raised(self) -> None:
-        body = Body(TimeoutError("a database"))
-        server = Server(wsgi.DeadlineMiddleware(answering(body)), **{FIELD: "5000"})
-        with pytest.raises(TimeoutError, match="a database"):
-            server.body()
 
 
 class TestTheProtocolOfWsgi:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from resilience import (
     events,
 )
 from resilience.integrations.http import TRANSIENT_STATUSES, NotRepeatable, Rules, TransientStatus, standard
+from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT, Propagation
 from resilience.runtimes.driving import drive
 from resilience.work import IdempotencyKey
@@ -38,6 +41,8 @@ from tests.custom import Recording
 from tests.integrations.http_clients import BLOCKING, CLIENTS, QUICK, HTTPClient, outcome_of, process_clock_ahead
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, notes_of, unused_url
 from tests.integrations.upload_bodies import SlowFile
+
+TASKS = [it for it in CLIENTS if not it.world.blocking]
 
 
 @pytest.fixture(params=CLIENTS, ids=repr)
@@ -489,6 +494,26 @@ async def test_a_response_that_comes_after_the_end_of_the_exchange_is_closed(
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("client", TASKS, ids=repr)
+async def test_a_closed_response_is_freed_with_its_request(server: FlakyServer, client: HTTPClient) -> None:
+    """They are kept neither until the deadline of the body, nor by the exchange.
+
+    An open connection keeps that, in the context in which it was created.
+    """
+    recording = Recording()
+    url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
+    async with client.open(Timeout(PATIENCE).wrap(recording)) as send:
+        body = client.generator(b"content")
+        reply = await send("PUT", url, data=body, stream=True)
+        kept = [weakref.ref(it) for it in (body, reply.raw)]
+        await reply.close()
+        del body, reply
+        await until(client.world, lambda: gc.collect() >= 0 and not any(it() for it in kept))
+    [ctx] = recording.seen
+    assert ctx.called is not None
+    assert isinstance(ctx.called.function, Exchange)
+
+
 # --- time -------------------------------------------------------------------------------------
 
 
@@ -596,7 +621,7 @@ async def test_reading_a_body_ends_at_the_deadline_of_its_attempt(
         await reply.close()
 
 
-@pytest.mark.parametrize("client", [it for it in CLIENTS if not it.world.blocking], ids=repr)
+@pytest.mark.parametrize("client", TASKS, ids=repr)
 async def test_a_cancelled_request_is_not_retried(server: FlakyServer, client: HTTPClient) -> None:
     """Its connection is free again."""
     url = server.script("/", Answer(hold=threading.Event()), 200)

@@ -161,10 +161,19 @@ def test_each_reason_to_give_up_has_its_wording() -> None:
     assert set(_RAN_OUT) == set(get_args(get_type_hints(events.RetryGaveUp)["reason"]))
 
 
-def test_the_line_of_an_http_error_holds_its_status(clock: FakeClock, log: Log) -> None:
-    log.begin()
-    Retry(2, backoff=[1]).execute(script(TransientStatus("secret", status=429), "fine"), GET)
-    assert log.lines == ["INFO Retry (get): attempt 1 failed with TransientStatus 429, the next one is in 1 s"]
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (TransientStatus("busy", status=429), "failed with TransientStatus 429, the next one is in 1 s: busy"),
+        (WithoutText(), "failed with WithoutText, the next one is in 1 s: <no message: its __str__ raised>"),
+    ],
+)
+def test_the_line_of_an_error_holds_its_status_or_that_it_has_no_text(
+    clock: FakeClock, log: Log, error: Exception, line: str
+) -> None:
+    log.begin(messages=True)
+    Retry(2, on=type(error), backoff=[1]).execute(script(error, "fine"), GET)
+    assert log.lines == [f"INFO Retry (get): attempt 1 {line}"]
 
 
 def test_a_rejected_result_is_not_written(clock: FakeClock, log: Log) -> None:
@@ -228,14 +237,6 @@ def test_control_characters_are_escaped(log: Log, hostile: str) -> None:
         assert record.getMessage().isprintable()
         assert all(text.isprintable() for text in extra(record).values() if isinstance(text, str))
         assert ascii(hostile)[1:-1] in record.getMessage()
-
-
-def test_an_error_whose_str_raises_has_its_line(clock: FakeClock, log: Log) -> None:
-    log.begin(messages=True)
-    assert Retry(2, on=WithoutText, backoff=[1]).execute(script(WithoutText(), "fine"), GET) == "fine"
-    assert log.lines == [
-        "INFO Retry (get): attempt 1 failed with WithoutText, the next one is in 1 s: <no message: its __str__ raised>"
-    ]
 
 
 # --- repeats ---------------------------------------------------------------------------------
@@ -398,14 +399,6 @@ def test_lines_go_to_the_default_logger_or_to_an_adapter(caplog: pytest.LogCaptu
     assert [record.name for record in caplog.records] == [usual.name] * 2
 
 
-def test_lines_below_the_level_are_not_counted(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    log.logger.setLevel(logging.ERROR)
-    end = log.begin(repeats=1)
-    refuse(isolated(), times=3)
-    end()
-    assert log.lines == []
-
-
 def test_adapters_add_to_the_values_of_a_line(log: Log) -> None:
     """By default an adapter's own values would replace ours, and those of an adapter around it."""
     service = logging.LoggerAdapter(log.logger, {"service": "shop"})
@@ -436,20 +429,16 @@ def test_events_of_healthy_calls_are_debug_lines(log: Log) -> None:
         assert line in lines
 
 
-def test_events_of_caches_and_streams_are_debug_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """At a higher level no event is created for them, which is decided once."""
+def test_frequent_events_are_created_only_if_their_lines_are_written(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of caches and streams, at a level that is read once."""
     log = logging.getLogger("resilience.events")
     cache = Cache(60, name="prices")
-
-    def use() -> None:
-        for _ in range(2):
-            cache.call(str, 1)
-        list(Retry().streaming().call(iter, [1]))
-
     for level in (logging.INFO, logging.DEBUG):
         with caplog.at_level(level, log.name):
             end = log_events()
-            use()
+            for _ in range(2):
+                cache.call(str, 1)
+            list(Retry().streaming().call(iter, [1]))
             end()
     lines = [re.sub(r"in \S+ s|after \S+ s", "in time", it.getMessage()) for it in caplog.records]
     assert "prices (str): answered with a value that it keeps" in lines

@@ -215,23 +215,18 @@ def test_an_error_of_the_users_body_is_raised_and_not_retried(server: FlakyServe
     ],
 )
 def test_timeouts_are_shortened_to_the_time_left(session: Make, given: Any, capped: tuple[float, float]) -> None:
+    """Without a deadline, a timeout is unchanged."""
     recorder = Recorder()
-    client = session(Timeout(100, cooperative=True), adapter=recorder)
+    client = session(adapter=recorder)
     client.get("http://nowhere", timeout=given)
-    for seconds, most in zip(recorder.timeouts[0], capped, strict=True):
+    with deadline(100):
+        client.get("http://nowhere", timeout=given)
+        with pytest.raises(ValueError, match="a pair"):
+            client.get("http://nowhere", timeout=(1, 2, 3))
+    unchanged, shortened = recorder.timeouts
+    assert unchanged is given
+    for seconds, most in zip(shortened, capped, strict=True):
         assert max(0.5, most - PATIENCE) <= seconds <= most
-
-
-@pytest.mark.parametrize("given", [None, 3, (1, 2), urllib3.Timeout(5)])
-def test_without_a_deadline_a_timeout_is_unchanged(session: Make, given: Any) -> None:
-    recorder = Recorder()
-    session(adapter=recorder).get("http://nowhere", timeout=given)
-    assert recorder.timeouts == [given]
-
-
-def test_an_invalid_timeout_is_refused(session: Make) -> None:
-    with deadline(PATIENCE), pytest.raises(ValueError, match="a pair"):
-        session().get("http://nowhere", timeout=(1, 2, 3))
 
 
 def test_the_total_timeout_includes_connecting(server: FlakyServer, session: Make, monkeypatch) -> None:
@@ -298,36 +293,6 @@ def test_a_body_that_was_read_stays_available_after_the_deadline(session: Make, 
     assert response.content == b"recorded"
     with process_clock_ahead(2 * PATIENCE):
         assert b"".join(response.iter_content(1)) == b"recorded"
-
-
-class BrokenRecord:
-    """The raw body of a response whose TLS record is invalid in the middle."""
-
-    def stream(self, *args: Any, **options: Any) -> Iterator[bytes]:
-        yield b"first"
-        raise urllib3.exceptions.SSLError("a record is broken")
-
-    def release_conn(self) -> None:
-        """Do nothing: there is no connection."""
-
-    close = release_conn
-
-
-def test_an_error_of_the_network_in_a_body_with_a_deadline_is_raised(session: Make) -> None:
-
-    class Breaking(Recorder):
-        @override
-        def send(self, *args: Any, **options: Any) -> Any:
-            response = super().send(*args, **options)
-            response.raw = BrokenRecord()
-            return response
-
-    policy = Timeout(PATIENCE)
-    response = session(policy, adapter=Breaking()).get("http://example.org/", stream=True)
-    pieces = response.iter_content(None)
-    assert next(pieces) == b"first"
-    with pytest.raises(requests.exceptions.SSLError, match="a record is broken"):
-        next(pieces)
 
 
 def test_an_empty_body_can_be_read_after_the_deadline(server: FlakyServer, session: Make) -> None:

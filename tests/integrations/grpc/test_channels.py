@@ -35,20 +35,18 @@ class TestBlocking:
         with protected(target, NOW) as channel:
             yield channel
 
-    def test_with_call_returns_the_call_of_the_last_attempt(self, channel: Any, dependency: Dependency) -> None:
-        dependency.steps = [UNAVAILABLE, b"fine"]
-        reply, call = channel.unary_unary("/test.Test/One").with_call(b"")
+    def test_with_call_and_future_return_the_call_of_the_last_attempt(
+        self, channel: Any, dependency: Dependency
+    ) -> None:
+        """A future is done: an interceptor of the blocking API has to return a call, so it waits."""
+        dependency.steps = [UNAVAILABLE, b"fine", UNAVAILABLE, b"fine", INTERNAL]
+        one = channel.unary_unary("/test.Test/One")
+        reply, call = one.with_call(b"")
         assert (reply, call.code()) == (b"fine", grpc.StatusCode.OK)
-
-    def test_future_is_done_when_it_is_returned(self, channel: Any, dependency: Dependency) -> None:
-        """An interceptor of the blocking API has to return a call, so it waits."""
-        dependency.steps = [UNAVAILABLE, b"fine"]
-        future = channel.unary_unary("/test.Test/One").future(b"")
+        future = one.future(b"")
         assert future.done()
         assert future.result() == b"fine"
-        dependency.steps = [INTERNAL]
-        failed = channel.unary_unary("/test.Test/One").future(b"")
-        assert failed.exception().code() is INTERNAL
+        assert one.future(b"").exception().code() is INTERNAL
 
     def test_a_stream_or_a_future_that_fails_keeps_its_status(self, channel: Any, dependency: Dependency) -> None:
         """And its metadata. An error that an interceptor raises has those of gRPC: INTERNAL, and none."""

@@ -46,6 +46,8 @@ from tests.integrations.grpc.services import (
     status,
 )
 
+UNREPEATABLE = {"unrepeatable": ["/test.Test/One"]}
+
 
 class TestRetry:
     @pytest.mark.parametrize("method", Dependency.methods)
@@ -79,23 +81,19 @@ class TestRetry:
         assert breaker.stats().opened == (client.is_blocking and method == "Join")
         assert [requests for _, requests, _ in dependency.seen] == [b"ab"]
 
-    def test_repeats_no_unrepeatable_method(self, client: Client, dependency: Dependency) -> None:
-        """UNAVAILABLE may come after the work has been done; a Retry around the stub does not repeat it either."""
-        dependency.steps = [UNAVAILABLE, b"fine"]
-        settings = {"unrepeatable": ["/test.Test/One"]}
-        assert status(lambda: NOW.call(lambda: client.call(NOW, "One", settings=settings))) is UNAVAILABLE
-        assert len(dependency.seen) == 1
-
-    @pytest.mark.parametrize("cooperative", [False, True])
-    def test_repeats_no_unrepeatable_method_after_a_timeout(
-        self, client: Client, dependency: Dependency, cooperative: bool
+    @pytest.mark.parametrize("limit", [None, Timeout(0.3), Timeout(0.3, cooperative=True)], ids=str)
+    def test_repeats_no_unrepeatable_method(
+        self, client: Client, dependency: Dependency, limit: Timeout | None
     ) -> None:
-        """The error is the Timeout's and knows nothing of the call; the called function has the attribute."""
-        dependency.steps = [Dependency.hang, b"fine"]
-        policy = NOW.wrap(Timeout(0.3, cooperative=cooperative))
-        settings = {"unrepeatable": ["/test.Test/One"]}
-        with pytest.raises(TimeoutExceeded):
-            NOW.call(lambda: client.call(policy, "One", settings=settings))
+        """UNAVAILABLE may come after the work has been done; the error of a Timeout knows nothing of the call.
+
+        A Retry around the stub does not repeat it either.
+        """
+        dependency.steps = [Dependency.hang if limit else UNAVAILABLE, b"fine"]
+        policy = NOW if limit is None else NOW.wrap(limit)
+        with pytest.raises(TimeoutExceeded if limit else grpc.RpcError) as caught:
+            NOW.call(lambda: client.call(policy, "One", settings=UNREPEATABLE))
+        assert limit or caught.value.code() is UNAVAILABLE  # type: ignore[attr-defined]
         assert len(dependency.seen) == 1
 
     def test_does_not_hedge_an_unrepeatable_method_that_waits_in_a_policy(
@@ -110,8 +108,7 @@ class TestRetry:
                 await ctx.sleep(0.2)  # the attempt is not over while a second one would begin
                 return reply
 
-        settings = {"unrepeatable": ["/test.Test/One"]}
-        assert client.call(Hedge(0.02).wrap(Waiting()), "One", settings=settings) == b"fine"
+        assert client.call(Hedge(0.02).wrap(Waiting()), "One", settings=UNREPEATABLE) == b"fine"
         assert len(dependency.seen) == 1
 
     @pytest.mark.parametrize("method", ["Join", "Chat"])
@@ -368,7 +365,7 @@ def test_an_error_whose_attributes_cannot_be_set_is_raised_unchanged(client: Cli
             raise Frozen(4711)
 
     with pytest.raises(Frozen, match="4711"):
-        client.call(Sealing(), "One", settings={"unrepeatable": ["/test.Test/One"]})
+        client.call(Sealing(), "One", settings=UNREPEATABLE)
     assert len(dependency.seen) == 1
 
 

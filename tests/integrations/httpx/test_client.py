@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import re
 import sys
@@ -20,19 +19,16 @@ import requests
 from resilience import (
     CircuitBreaker,
     CircuitOpen,
-    Context,
     Fallback,
     Policy,
     Retry,
     Timeout,
-    current_context,
     integrations,
 )
 from resilience.callables import maybe_await
-from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import World, no_collector
-from tests.integrations.http_clients import NO_TLS, QUICK
+from tests.integrations.http_clients import QUICK
 from tests.integrations.httpx.conftest import Kit
 from tests.integrations.servers import PATIENCE, FlakyServer
 
@@ -85,30 +81,6 @@ def test_responses_are_freed_without_the_cyclic_collector(kit: Kit) -> None:
     with no_collector():
         kit.run(main)
         assert [it() for it in left] == [None, None]
-
-
-async def test_a_connection_in_a_pool_keeps_no_request(tasks_kit: Kit, server: FlakyServer) -> None:
-    """It keeps the exchange in whose context it was created, without the request, its body and the response."""
-    contexts: list[Context] = []
-    sent: list[weakref.ref[Any]] = []
-
-    class Keeping(tasks_kit.library.AsyncHTTPTransport):  # type: ignore[name-defined, misc]
-        async def handle_async_request(self, request: Any) -> Any:
-            contexts.append(current_context())
-            return await super().handle_async_request(request)
-
-    transport = tasks_kit.make(Timeout(PATIENCE), Keeping(verify=NO_TLS))
-    request = tasks_kit.library.Request("PUT", server.script("/", 200), content=b"content")
-    response = await transport.handle_async_request(request)
-    assert await response.aread() == b"ok"
-    sent.extend(weakref.ref(it) for it in (request.stream, request, response))
-    del request, response
-    gc.collect()
-    assert [it() for it in sent] == [None] * 3
-    await transport.aclose()
-    [ctx] = contexts
-    assert ctx.called is not None
-    assert isinstance(ctx.called.function, Exchange)
 
 
 async def test_many_attempts_keep_few_responses(kit: Kit) -> None:

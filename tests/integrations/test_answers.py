@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -39,6 +38,7 @@ from resilience import (
 )
 from resilience.integrations import asgi, wsgi
 from resilience.integrations.answers import answer_to
+from tests.conftest import no_collector
 
 Endpoint = Callable[[], str]
 OVER = DeadlineExceeded("the deadline of the execution has passed")
@@ -247,23 +247,15 @@ async def test_other_asgi_scopes_are_passed_on(middleware: Any, kind: str) -> No
 
 
 def test_an_answered_error_is_freed_without_the_cyclic_collector() -> None:
-
-    class Marked(CircuitOpen):
-        """A refusal to which a test can hold a weak reference."""
-
     alive: list[weakref.ref[Any]] = []
 
     def app(environ: Any, start_response: Any) -> Any:
-        error = Marked("open")
-        alive.append(weakref.ref(error))
         try:
-            raise error
-        finally:
-            del error
+            raise CircuitOpen("open")
+        except CircuitOpen as error:
+            alive.append(weakref.ref(error))
+            raise
 
-    gc.disable()
-    try:
+    with no_collector():
         assert wsgi.ResilienceMiddleware(app)({}, lambda status, headers, error: None)
         assert [error() for error in alive] == [None]
-    finally:
-        gc.enable()

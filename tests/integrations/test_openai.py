@@ -113,10 +113,7 @@ def test_the_sdks_timeouts_hold_if_they_are_shorter_than_the_deadline(own: Any, 
     for key, value in timeouts_of(Timeout(3.0, cooperative=True), on_client, on_call).items():
         assert value is not None
         assert value == expected[key] if (expected[key] or 9.0) < 3.0 else 1.0 < value <= 3.0
-
-
-def test_without_a_deadline_the_sdks_timeouts_are_unchanged() -> None:
-    assert timeouts_of(SOON, {}, {})["read"] == 600
+    assert timeouts_of(SOON, on_client, on_call) == expected  # without a deadline
 
 
 @pytest.mark.parametrize("raw", [False, True])

@@ -255,10 +255,7 @@ def test_the_read_timeout_of_a_stream_is_the_users_or_the_time_left(
     client = session(Timeout(PATIENCE, cooperative=True), rules=Rules(limit_body=limited))
     with client.get(url, stream=True, timeout=given) as response:
         seconds = response.raw.connection.sock.gettimeout()
-    if limited:
-        assert 0 < seconds <= PATIENCE
-    else:
-        assert seconds == most
+    assert 0 < seconds <= PATIENCE if limited else seconds == most
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -13,16 +13,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitState,
-    Context,
-    Fallback,
-    Policy,
-    Retry,
-    Timeout,
-    events,
-)
+from resilience import CircuitBreaker, CircuitState, Context, Fallback, Policy, Retry, Timeout, events
 from resilience.testing import script
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, World

@@ -23,14 +23,7 @@ with needed_by("prometheus"):
 from typing_extensions import override
 
 from resilience import checks, forks
-from resilience.integrations.telemetry import (
-    DURATION_BUCKETS,
-    INSTRUMENTS,
-    Feed,
-    Instrument,
-    Labels,
-    Observable,
-)
+from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS, Feed, Instrument, Labels, Observable
 
 __all__ = ["instrument"]
 

@@ -22,14 +22,7 @@ from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.errors import SuspensionMisuse
-from resilience.runtimes.base import (
-    Expired,
-    Plan,
-    Runtime,
-    Timer,
-    Waiter,
-    refuse_undeclared_race,
-)
+from resilience.runtimes.base import Expired, Plan, Runtime, Timer, Waiter, refuse_undeclared_race
 from resilience.runtimes.driving import suspension
 from resilience.runtimes.races import Race, ScheduledCall
 

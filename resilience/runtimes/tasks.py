@@ -21,15 +21,7 @@ from typing_extensions import override
 from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.runtimes.alarms import AsyncioTimer, find_alarm
-from resilience.runtimes.base import (
-    Expired,
-    Plan,
-    Runtime,
-    Timer,
-    Waiter,
-    refuse_undeclared_race,
-    trio_task,
-)
+from resilience.runtimes.base import Expired, Plan, Runtime, Timer, Waiter, refuse_undeclared_race, trio_task
 from resilience.runtimes.blocking import BLOCKING
 
 if TYPE_CHECKING:

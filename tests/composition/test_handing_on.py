@@ -13,17 +13,7 @@ from typing import Any, final
 
 import pytest
 
-from resilience import (
-    Bulkhead,
-    CircuitBreaker,
-    Context,
-    Fallback,
-    Pipeline,
-    Policy,
-    Retry,
-    Timeout,
-    events,
-)
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Pipeline, Policy, Retry, Timeout, events
 from resilience.runtimes import lowering
 from tests.conftest import Boom, FakeClock, Script, World, no_collector
 from tests.custom import HandingOn

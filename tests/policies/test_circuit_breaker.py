@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    Context,
-    Rejected,
-    SlowRatio,
-    backoff,
-)
+from resilience import CircuitBreaker, CircuitOpen, Context, Rejected, SlowRatio, backoff
 from tests.callers import is_free
 from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 from tests.contention.beside import beside

@@ -7,17 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    Context,
-    Failure,
-    Fallback,
-    Outcome,
-    Policy,
-    Retry,
-    Success,
-    Timeout,
-    events,
-)
+from resilience import Context, Failure, Fallback, Outcome, Policy, Retry, Success, Timeout, events
 from tests.conftest import Boom, Frozen, Other, Script, World, shown
 from tests.policies.retries import Response, bad
 

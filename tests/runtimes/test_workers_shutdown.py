@@ -7,15 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    Bulkhead,
-    CircuitBreaker,
-    CircuitState,
-    Context,
-    Policy,
-    Timeout,
-    WorkersExhausted,
-)
+from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Policy, Timeout, WorkersExhausted
 from resilience.events import CallRejected
 from resilience.runtimes import workers
 from resilience.testing import recording

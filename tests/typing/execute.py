@@ -7,18 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, assert_type
 
-from resilience import (
-    Bulkhead,
-    CircuitBreaker,
-    Context,
-    Failure,
-    Fallback,
-    Outcome,
-    Policy,
-    Retry,
-    Success,
-    Timeout,
-)
+from resilience import Bulkhead, CircuitBreaker, Context, Failure, Fallback, Outcome, Policy, Retry, Success, Timeout
 
 
 def fetch(ctx: Context) -> str:

@@ -16,15 +16,7 @@ import httpx2
 import pytest
 import requests
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    Fallback,
-    Policy,
-    Retry,
-    Timeout,
-    integrations,
-)
+from resilience import CircuitBreaker, CircuitOpen, Fallback, Policy, Retry, Timeout, integrations
 from resilience.callables import maybe_await
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import World, no_collector

@@ -245,9 +245,44 @@ class Httpx(HTTPClient):
     async def read(self, response: Any) -> bytes:
         return bytes(await maybe_await(response.read() if self.world.blocking else response.aread()))
 
+    def mock(self, *steps: Any) -> Any:
+        """Return a transport that takes one step for each request: a status, a response, an error."""
+        script = iter(steps)
+
+        def handler(request: Any) -> Any:
+            step = next(script)
+            if isinstance(step, BaseException):
+                raise step
+            return self.library.Response(step) if isinstance(step, int) else step
+
+        return self.library.MockTransport(handler)
+
+    @contextlib.asynccontextmanager
+    async def client(self, policy: Any = QUICK, inner: Any = None, **options: Any) -> AsyncIterator[HttpxClient]:
+        """Open a client of the library itself, over a transport inside of ours."""
+        own = {name: options.pop(name) for name in ("rules", "propagate_to", "read_body") if name in options}
+        async with self.over(self.make(policy, inner or self.network(), **own), **options) as client:
+            yield HttpxClient(client)
+
 
 class Httpx2(Httpx):
     library = httpx2
+
+
+class HttpxClient:
+    """A client of httpx whose methods are awaited in every world."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **options: Any) -> Any:
+            return await maybe_await(getattr(self.client, name)(*args, **options))
+
+        return call
+
+    def stream(self, method: str, url: str) -> contextlib.AbstractAsyncContextManager[Any]:
+        return opened(self.client.stream(method, url))
 
 
 def form(**fields: Any) -> aiohttp.FormData:

@@ -74,10 +74,8 @@ def test_settings_without_an_equivalent_in_temporal_are_refused(settings: Any, m
     ],
 )
 def test_converting_there_and_back_changes_nothing(policy: RetryPolicy) -> None:
+    """Except that missing values are the defaults of Temporal."""
     assert to_retry_policy(from_retry_policy(policy)) == policy
-
-
-def test_missing_values_are_the_defaults_of_temporal() -> None:
     assert to_retry_policy(from_retry_policy(RetryPolicy(seconds(0)))) == RetryPolicy(seconds(1), 2.0, seconds(100), 0)
 
 

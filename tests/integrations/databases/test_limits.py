@@ -155,28 +155,23 @@ def test_a_row_factory_does_not_break_the_limits() -> None:
 # --- PostgreSQL ------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[psycopg, psycopg2], ids=["psycopg", "psycopg2"])
-def driver(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-def execute(connection: Any, statement: str, *parameters: object) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
-
-
 def made(cursor: Any) -> Any:
     raise AssertionError("the limits must not read rows of the user")
 
 
-@pytest.mark.parametrize("rows", ["dictionaries", "objects"])
-def test_a_row_factory_does_not_break_the_limits_of_postgresql(url: str, driver: Any, rows: str) -> None:
+@pytest.mark.parametrize(
+    ("driver", "options"),
+    [
+        (psycopg, {"row_factory": psycopg.rows.dict_row}),
+        (psycopg, {"row_factory": made}),
+        (psycopg2, {"cursor_factory": psycopg2.extras.RealDictCursor}),
+        (psycopg2, {"cursor_factory": psycopg2.extras.NamedTupleCursor}),
+    ],
+    ids=["psycopg-dictionaries", "psycopg-objects", "psycopg2-dictionaries", "psycopg2-objects"],
+)
+def test_a_row_factory_does_not_break_the_limits_of_postgresql(url: str, driver: Any, options: Any) -> None:
     """A connection may return any object as a row: the deadline still reaches the server."""
-    if driver is psycopg:
-        connection = psycopg.connect(url, row_factory=psycopg.rows.dict_row if rows == "dictionaries" else made)
-    else:
-        kinds = {"dictionaries": psycopg2.extras.RealDictCursor, "objects": psycopg2.extras.NamedTupleCursor}
-        connection = psycopg2.connect(url, cursor_factory=kinds[rows])
+    connection = driver.connect(url, **options)
     with deadline(0.2), StatementLimits(connection), pytest.raises(driver.Error):
-        execute(connection, "select pg_sleep(20)")
+        connection.cursor().execute("select pg_sleep(20)")
     connection.close()

@@ -20,12 +20,13 @@ from resilience import CircuitBreaker, CircuitOpen, Fallback, Policy, Retry, Tim
 from resilience.callables import maybe_await
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import World, no_collector
-from tests.integrations.http_clients import QUICK
-from tests.integrations.httpx.conftest import Kit
+from tests.integrations.http_clients import QUICK, Httpx
 from tests.integrations.servers import PATIENCE, FlakyServer
 
 
-async def test_without_an_inner_transport_the_default_one_of_the_library_is_used(kit: Kit, server: FlakyServer) -> None:
+async def test_without_an_inner_transport_the_default_one_of_the_library_is_used(
+    kit: Httpx, server: FlakyServer
+) -> None:
     """The library is that of the first request."""
     url = server.script("/", 503, 200)
     async with kit.over(kit.make(QUICK)) as client:
@@ -43,17 +44,19 @@ def test_one_transport_serves_clients_of_both_libraries(server: FlakyServer) -> 
             first.get(url)
 
 
-async def test_the_inner_transport_is_entered_and_closed_with_the_client(kit: Kit) -> None:
+async def test_the_inner_transport_is_entered_and_closed_with_the_client(kit: Httpx) -> None:
     inner = MagicMock(spec=type(kit.network()))
     async with kit.client(QUICK, inner):
         pass
     transport = kit.make(QUICK, inner)
-    await maybe_await(transport.close() if kit.blocking else transport.aclose())
+    await maybe_await(transport.close() if kit.world.blocking else transport.aclose())
     calls = [name for name, *_ in inner.mock_calls]
-    assert calls == (["__enter__", "__exit__", "close"] if kit.blocking else ["__aenter__", "__aexit__", "aclose"])
+    assert calls == (
+        ["__enter__", "__exit__", "close"] if kit.world.blocking else ["__aenter__", "__aexit__", "aclose"]
+    )
 
 
-def test_responses_are_freed_without_the_cyclic_collector(kit: Kit) -> None:
+def test_responses_are_freed_without_the_cyclic_collector(kit: Httpx) -> None:
     """That of a failed attempt, with its error, and the one that is returned with a limited body."""
     left: list[weakref.ref[Any]] = []
 
@@ -65,7 +68,7 @@ def test_responses_are_freed_without_the_cyclic_collector(kit: Kit) -> None:
     async def main() -> None:
         transport = kit.make(Policy.wrap(Timeout(PATIENCE), QUICK), kit.library.MockTransport(handler))
         request = kit.library.Request("GET", "http://example.org/")
-        if kit.blocking:
+        if kit.world.blocking:
             assert transport.handle_request(request).read() == b"ok"
         else:
             assert await (await transport.handle_async_request(request)).aread() == b"ok"
@@ -75,7 +78,7 @@ def test_responses_are_freed_without_the_cyclic_collector(kit: Kit) -> None:
         assert [it() for it in left] == [None, None]
 
 
-async def test_many_attempts_keep_few_responses(kit: Kit) -> None:
+async def test_many_attempts_keep_few_responses(kit: Httpx) -> None:
     """An execution that lasts for hours holds no more than a short one."""
     answered: list[weakref.ref[Any]] = []
     most_alive = 0

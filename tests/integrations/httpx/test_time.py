@@ -7,7 +7,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from types import ModuleType
 from typing import Any
 
 import anyio
@@ -22,14 +21,14 @@ import pytest
 from resilience import DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations.http import Rules
 from tests.callers import wait_until
-from tests.conftest import FakeClock, World
-from tests.integrations.http_clients import NO_TLS, QUICK, outcome_of
-from tests.integrations.httpx.conftest import Kit, full_port
+from tests.conftest import FakeClock
+from tests.integrations.http_clients import NO_TLS, QUICK, Httpx, outcome_of
+from tests.integrations.httpx.conftest import body_of, full_port
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
 from tests.policies.retries import oversleep
 
 
-async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit: Kit, clock: FakeClock) -> None:
+async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit: Httpx, clock: FakeClock) -> None:
     """A timeout that is None becomes the time left; a shorter one stays. All else in the request is unchanged."""
     seen: list[Any] = []
 
@@ -56,12 +55,12 @@ async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit
 
 @pytest.mark.parametrize("read_body", [False, True])
 async def test_a_response_that_was_closed_before_a_wait_that_took_too_long_is_not_returned(
-    kit: Kit, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, read_body: bool
+    kit: Httpx, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, read_body: bool
 ) -> None:
     """Nobody could read its body."""
     oversleep(clock, monkeypatch, 10.0)
     closed: list[str] = []
-    network = kit.mock(kit.library.Response(503, stream=kit.body(b"later", noted=closed)))
+    network = kit.mock(kit.library.Response(503, stream=body_of(kit, b"later", noted=closed)))
     async with kit.client(Retry(backoff=[2]), network, read_body=read_body) as client:
         with deadline(5), pytest.raises(DeadlineExceeded, match="before the whole body was read"):
             await client.get("http://example.org/")
@@ -69,7 +68,9 @@ async def test_a_response_that_was_closed_before_a_wait_that_took_too_long_is_no
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(sync_kit: Kit, server: FlakyServer, method: str) -> None:
+def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(
+    sync_kit: Httpx, server: FlakyServer, method: str
+) -> None:
     """So the next one may send: the two cannot meet at the server."""
     abandoned = threading.Event()
 
@@ -90,7 +91,7 @@ def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(sync_kit: Kit, ser
     assert len(server.requests) == (1 if method == "GET" else 0)
 
 
-def test_an_attempt_that_is_abandoned_while_it_connects_never_sends(sync_kit: Kit) -> None:
+def test_an_attempt_that_is_abandoned_while_it_connects_never_sends(sync_kit: Httpx) -> None:
     """So the next one may send, also a POST."""
     connected = threading.Event()
     attempts: list[Any] = []
@@ -113,7 +114,7 @@ def test_an_attempt_that_is_abandoned_while_it_connects_never_sends(sync_kit: Ki
     assert len(sent) == 1
 
 
-def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit: Kit) -> None:
+def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit: Httpx) -> None:
     """That the first one could not connect does not mean that the second one has not sent."""
     second_sends, over = threading.Event(), threading.Event()
     attempts: list[Any] = []
@@ -140,14 +141,14 @@ def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit:
     assert len(attempts) == 2
 
 
-async def test_a_post_is_repeated_if_the_connection_was_not_established(kit: Kit, server: FlakyServer) -> None:
+async def test_a_post_is_repeated_if_the_connection_was_not_established(kit: Httpx, server: FlakyServer) -> None:
     """The client's trace, which the user may read too, shows that nothing was sent."""
     attempts: list[Any] = []
     traced: list[str] = []
 
     def trace(event: str, info: Any) -> Any:
         traced.append(event)
-        return None if kit.blocking else anyio.sleep(0)
+        return None if kit.world.blocking else anyio.sleep(0)
 
     with full_port() as url:
         policy = Policy.wrap(Retry(2, backoff=[0], on_retry=attempts.append), Timeout(0.05))
@@ -162,7 +163,7 @@ async def test_a_post_is_repeated_if_the_connection_was_not_established(kit: Kit
 @pytest.mark.parametrize("read_body", [False, True])
 @pytest.mark.parametrize("proxied", [False, True])
 async def test_no_place_in_the_pool_is_lost_to_a_timeout(
-    some_tasks_kit: Kit, server: FlakyServer, policy: Policy[Any], read_body: bool, proxied: bool
+    some_tasks_kit: Httpx, server: FlakyServer, policy: Policy[Any], read_body: bool, proxied: bool
 ) -> None:
     """Neither to a Timeout, which cancels, nor to the client's own: they do not fire at the same instant.
 
@@ -188,10 +189,9 @@ async def test_no_place_in_the_pool_is_lost_to_a_timeout(
 
 @pytest.mark.parametrize("limit_body", [True, False])
 async def test_no_place_in_the_pool_is_lost_to_a_cancellation_while_a_response_is_closed(
-    library: ModuleType, in_asyncio: World, server: FlakyServer, limit_body: bool
+    asyncio_kit: Httpx, server: FlakyServer, limit_body: bool
 ) -> None:
     """A policy closes those that it discards, and its caller those that it has read. Both may be cut off meanwhile."""
-    kit = Kit(library, in_asyncio)
     server.script("/", Answer(503), Answer(200), Answer(200, body=[b"a", b"b"]))
 
     def cancel(event: object = None) -> None:
@@ -205,9 +205,9 @@ async def test_no_place_in_the_pool_is_lost_to_a_cancellation_while_a_response_i
                 cancel()
                 break
 
-    inner = kit.network()
+    inner = asyncio_kit.network()
     policy = Retry(2, backoff=[0], on_retry=cancel)
-    async with kit.client(policy, inner, rules=Rules(limit_body=limit_body)) as client:
+    async with asyncio_kit.client(policy, inner, rules=Rules(limit_body=limit_body)) as client:
         for request in (client.get(f"{server.url}/"), client.get(f"{server.url}/"), break_off(client)):
             with contextlib.suppress(asyncio.CancelledError), deadline(PATIENCE):
                 await asyncio.create_task(request)
@@ -258,7 +258,7 @@ def http2_server(connections: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", ["hangs", "drips"])
-async def test_a_stream_of_http2_that_is_cut_off_is_reset(tasks_kit: Kit, path: str) -> None:
+async def test_a_stream_of_http2_that_is_cut_off_is_reset(tasks_kit: Httpx, path: str) -> None:
     """httpcore forgets it, and h2 would allow no other one on that connection."""
     with http2_server(1) as url:
         async with tasks_kit.client(Timeout(PATIENCE), tasks_kit.network(http1=False, http2=True)) as client:
@@ -268,7 +268,7 @@ async def test_a_stream_of_http2_that_is_cut_off_is_reset(tasks_kit: Kit, path: 
                     await client.get(url + path)
 
 
-async def test_a_connection_of_http2_that_allows_no_more_streams_is_replaced(tasks_kit: Kit) -> None:
+async def test_a_connection_of_http2_that_allows_no_more_streams_is_replaced(tasks_kit: Httpx) -> None:
     """As in a graceful stop of hypercorn; httpcore would use it again and again."""
     with http2_server(2) as url:
         async with tasks_kit.client(QUICK, tasks_kit.network(http1=False, http2=True)) as client:
@@ -278,7 +278,7 @@ async def test_a_connection_of_http2_that_allows_no_more_streams_is_replaced(tas
 
 @pytest.mark.parametrize(("path", "connections", "times"), [("refuses", 1, 3), ("leaves", 3, 3), ("cancels", 1, 1)])
 async def test_a_post_that_a_server_of_http2_has_not_processed_is_repeated(
-    kit: Kit, path: str, connections: int, times: int
+    kit: Httpx, path: str, connections: int, times: int
 ) -> None:
     """It has reset the stream with REFUSED_STREAM, or left with a GOAWAY for all streams."""
     repeats: list[Any] = []
@@ -291,7 +291,9 @@ async def test_a_post_that_a_server_of_http2_has_not_processed_is_repeated(
 
 
 @pytest.mark.parametrize("enforced", [False, True])
-async def test_each_wait_of_an_attempt_is_limited_to_the_time_left(kit: Kit, clock: FakeClock, enforced: bool) -> None:
+async def test_each_wait_of_an_attempt_is_limited_to_the_time_left(
+    kit: Httpx, clock: FakeClock, enforced: bool
+) -> None:
     """Each of the client's timeouts limits one wait, so that an earlier one shortens the next.
 
     A task that is cancelled in time needs none of this.
@@ -307,13 +309,13 @@ async def test_each_wait_of_an_attempt_is_limited_to_the_time_left(kit: Kit, clo
     policy = Timeout(10.0, cooperative=not enforced)
     async with kit.client(policy, kit.library.MockTransport(handler)) as client:
         await client.get("http://example.org/", timeout=60)
-    assert seen == ([60, 60, 60] if enforced and not kit.blocking else [10, 7, 4])
+    assert seen == ([60, 60, 60] if enforced and not kit.world.blocking else [10, 7, 4])
 
 
 # --- the deadline of a body ------------------------------------------------------------------
 
 
-async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Kit, server: FlakyServer) -> None:
+async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Httpx, server: FlakyServer) -> None:
     """With `read_body`, the caller of a stream may take any time."""
     async with (
         some_kit.client(Timeout(0.5), read_body=True) as client,
@@ -323,7 +325,7 @@ async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Kit, server:
         assert await some_kit.read(response) == b"ok"
 
 
-async def test_a_body_whose_next_chunk_has_always_arrived_is_cut_off(tasks_kit: Kit) -> None:
+async def test_a_body_whose_next_chunk_has_always_arrived_is_cut_off(tasks_kit: Httpx) -> None:
     class Endless(tasks_kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
         async def __aiter__(self) -> AsyncIterator[bytes]:
             while True:
@@ -336,7 +338,7 @@ async def test_a_body_whose_next_chunk_has_always_arrived_is_cut_off(tasks_kit: 
             await client.get("http://example.org/")
 
 
-async def test_closing_a_body_closes_the_inner_stream(tasks_kit: Kit) -> None:
+async def test_closing_a_body_closes_the_inner_stream(tasks_kit: Httpx) -> None:
     """A generator that is left to the collector could not await anything."""
     ended: list[str] = []
 

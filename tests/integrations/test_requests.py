@@ -283,16 +283,14 @@ def test_each_wait_for_a_piece_is_limited_to_the_time_left(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_body_that_was_read_stays_available_after_the_deadline(session: Make, stream: bool) -> None:
+def test_a_body_that_is_empty_or_was_read_is_available_after_the_deadline(
+    server: FlakyServer, session: Make, stream: bool
+) -> None:
     """Also if it is an open file, as of an adapter without urllib3."""
-    client = session(Timeout(PATIENCE, cooperative=True), adapter=Recorder())
-    response = client.get("http://nowhere", stream=stream)
-    assert response.content == b"recorded"
+    policy = Timeout(PATIENCE, cooperative=True)
+    recorded = session(policy, adapter=Recorder()).get("http://nowhere", stream=stream)
+    assert recorded.content == b"recorded"
+    empty = session(policy).get(server.script("/", 204), stream=stream)
     with process_clock_ahead(2 * PATIENCE):
-        assert b"".join(response.iter_content(1)) == b"recorded"
-
-
-def test_an_empty_body_can_be_read_after_the_deadline(server: FlakyServer, session: Make) -> None:
-    response = session(Timeout(PATIENCE, cooperative=True)).get(server.script("/", 204), stream=True)
-    with process_clock_ahead(2 * PATIENCE):
-        assert response.content == b""
+        assert b"".join(recorded.iter_content(1)) == b"recorded"
+        assert empty.content == b""

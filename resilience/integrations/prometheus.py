@@ -97,7 +97,7 @@ class _Exporter(Collector):
         labels = Labels(hosts=hosts, max_names=max_names, forget=None if _has_many_processes() else self._forget)
         self.feed: Feed = Feed(self._recorder, labels, attempts=attempts)
         self._metrics: dict[Instrument, _Metric] = {}
-        self._series: dict[tuple[Instrument, tuple[str, ...]], _Metric] = {}
+        self._series: set[tuple[Instrument, tuple[str, ...]]] = set()
         registry.register(self)
         try:
             for it in INSTRUMENTS:
@@ -115,16 +115,15 @@ class _Exporter(Collector):
 
     def _recorder(self, it: Instrument, labels: Mapping[str, str]) -> Callable[[float], object]:
         texts = tuple(labels[name] for name in it.labels)
-        series = self._series.get((it, texts))
-        if series is None:
-            series = self._series[it, texts] = self._metrics[it].labels(*texts)
+        series = self._metrics[it].labels(*texts)
+        self._series.add((it, texts))
         return series.inc if isinstance(series, Counter) else series.observe
 
     def _forget(self, label: str, text: str) -> None:
         """Remove the series of a name that is replaced by another."""
         for it, texts in tuple(self._series):
             if (label, text) in zip(it.labels, texts, strict=True):
-                self._series.pop((it, texts), None)
+                self._series.discard((it, texts))
                 self._metrics[it].remove(*texts)
         self.feed.forget_recorders()
 

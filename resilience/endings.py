@@ -23,14 +23,16 @@ def end_attempt(record: Record, ctx: Context, began: float | None, value: object
     elif error is not None:
         record.was_cut_off = True
     if began is not None:
+        now = clock.now()
         outcome, cancelled_by = _how_it_ended(value, error, ctx)
         announce(
-            subscribers.of(CallFinished),
+            subscribers.by_kind[CallFinished],
             CallFinished,
             record.executed.name,
             ctx,
+            time=now,
             attempt=ctx.attempt,
-            elapsed=clock.now() - began,
+            elapsed=now - began,
             remaining=max(0.0, ctx.deadline - began),
             outcome=outcome,
             cancelled_by=cancelled_by,
@@ -45,7 +47,7 @@ def end_execution(
     :param items: how many items a stream has delivered; None for a call that is not a stream.
     """
     record.end()
-    listeners = ctx._info.listeners + subscribers.of(ExecutionFinished)
+    listeners = ctx._info.listeners + subscribers.by_kind[ExecutionFinished]
     if listeners:
         outcome, cancelled_by = _how_it_ended(value, error, ctx)
         announce(
@@ -53,6 +55,7 @@ def end_execution(
             ExecutionFinished,
             record.executed.name,
             ctx,
+            time=record.ended,
             attempts=record.attempts,
             elapsed=record.elapsed,
             outcome=outcome,

@@ -294,7 +294,7 @@ def _nothing_stays() -> Iterator[None]:
 
 
 def _listeners() -> Any:
-    return subscribers.of(ExecutionFinished), subscribers.of(CallFinished), subscribers.policies_off
+    return subscribers.by_kind[ExecutionFinished], subscribers.by_kind[CallFinished], subscribers.policies_off
 
 
 @pytest.fixture(params=["threads", "asyncio", "trio"])

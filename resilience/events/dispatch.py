@@ -47,7 +47,7 @@ class Subscribers:
     """
 
     def __init__(self) -> None:
-        self._by_kind: dict[type[Event], _Listeners] = dict.fromkeys(_KINDS, ())
+        self.by_kind: dict[type[Event], _Listeners] = dict.fromkeys(_KINDS, ())
         self._lock = forks.lock_of(self)
         #: Whether executions must keep a record: there are listeners to executions or calls, or the policies are off.
         self.executions: bool = False
@@ -60,10 +60,6 @@ class Subscribers:
         #: Whether all policies of the process are switched off.
         self.policies_off: bool = False
         self._times_off = 0
-
-    def of(self, kind: type[Event]) -> _Listeners:
-        """Return the listeners to a kind of events."""
-        return self._by_kind[kind]
 
     def change(self, kinds: Iterable[type[Event]], change: Callable[[_Listeners], _Listeners]) -> None:
         """Change the listeners to these kinds."""
@@ -80,20 +76,20 @@ class Subscribers:
             self._set_flags_locked()
 
     def _replace_locked(self, kind: type[Event], change: Callable[[_Listeners], _Listeners]) -> None:
-        old = self._by_kind[kind]
+        old = self.by_kind[kind]
         new = change(old)
-        if self._by_kind[kind] is old:
-            self._by_kind[kind] = new
+        if self.by_kind[kind] is old:
+            self.by_kind[kind] = new
         else:
             self._replace_locked(kind, change)  # a finalizer has changed it in the meantime
 
     def _set_flags_locked(self) -> None:
-        self.calls = bool(self._by_kind[CallFinished])
-        self.refusals = bool(self._by_kind[CallRejected])
-        self.retries = any(self._by_kind[kind] for kind in (AttemptFailed, RetryScheduled, RetryGaveUp))
-        self.fallbacks = bool(self._by_kind[FallbackUsed])
-        self.caches = bool(self._by_kind[CacheUsed])
-        self.executions = self.policies_off or self.calls or bool(self._by_kind[ExecutionFinished])
+        self.calls = bool(self.by_kind[CallFinished])
+        self.refusals = bool(self.by_kind[CallRejected])
+        self.retries = any(self.by_kind[kind] for kind in (AttemptFailed, RetryScheduled, RetryGaveUp))
+        self.fallbacks = bool(self.by_kind[FallbackUsed])
+        self.caches = bool(self.by_kind[CacheUsed])
+        self.executions = self.policies_off or self.calls or bool(self.by_kind[ExecutionFinished])
 
 
 subscribers: Subscribers = Subscribers()
@@ -137,13 +133,13 @@ def emit(
     kind: type[Event], policy: str, ctx: Context | None, callback: Listener | None = None, /, **numbers: object
 ) -> None:
     """Build an event, and call the policy's own callback, the pipelines' listeners and the subscribers, if any."""
-    listeners = subscribers.of(kind)
+    listeners = subscribers.by_kind[kind]
     if ctx is not None:
         listeners = ctx._info.listeners + listeners
     if callback is not None:
         listeners = (callback, *listeners)
     if listeners:
-        announce(listeners, kind, policy, ctx, **numbers)
+        announce(listeners, kind, policy, ctx, time=clock.now(), **numbers)
 
 
 def report_refusal(
@@ -170,7 +166,7 @@ def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context
 
     If one raises, the exception is logged, and the next one is called.
 
-    :param numbers: all fields of the kind besides those of `Event`, including those that have a default.
+    :param numbers: the time, and all fields of the kind besides those of `Event`, including those that have a default.
     """
     operation = pipeline = called = None
     properties: dict[str, Any] = {}
@@ -183,7 +179,6 @@ def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context
             properties = dict(info.properties)  # a plain dictionary, so that an event can be copied and pickled
     numbers["policy"] = policy
     numbers["operation"] = operation
-    numbers["time"] = clock.now()
     numbers["properties"] = properties
     numbers["pipeline"] = pipeline
     numbers["_called"] = called

@@ -127,7 +127,7 @@ def served(*policies: Any, **options: Any) -> Iterator[Served]:
 
 def is_subscribed(kind: type[events.Event]) -> bool:
     """Whether the dashboard listens to events of this kind."""
-    return bool(subscribers.of(kind))
+    return bool(subscribers.by_kind[kind])
 
 
 async def has_room(app: Dashboard) -> bool:

@@ -138,6 +138,10 @@ class _Sending(Exchange):
         return error.status if isinstance(error, aiohttp.ClientHttpProxyError) else None
 
     @override
+    def was_discarded(self, response: ClientResponse) -> bool:
+        return type(response.content.exception()) is aiohttp.ClientConnectionError
+
+    @override
     def limit(self, response: ClientResponse) -> ClientResponse:
         if self.body_deadline == inf or response.content.is_eof() or response.connection is None:
             return response  # the whole body has arrived

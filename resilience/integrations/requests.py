@@ -30,7 +30,7 @@ from resilience.integrations.http.bodies import OneShot, body_of
 from resilience.integrations.http.exchange import attempt_is_late
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.urllib3.exchange import Urllib3Exchange
-from resilience.integrations.urllib3.timeouts import TimeoutLike, bounded, limit_body
+from resilience.integrations.urllib3.timeouts import TimeoutLike, bounded, limit_body, was_cut_short
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -178,6 +178,10 @@ class _Sending(Urllib3Exchange):
                     raise
                 response.close()  # as requests does, which follows a redirect with such a body
         return response
+
+    @override
+    def was_discarded(self, response: Response) -> bool:
+        return bool(self._options["stream"]) and was_cut_short(response.raw)
 
     @override
     def limit(self, response: Response) -> Response:

@@ -105,6 +105,10 @@ class Exchange(Repeatable):
         """Return the response, with a body that raises an error if it is read after `body_deadline`."""
         return response
 
+    def was_discarded(self, response: Any) -> bool:
+        """Whether a response was closed before its body was read: by a Retry, whose last wait then took too long."""
+        return False
+
     def has_timed_out(self, error: Exception) -> bool:
         """Whether this error of the client means that it has waited too long."""
         return isinstance(error, self.timed_out)
@@ -192,6 +196,8 @@ class Exchange(Repeatable):
                 await self._close(*discarded)
         if not isinstance(kept, self.response_type):
             raise TypeError(f"a policy answered with {kept!r}; a Fallback here answers with {self.response_type}")
+        if self.was_discarded(kept):
+            raise self.body_is_late()
         return self.limit(kept)
 
     def _response_in(self, error: Exception) -> Any:

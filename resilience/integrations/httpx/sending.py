@@ -173,9 +173,11 @@ class _Sending(Exchange):
         return response.status_code, response.headers
 
     @override
+    def was_discarded(self, response: Any) -> bool:
+        return bool(response.is_closed and not response.is_stream_consumed)
+
+    @override
     def limit(self, response: Any) -> Any:
-        if response.is_closed and not response.is_stream_consumed:  # by a Retry, whose last wait then took too long
-            raise self.body_is_late()
         deadline = self.body_deadline
         if deadline < inf and not is_in_memory(response):
             response.stream = self._limited(response.stream, deadline, self.body_is_late)

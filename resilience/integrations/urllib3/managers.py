@@ -18,7 +18,7 @@ from resilience.integrations.http.bodies import OneShot, body_of
 from resilience.integrations.http.exchange import attempt_is_late
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.urllib3.exchange import Urllib3Exchange
-from resilience.integrations.urllib3.timeouts import bounded, limit_body
+from resilience.integrations.urllib3.timeouts import bounded, limit_body, was_cut_short
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -130,6 +130,10 @@ class _Sending(Urllib3Exchange):
         if self._reads:
             response.data  # noqa: B018  # reads the body, and returns the connection to the pool
         return response
+
+    @override
+    def was_discarded(self, response: BaseHTTPResponse) -> bool:
+        return not self._reads and was_cut_short(response)
 
     @override
     def limit(self, response: BaseHTTPResponse) -> BaseHTTPResponse:

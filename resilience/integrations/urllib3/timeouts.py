@@ -60,6 +60,11 @@ def limit_body(response: Any, timeout: TimeoutLike, deadline: float, late: Calla
         response.limit_wait()
 
 
+def was_cut_short(response: Any) -> bool:
+    """Whether a response was closed before its body was read: urllib3 would show an empty one."""
+    return bool(getattr(response, "closed", False)) and getattr(response, "length_remaining", 0) != 0
+
+
 def _longest_wait(timeout: TimeoutLike) -> float:
     """Return how many seconds each wait for bytes may take under a timeout; infinity if there is no limit."""
     wait: Any = timeout[1] if isinstance(timeout, tuple) else timeout

@@ -23,9 +23,8 @@ from resilience.integrations.http import Rules
 from tests.callers import wait_until
 from tests.conftest import FakeClock
 from tests.integrations.http_clients import NO_TLS, QUICK, Httpx, outcome_of
-from tests.integrations.httpx.conftest import body_of, full_port
+from tests.integrations.httpx.conftest import full_port
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
-from tests.policies.retries import oversleep
 
 
 async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit: Httpx, clock: FakeClock) -> None:
@@ -51,20 +50,6 @@ async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit
         {"connect": 1.0, "read": 6.0, "write": 6.0, "pool": 6.0},
     ]
     assert (seen[0].extensions["sni_hostname"], seen[0].headers["x-a"]) == ("a.example", "1")
-
-
-@pytest.mark.parametrize("read_body", [False, True])
-async def test_a_response_that_was_closed_before_a_wait_that_took_too_long_is_not_returned(
-    kit: Httpx, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, read_body: bool
-) -> None:
-    """Nobody could read its body."""
-    oversleep(clock, monkeypatch, 10.0)
-    closed: list[str] = []
-    network = kit.mock(kit.library.Response(503, stream=body_of(kit, b"later", noted=closed)))
-    async with kit.client(Retry(backoff=[2]), network, read_body=read_body) as client:
-        with deadline(5), pytest.raises(DeadlineExceeded, match="before the whole body was read"):
-            await client.get("http://example.org/")
-    assert "closed" in closed
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -12,12 +12,20 @@ from typing import Any
 import pytest
 import urllib3
 
-from resilience import Timeout, TimeoutExceeded, deadline
+from resilience import Fallback, Timeout, TimeoutExceeded, deadline
 from resilience.integrations import urllib3 as ours
 from resilience.integrations.http import PerHost
 from resilience.integrations.urllib3 import ResiliencePoolManager
 from tests.integrations.http_clients import QUICK
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
+
+
+def test_a_response_of_a_fallback_that_is_closed_is_returned(server: FlakyServer) -> None:
+    """As is one that was made from bytes: it does not say how many are left to read."""
+    policy = Fallback(handler=lambda failure, ctx: urllib3.HTTPResponse(b"cached", status=200))
+    with ResiliencePoolManager(policy) as http:
+        response = http.request("GET", server.script("/", 503), preload_content=False)
+        assert (response.closed, response.data) == (True, b"cached")
 
 
 @pytest.mark.parametrize("retries", [None, False, 0, 5, urllib3.Retry(connect=5, read=5, status=5)], ids=repr)

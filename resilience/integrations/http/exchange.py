@@ -196,13 +196,13 @@ class Exchange(Repeatable):
                 await self._close(*discarded)
         if not isinstance(kept, self.response_type):
             raise TypeError(f"a policy answered with {kept!r}; a Fallback here answers with {self.response_type}")
-        if self.was_discarded(kept):
-            raise self.body_is_late()
         return self.limit(kept)
 
     def _response_in(self, error: Exception) -> Any:
         """Return the response that an error stands for; None if the error is to be raised."""
         if isinstance(error, TransientStatus) and error._exchange == ref(self):
+            if self.was_discarded(error.response):
+                raise self.body_is_late() from error
             return error.response
         self.mark(error)  # the error may come from a policy, and not from an attempt
         return None

@@ -106,8 +106,11 @@ class Exchange(Repeatable):
         return response
 
     def was_discarded(self, response: Any) -> bool:
-        """Whether a response was closed before its body was read: by a Retry, whose last wait then took too long."""
-        return False
+        """Whether a response was closed before its body was read: by a Retry, whose last wait then took too long.
+
+        This is the answer for httpx, which the SDKs use, too.
+        """
+        return bool(response.is_closed and not response.is_stream_consumed)
 
     def has_timed_out(self, error: Exception) -> bool:
         """Whether this error of the client means that it has waited too long."""

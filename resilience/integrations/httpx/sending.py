@@ -173,10 +173,6 @@ class _Sending(Exchange):
         return response.status_code, response.headers
 
     @override
-    def was_discarded(self, response: Any) -> bool:
-        return bool(response.is_closed and not response.is_stream_consumed)
-
-    @override
     def limit(self, response: Any) -> Any:
         deadline = self.body_deadline
         if deadline < inf and not is_in_memory(response):

@@ -77,7 +77,7 @@ class Gate(Policy[Never]):
         self._resilience_settings = {"name": name}
         self._is_shut = False
         self._admitted: set[_Admitted] = set()
-        self._drains: list[Waiter] = []
+        self._drains: set[Waiter] = set()
         self._rejected = Counter()
         forks.reset_after_fork(self, Gate._reset)
 
@@ -108,9 +108,10 @@ class Gate(Policy[Never]):
         admitted.is_over = True
         with suppress(ValueError, RuntimeError):  # another task closes the coroutine, in other variables; repeated
             _inside.reset(token)
-        for drain in [] if self._admitted else self._drains.copy():
-            with suppress(RuntimeError):  # its event loop is closed
-                drain.wake()
+        if not self._admitted:
+            for drain in self._drains.copy():
+                with suppress(RuntimeError):  # its event loop is closed
+                    drain.wake()
 
     def shut(self) -> None:
         """Refuse new calls from now on. May be called in a signal handler."""
@@ -140,12 +141,12 @@ class Gate(Policy[Never]):
         ends_at = clock.now() + timeout
         while self._admitted:
             waiter = runtime.waiter()
-            self._drains.append(waiter)
+            self._drains.add(waiter)
             try:
                 if self._admitted and not await waiter.wait(ends_at, None):
                     return not self._admitted
             finally:
-                self._drains.remove(waiter)
+                self._drains.discard(waiter)
         return True
 
     def _refusal(self, ctx: Context) -> ShuttingDown:
@@ -155,7 +156,7 @@ class Gate(Policy[Never]):
 
     def _reset(self) -> None:  # pragma: no cover (runs in the child of a fork, which tests observe from outside)
         """Forget the calls of other threads, which do not exist in the child."""
-        self._admitted, self._drains = set(), []
+        self._admitted, self._drains = set(), set()
 
     @override
     def describe(self) -> str:

@@ -373,6 +373,30 @@ def test_event_loops_and_timers_start_afresh_in_the_child() -> None:
 
 
 @forks
+def test_a_drain_in_which_a_signal_handler_forks_goes_on_in_the_child() -> None:
+    """There, no call is in progress."""
+    forked(
+        """
+        from resilience.work import Gate
+
+        gate, children = Gate(), []
+        thread = beside(lambda: gate.call(stay))
+        signal.signal(signal.SIGALRM, lambda *args: children.append(os.fork()))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            drained = gate.drain(0.5)
+        finally:
+            if children == [0]:
+                os._exit(0 if sys.exc_info()[1] is None and drained else 1)
+        assert not drained
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+        let_go.set()
+        thread.join()
+        """
+    )
+
+
+@forks
 def test_the_child_has_its_own_workers() -> None:
     """The threads of the parent do not exist there, so none of them may get a job."""
     forked(

@@ -108,7 +108,7 @@ async def test_a_cancelled_drain_is_removed(in_virtual_asyncio: Virtual) -> None
     with anyio.move_on_after(0.01) as scope:
         await gate.adrain(60)
     assert scope.cancelled_caught
-    assert gate._drains == []
+    assert gate._drains == set()
     await task
 
 

@@ -53,6 +53,7 @@ from resilience.runtimes.tasks import TASKS
 #: unless something is broken: for example, a closing handshake with a server that does not answer.
 CLOSING_GRACE: Final = 2.0
 
+_WAS_DISCARDED = "time ran out in a wait that took too long, and the last response was closed before it"
 _BODY_IS_LATE = "the time was over before the whole body was read; Rules(limit_body=False) lets bodies take longer"
 
 
@@ -205,7 +206,7 @@ class Exchange(Repeatable):
         """Return the response that an error stands for; None if the error is to be raised."""
         if isinstance(error, TransientStatus) and error._exchange == ref(self):
             if self.was_discarded(error.response):
-                raise self.body_is_late() from error
+                raise DeadlineExceeded(_WAS_DISCARDED) from error
             return error.response
         self.mark(error)  # the error may come from a policy, and not from an attempt
         return None

@@ -63,7 +63,7 @@ class Attempts:
             return None
         error, delay = failed
         try:
-            if not await self._state.wait(error, delay, runtime):
+            if not (self._state.begins_at_once(error, delay) or await self._state.wait(error, delay, runtime)):
                 self._state.conclude(error)
                 raise error
         finally:

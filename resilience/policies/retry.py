@@ -64,6 +64,10 @@ class Retry(Policy[Never]):
     :param rng: source of randomness for the backoff: `random.Random(seed)` makes it repeatable. Its `uniform` must
         return seconds, zero or more: anything else raises a `ValueError` or `TypeError`.
 
+    The first retry of an execution begins at once if it has no delay, and nothing has to be closed. From the second on,
+    a task lets other tasks run before a retry without a delay: even `Retry(None, backoff=[0])` starves no event loop,
+    and can be cancelled and timed out. In a thread, every retry without a delay begins at once.
+
     It never waits in vain: if the next delay does not fit into the time left of the deadline or of `max_elapsed`, it
     stops at once with the last failure. No attempt starts after the deadline, and there is no wait after the last
     attempt. It does not wait for a refusal that it can foresee either: if a circuit inside will still be open when the
@@ -164,7 +168,9 @@ class Retry(Policy[Never]):
                     except BaseException:  # no caller will see the result
                         await ctx.runtime.close(result)
                         raise
-                    if delay is None or not await state.wait(bad, delay, ctx.runtime):
+                    if delay is None or not (
+                        state.begins_at_once(bad, delay) or await state.wait(bad, delay, ctx.runtime)
+                    ):
                         state.conclude_with(result)
                         return result
                 attempt = derive(ctx, ctx.deadline, state.attempt, ctx._timer)

@@ -68,9 +68,10 @@ class RetryState:
     def begins_at_once(self, failed: Failed, delay: float) -> bool:
         """Begin the next attempt if there is no delay and nothing to close; otherwise return false.
 
-        In a task it is always false: even without a delay, the task must let other tasks run.
+        From the second retry on, it is always false in a task, which must let others run: otherwise, endless retries
+        could starve them, and the timers and cancellations that the event loop delivers.
         """
-        if delay > 0 or self._ctx.runtime is not BLOCKING or closable(failed) is not None:
+        if delay > 0 or (self.attempt > 1 and self._ctx.runtime is not BLOCKING) or closable(failed) is not None:
             return False
         self._begin_next()
         return True

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import copy_context
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -51,7 +52,7 @@ from resilience.policies.flights import _enclosing
 from resilience.runtimes import workers
 from resilience.work import Gate
 from tests.callers import followers, outcome_of, wait_until
-from tests.conftest import Boom
+from tests.conftest import Boom, drive
 
 OURS = str(Path(resilience.__file__).parent)
 
@@ -115,6 +116,10 @@ def failing() -> None:
     raise Boom("no")
 
 
+async def failing_in_task() -> None:
+    failing()
+
+
 def enter(block: Any) -> None:
     with block:
         pass
@@ -168,6 +173,12 @@ SCENES: dict[str, Callable[[CircuitBreaker, Bulkhead], Any]] = {
     "a budget": lambda breaker, bulkhead: enter(deadline(60)),
     "a budget that fails": lambda breaker, bulkhead: fail_in(detached(60)),
     "a retried block": lambda breaker, bulkhead: retry_block(),
+    "a call that is retried at once": lambda breaker, bulkhead: (
+        Retry(3, on=Boom, backoff=[0]).wrap(bulkhead).call(failing)
+    ),
+    "a call in a task that is retried at once": lambda breaker, bulkhead: copy_context().run(  # a task has its own
+        drive, Retry(2, on=Boom, backoff=[0]).wrap(bulkhead).acall(failing_in_task)
+    ),
     "a fallback's handler": lambda breaker, bulkhead: Policy.wrap(
         Timeout(60, cooperative=True), Fallback(handler=lambda failure, ctx: "instead")
     ).call(failing),

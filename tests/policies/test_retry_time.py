@@ -6,7 +6,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +22,7 @@ from resilience import (
     RetriesExhausted,
     Retry,
     Success,
+    Timeout,
     TimeoutExceeded,
     events,
 )
@@ -31,7 +32,25 @@ from tests.policies.retries import Response, RetryAfter, bad, notes_of, overslee
 # --- time --------------------------------------------------------------------------------------
 
 
-async def test_other_tasks_run_between_two_attempts_without_a_delay(tasks_world: World) -> None:
+async def retried_block(retry: Retry, fn: Callable[[], Awaitable[None]]) -> None:
+    async for attempt in retry.attempts():
+        with attempt:
+            await fn()
+
+
+#: The forms of a retried call in a task.
+TASK_FORMS: dict[str, Callable[[Retry, Callable[[], Awaitable[None]]], Awaitable[None]]] = {
+    "call": lambda retry, fn: retry.acall(fn),
+    "pipeline": lambda retry, fn: Policy.wrap(Timeout(60), retry).acall(fn),
+    "block": retried_block,
+}
+
+
+@pytest.mark.parametrize("form", TASK_FORMS)
+async def test_the_first_retry_without_a_delay_begins_at_once_and_other_tasks_run_before_the_others(
+    tasks_world: World, form: str
+) -> None:
+    """Trio runs the tasks of a turn in random order, so the other task may miss the first of its turns."""
     happened: list[str] = []
 
     async def fails() -> None:
@@ -44,8 +63,71 @@ async def test_other_tasks_run_between_two_attempts_without_a_delay(tasks_world:
     async with anyio.create_task_group() as group:
         group.start_soon(other)
         with pytest.raises(Boom):
-            await Retry(3, on=Boom, backoff=[0]).acall(fails)
-    assert "other task" in happened[:3]
+            await TASK_FORMS[form](Retry(4, on=Boom, backoff=[0]), fails)
+    assert happened[:2] == ["attempt", "attempt"]
+    assert happened.index("other task") <= 3
+
+
+async def test_no_sleep_comes_before_the_first_retry_of_a_result_without_a_delay(
+    world: World, clock: FakeClock
+) -> None:
+    """In threads, none comes before the other ones either."""
+    await run(world, Retry(4, on_result=lambda it: it is None, backoff=[0]), Script(None))
+    assert clock.sleeps == ([] if world.blocking else [0, 0])
+
+
+async def test_the_first_retry_waits_for_a_delay_that_the_failure_asks_for(world: World, clock: FakeClock) -> None:
+    await run(world, Retry(2, on=RetryAfter, backoff=[0]), Script(RetryAfter(2)))
+    assert clock.sleeps == [2]
+
+
+@pytest.mark.parametrize("form", TASK_FORMS)
+async def test_endless_retries_without_a_delay_starve_no_other_task_and_can_be_cancelled(
+    tasks_world: World, form: str
+) -> None:
+    """Although the function never suspends."""
+    calls = []
+
+    async def fails() -> None:
+        calls.append(1)
+        raise Boom
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(TASK_FORMS[form], Retry(None, on=Boom, backoff=[0]), fails)
+        while len(calls) < 10:
+            await anyio.sleep(0)
+        group.cancel_scope.cancel()
+    assert len(calls) < 20
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+async def test_endless_retries_without_a_delay_can_be_timed_out(world: World, layers: int) -> None:
+    """Each layer of retries begins its own first one at once."""
+    retry = Retry(None, on=Boom, backoff=[0])
+    policy = Policy.wrap(Timeout(0.02, name="limit"), *[retry] * layers)
+
+    async def fails() -> None:
+        raise Boom
+
+    with pytest.raises((Boom, TimeoutExceeded)):
+        await world.call(policy, fails)
+
+
+async def test_endless_retries_without_a_delay_end_with_the_limit_in_virtual_time(anywhere: Virtual) -> None:
+    began = []
+
+    async def fails() -> None:
+        began.append(anywhere.now())
+        await anywhere.sleep(1)
+        raise Boom
+
+    async def fn(ctx: Context) -> None:
+        await fails()
+
+    with pytest.raises(TimeoutExceeded):
+        await anywhere.execute(Policy.wrap(Timeout(3.5), Retry(None, on=Boom, backoff=[0])), fn)
+    assert began == [0, 1, 2, 3]
+    assert anywhere.now() == 3.5
 
 
 async def test_max_elapsed_counts_the_attempts_themselves(world: World, clock: FakeClock) -> None:

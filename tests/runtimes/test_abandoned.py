@@ -31,7 +31,7 @@ from resilience.runtimes import workers
 from resilience.testing import recording
 from tests.callers import wait_until
 from tests.conftest import Boom
-from tests.runtimes.conftest import LONG, SHORT, abandon
+from tests.runtimes.conftest import LONG, abandon, waits_end_at_once
 from tests.streams.sources import anext_of, paced
 
 # --- counting and limiting abandoned calls ---
@@ -130,8 +130,8 @@ def test_a_function_that_ends_before_it_is_counted_as_abandoned_is_not_counted(
         count_abandoned(pool, job)
 
     monkeypatch.setattr(workers.Pool, "count_abandoned", late)
-    with pytest.raises(TimeoutExceeded):
-        Timeout(SHORT).call(gate.wait, 10)
+    with waits_end_at_once(), pytest.raises(TimeoutExceeded):
+        Timeout(LONG).call(gate.wait, 10)
     assert len(counted) == 1
     assert Timeout.abandoned() == 0
 
@@ -148,9 +148,10 @@ def test_an_abandoned_function_affects_no_policy_afterwards(gate: threading.Even
         gate.wait(10)
         raise Boom
 
-    with pytest.raises(TimeoutExceeded):
-        Policy.wrap(retry, Timeout(SHORT), breaker).execute(fn, ctx)
+    with waits_end_at_once(), pytest.raises(TimeoutExceeded):
+        Policy.wrap(retry, Timeout(LONG), breaker).execute(fn, ctx)
     elapsed = ctx.elapsed
+    assert Timeout.abandoned() == 2
     gate.set()
     wait_until(lambda: Timeout.abandoned() == 0)
     assert breaker.state is CircuitState.CLOSED

@@ -21,7 +21,7 @@ from resilience import Bulkhead, Call, CircuitBreaker, Context, Fallback, Policy
 from resilience.runtimes import workers
 from tests.callers import wait_until
 from tests.conftest import Boom, Heavy, Watched
-from tests.runtimes.conftest import LONG, SHORT
+from tests.runtimes.conftest import LONG, waits_end_at_once
 
 # --- the thread of a function ---
 
@@ -143,8 +143,8 @@ def test_a_worker_is_reused_after_an_abandoned_function_has_ended(gate: threadin
         threads.append(threading.get_ident())
         gate.wait(10)
 
-    with pytest.raises(TimeoutExceeded):
-        Timeout(SHORT).call(fn)
+    with waits_end_at_once(), pytest.raises(TimeoutExceeded):
+        Timeout(LONG).call(fn)
     wait_until(lambda: threads)
     assert Timeout(LONG).call(threading.get_ident) != threads[0]
     gate.set()
@@ -244,8 +244,9 @@ def test_the_result_of_an_abandoned_call_is_dropped(gate: threading.Event) -> No
         gate.wait(10)
         return watched.watch(Heavy())
 
-    pipeline = Policy.wrap(Fallback("instead", on_fallback=used.append), Timeout(SHORT))
-    assert pipeline.call(fn) == "instead"
+    pipeline = Policy.wrap(Fallback("instead", on_fallback=used.append), Timeout(LONG))
+    with waits_end_at_once():
+        assert pipeline.call(fn) == "instead"
     gate.set()
     wait_until(lambda: Timeout.abandoned() == 0 and bool(watched.seen))
     wait_until(lambda: not watched.alive)
@@ -264,8 +265,8 @@ def test_the_exception_of_an_abandoned_call_is_dropped(
             ended.set()
             raise error
 
-        with pytest.raises(TimeoutExceeded):
-            Timeout(SHORT).call(fn, may_end, ended)
+        with waits_end_at_once(), pytest.raises(TimeoutExceeded):
+            Timeout(LONG).call(fn, may_end, ended)
         may_end.set()
         assert ended.wait(5)
         wait_until(lambda: Timeout.abandoned() == 0)
@@ -284,8 +285,8 @@ def test_a_coroutine_that_an_abandoned_call_returns_is_closed(gate: threading.Ev
         made.append(late())
         return made[0]
 
-    with pytest.raises(TimeoutExceeded):
-        Timeout(SHORT).call(fn)
+    with waits_end_at_once(), pytest.raises(TimeoutExceeded):
+        Timeout(LONG).call(fn)
     gate.set()
     wait_until(lambda: Timeout.abandoned() == 0 and made)
     wait_until(lambda: made[0].cr_frame is None)
@@ -307,8 +308,8 @@ def test_an_error_from_closing_an_abandoned_result_is_logged_and_does_not_end_th
         gate.wait(10)
         return Hostile()
 
-    with pytest.raises(TimeoutExceeded):
-        Timeout(SHORT).call(fn)
+    with waits_end_at_once(), pytest.raises(TimeoutExceeded):
+        Timeout(LONG).call(fn)
     gate.set()
     wait_until(lambda: caplog.records)
     wait_until(lambda: threads[0] in workers.pool.idle)

@@ -6,13 +6,14 @@ accepts. Booleans are not numbers here: `Timeout(True)` is a mistake, not one se
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast, final
 
 from resilience.callables import is_coroutine_function, name_of, signature_of
 
@@ -206,6 +207,39 @@ def not_bare(written: str, value: object) -> None:
     """Raise if `value` is the function under a decorator without parentheses; `written` is the correct decorator."""
     if callable(value) and not isinstance(value, type) and not hasattr(value, "around"):
         raise TypeError(f"a policy is made before it decorates {name_of(value)}: did you mean {written}?")
+
+
+def on_objects(method: F) -> F:
+    """Let a method with `*arguments` check what Python checks if there is a `self`: `Retry.wrap(other)` lacks one."""
+    return cast("F", _OnObjects(method))
+
+
+@final
+class _OnObjects:
+    """A method that subclasses can only call on objects. The class that defines it may pass it any object."""
+
+    def __init__(self, method: Callable[..., object]) -> None:
+        self.__wrapped__: Any = method  # so named for tools that read the class
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._owner = owner
+
+    def __get__(self, instance: object, owner: type) -> Callable[..., object]:
+        method = self.__wrapped__
+        if instance is not None or owner is self._owner:
+            return method.__get__(instance, owner)  # type: ignore[no-any-return]
+
+        @functools.wraps(method)
+        def of_class(*arguments: Any, **keywords: Any) -> object:
+            if not (arguments and isinstance(arguments[0], owner)):
+                name = method.__name__
+                raise TypeError(
+                    f"{owner.__name__}.{name} is called on the class, so there is no {owner.__name__}: "
+                    f"did you mean {owner.__name__}(...).{name}(...), or {self._owner.__name__}.{name}(...)?"
+                )
+            return method(*arguments, **keywords)
+
+        return of_class
 
 
 def warn(message: str) -> None:

@@ -165,6 +165,7 @@ class Policy(Executable[D_co]):
         name: str | None = None,
         listeners: Iterable[Listener] = (),
     ) -> Pipeline[D_co | A1 | A2 | A3 | A4 | A5 | A6 | A7]: ...
+    @checks.on_objects
     def wrap(*policies: Policy[Any], name: str | None = None, listeners: Iterable[Listener] = ()) -> Pipeline[Any]:
         """Put policies around one another: `a.wrap(b, c)` and `Policy.wrap(a, b, c)` are both a(b(c(fn))).
 

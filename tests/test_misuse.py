@@ -101,6 +101,8 @@ MISUSES: dict[str, tuple[type[Exception], str, Callable[[], object]]] = {
     "@Bulkhead": (TypeError, r"fetch.*did you mean @Bulkhead\(10\)\?", lambda: Bulkhead(fetch)),
     "a policy as a delay": (TypeError, r"delay must be seconds.*not Retry\(\)", lambda: Hedge(Retry())),
     "@Pipeline": (TypeError, r"fetch.*Pipeline\(\.\.\.\)\(fetch\)", lambda: Pipeline(fetch)),
+    "no parentheses": (TypeError, r"mean Timeout\(\.\.\.\)\.wrap\(\.\.\.\)", lambda: Timeout.wrap(quick())),
+    "no parentheses, alone": (TypeError, r"mean Retry\(\.\.\.\)\.wrap\(\.\.\.\)", lambda: Retry.wrap()),
     "a list of policies": (TypeError, r"Pipeline\(\*policies\)", lambda: Pipeline([Retry()])),
     "a timeout of zero": (ValueError, "more than zero", lambda: Timeout(0)),
     "a text as seconds": (TypeError, r"seconds \(a number\) or a timedelta", lambda: Timeout("1")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -50,7 +51,7 @@ SHAPES: dict[str, Callable[[Any, Any, Any], Pipeline[Any]]] = {
     "constructors": lambda a, b, c: Pipeline(a, Pipeline(b, Pipeline(c))),
     "method": lambda a, b, c: a.wrap(b, c),
     "class": lambda a, b, c: Policy.wrap(a, b, c),
-    "class of a policy": lambda a, b, c: Retry.wrap(a, b, c),
+    "class of the first policy": lambda a, b, c: Tag.wrap(a, b, c),
     "left": lambda a, b, c: a.wrap(b).wrap(c),
     "right": lambda a, b, c: a.wrap(b.wrap(c)),
     "nested": lambda a, b, c: Policy.wrap(Policy.wrap(a), Policy.wrap(b, c)),
@@ -78,6 +79,22 @@ async def test_the_first_policy_is_outermost_however_the_pipeline_was_built(worl
 
     assert await world.execute(pipeline, fn) == "result"
     assert "".join(log) == "abc-CBA"
+
+
+def test_wrap_is_documented_where_it_is_reached() -> None:
+    """On a class, it checks its first policy, but to editors it is the same method."""
+    for wrap in (Policy.wrap, Retry.wrap, Retry().wrap):
+        assert inspect.getdoc(wrap) == inspect.getdoc(Policy.wrap)
+        assert "listeners" in inspect.signature(wrap).parameters
+    assert Retry.wrap.__qualname__ == "Policy.wrap"
+
+
+def test_a_subclass_can_extend_wrap() -> None:
+    class Named(Tag):
+        def wrap(self, *more: Any, **settings: Any) -> Any:  # type: ignore[override]
+            return super().wrap(*more, name="named", **settings)
+
+    assert Named("a", []).wrap(Retry()).name == "named"
 
 
 # --- names and listeners ---------------------------------------------------------------------

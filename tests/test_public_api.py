@@ -195,7 +195,7 @@ def described_members(kind: type) -> Iterator[str]:
 def described_member(name: str, member: Any, annotations: dict[str, Any]) -> Iterator[str]:
     if isinstance(member, (staticmethod, classmethod)):
         yield f"{type(member).__name__} .{name}{signature(member.__func__)}"
-    elif inspect.isfunction(member):
+    elif inspect.isfunction(member := inspect.unwrap(member)):  # `wrap` checks how it is reached
         for overload in typing.get_overloads(member) or [member]:
             later = "async " if inspect.iscoroutinefunction(overload) else ""
             yield f"{later}.{name}{signature(overload, drop_first=True)}"

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from types import FunctionType, MethodType
+from typing import Any
 
 from resilience import checks
 from resilience.clock import FOREVER
 
 
-def asked_delay(carrier: object) -> float:
+def asked_delay(carrier: Any) -> float:
     """Return the delay in seconds that an error or a result asks for, an exception group the longest of its errors'.
 
     0 if there is none, or an invalid one.
     """
+    longest = 0.0
     try:
         asked = getattr(carrier, "retry_after", None)
-        longest = 0.0 if asked is None else min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
+        if asked is not None:
+            longest = min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
     except Exception:  # an invalid value, or a property that raises
-        longest = 0.0
-    for error in _errors_in(carrier):
-        longest = max(longest, asked_delay(error))
+        pass
+    if issubclass(type(carrier), BaseExceptionGroup):  # `isinstance` would ask a proxy for its class, which may raise
+        longest = max(longest, *map(asked_delay, carrier.exceptions))
     return longest
 
 
-def is_repeatable(outcome: object) -> bool:
+def is_repeatable(outcome: Any) -> bool:
     """Whether a call may be made again after this error or result. A group forbids it if one of its errors does."""
-    errors = _errors_in(outcome)
-    return allows(outcome, "repeatable") and (not errors or all(map(is_repeatable, errors)))
+    is_group = issubclass(type(outcome), BaseExceptionGroup)  # `isinstance` would ask a proxy for its class
+    return allows(outcome, "repeatable") and (not is_group or all(map(is_repeatable, outcome.exceptions)))
 
 
 def may_overlap(function: object) -> bool:
@@ -57,9 +60,3 @@ def allows(carrier: object, name: str) -> bool:
         return getattr(carrier, name, True) is not False or isinstance(carrier, (FunctionType, MethodType))
     except Exception:
         return True
-
-
-def _errors_in(carrier: object) -> tuple[BaseException, ...]:
-    """Return the errors of an exception group; none for anything else."""
-    # `isinstance` would ask a proxy for its class, which may raise.
-    return carrier.exceptions if issubclass(type(carrier), BaseExceptionGroup) else ()  # type: ignore[attr-defined]

@@ -28,40 +28,30 @@ def _on_one_line(kind: str, message: str) -> str:
     return f"{kind}({' '.join(message.split())})"
 
 
-class History:
-    """The first three and the last three failures, so that its size is bounded for any number of attempts."""
+class History(list[tuple[str, str]]):
+    """Type and message of the first three and the last three failures, so that its size is bounded."""
 
-    __slots__ = ("_kept", "count")
-
-    def __init__(self) -> None:
-        self.count: int = 0
-        self._kept: list[tuple[str, str]] = []  # converted to `FailedAttempt` on access
+    left_out = 0  # how many failures between them are not in it
 
     def add(self, failed: Failed) -> None:
         """Add a failure."""
         kind, message = describe(failed)
         if len(message) > LONGEST_MESSAGE:
             message = f"{message[:LONGEST_MESSAGE]}..."
-        self.count += 1
-        self._kept.append((kind, message))
-        if len(self._kept) > 2 * _HALF:
-            del self._kept[_HALF]
-
-    def forget_last(self) -> None:
-        """Remove the latest failure."""
-        self.count -= 1
-        self._kept.pop()
+        self.append((kind, message))
+        if len(self) > 2 * _HALF:
+            del self[_HALF]
+            self.left_out += 1
 
     @property
     def failures(self) -> tuple[FailedAttempt, ...]:
-        """The first three and the last three, in the order in which they happened."""
-        return tuple([FailedAttempt(*it) for it in self._kept])
+        """The failures, in the order in which they happened."""
+        return tuple([FailedAttempt(*it) for it in self])
 
     def __str__(self) -> str:
-        texts = [_on_one_line(*it) for it in self._kept]
-        left_out = self.count - len(texts)
-        if left_out:
-            texts.insert(_HALF, f"... {left_out} more ...")
+        texts = [_on_one_line(*it) for it in self]
+        if self.left_out:
+            texts.insert(_HALF, f"... {self.left_out} more ...")
         return ", ".join(texts)
 
 
@@ -122,7 +112,7 @@ class Record:
         :param instead_of: the error that it replaces; if that was noted last, it is removed.
         """
         if instead_of is not None and self._noted is instead_of:
-            self.history.forget_last()
+            self.history.pop()
         self.note(error)
 
     def mark_noted(self, error: Exception) -> None:

@@ -28,7 +28,7 @@ class Attempts:
         self._ctx = block_context()
         self._began: float | None = None  # when the first attempt began
         self._state: RetryState | None = None
-        self._failed: tuple[Exception, float] | None = None  # the failure of the last block, and the delay after it
+        self._failed: Exception | None = None  # what the last block raised, if another attempt follows
         self.was_entered: bool = False  # of the last attempt; keeping the attempt itself would be a reference cycle
 
     def __iter__(self) -> Iterator[Attempt]:
@@ -58,31 +58,30 @@ class Attempts:
             return Attempt(self, 1)
         if not self.was_entered:
             checks.warn(f"{self._rules.policy}: an attempt was not entered, so it is not retried: {_BLOCK}")
-        failed, self._failed = self._failed, None
-        if failed is None or self._state is None:
+        error, self._failed = self._failed, None
+        if error is None or self._state is None:
             return None
-        error, delay = failed
         try:
-            if not (self._state.begins_at_once(error, delay) or await self._state.wait(error, delay, runtime)):
-                self._state.conclude(error)
+            if not (self._state.begins_at_once() or await self._state.wait(runtime)):
+                self._state.conclude()
                 raise error
         finally:
-            del failed, error
+            self._state.release_last()
+            del error
         self.was_entered = False
-        return Attempt(self, self._state.attempt)
+        return Attempt(self, self._state.begin_next().attempt)
 
     def holds_back(self, error: Exception) -> bool:
         """Return true if another attempt follows a failed block, false if its error is raised."""
         if not self._rules.failures.handles(error):
             if self._state is not None and is_refusal(error):
-                self._state.explain(error, None)  # the last failure was released before this block
+                self._state.explain(error)
             return False
         self._state = self._state or RetryState(self._rules, self._ctx, self._began)
-        delay = self._state.delay_after(error)
-        if delay is None:
-            self._state.conclude(error)
+        if not self._state.continues(error):
+            self._state.conclude()
             return False
-        self._failed = error, delay
+        self._failed = error
         return True
 
     def succeeded(self) -> None:

@@ -190,6 +190,7 @@ class HedgePlan:
         record = self._ctx._info.record
         if record is not None:
             record.mark_noted(self.answer.error)
-        if self._others.count:
-            times = "1 attempt" if self._others.count == 1 else f"{self._others.count} attempts"
+        count = len(self._others) + self._others.left_out
+        if count:
+            times = "1 attempt" if count == 1 else f"{count} attempts"
             annotate(self.answer.error, times + _BESIDE + str(self._others), replaces=_BESIDE)

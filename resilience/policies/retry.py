@@ -12,7 +12,7 @@ from resilience import checks
 from resilience.backoff import BackoffLike, Exponential, Randomness, as_backoff
 from resilience.checks import Duration
 from resilience.clock import clock
-from resilience.context import Context, derive
+from resilience.context import Context
 from resilience.errors import CircuitOpen, is_refusal
 from resilience.events.dispatch import optional_listener, subscribers
 from resilience.formats import format_number
@@ -21,7 +21,6 @@ from resilience.matching import Matcher, On, OnResult, optional_predicate, rejec
 from resilience.network_errors import transient
 from resilience.outcome import Success, unwrap_stop_iteration
 from resilience.policies.attempts import Attempts
-from resilience.policies.copies import without_frames
 from resilience.policies.retry_state import RetryRules, RetryState, too_late
 from resilience.policy import Call, Policy
 from resilience.repeats import Budget, as_budget
@@ -138,7 +137,6 @@ class Retry(Policy[Never]):
                 raise too_late(self.name)
         state: RetryState | None = None
         attempt = ctx if ctx.attempt == 1 else ctx.child(attempt=1)
-        failed: Exception | None = None  # what the last attempt raised
         try:
             while True:
                 try:
@@ -146,15 +144,14 @@ class Retry(Policy[Never]):
                 except Exception as error:
                     if not self._rules.failures.handles(error):
                         if state is not None and is_refusal(error):
-                            state.explain(error, failed)
+                            state.explain(error)
                         raise
                     state = state or RetryState(self._rules, ctx, began)
-                    failed = unwrap_stop_iteration(error)
-                    delay = state.delay_after(failed, self._refused_until(ctx))
-                    if delay is None or not (
-                        state.begins_at_once(failed, delay) or await state.wait(failed, delay, ctx.runtime)
+                    if not (
+                        state.continues(unwrap_stop_iteration(error), self._refused_until(ctx))
+                        and (state.begins_at_once() or await state.wait(ctx.runtime))
                     ):
-                        state.conclude(failed)
+                        state.conclude()
                         raise
                 else:
                     try:
@@ -163,27 +160,23 @@ class Retry(Policy[Never]):
                                 self._earn()
                             return result
                         state = state or RetryState(self._rules, ctx, began)
-                        bad = Success(result)
-                        delay = state.delay_after(bad, self._refused_until(ctx))
+                        continues = state.continues(Success(result), self._refused_until(ctx))
                     except BaseException:  # no caller will see the result
                         await ctx.runtime.close(result)
                         raise
-                    if delay is None or not (
-                        state.begins_at_once(bad, delay) or await state.wait(bad, delay, ctx.runtime)
-                    ):
-                        state.conclude_with(result)
+                    if not (continues and (state.begins_at_once() or await state.wait(ctx.runtime))):
+                        state.conclude()
                         return result
-                attempt = derive(ctx, ctx.deadline, state.attempt, ctx._timer)
-                if failed is not None and not ctx.runtime.is_shareable:  # a stream, which the frames would keep alive
-                    failed = without_frames(failed)
+                attempt = state.begin_next()
         finally:
-            failed = None  # no cycle: error -> traceback -> this frame -> error
+            state = None  # no cycle: error -> traceback -> this frame -> state -> error
 
     def _refused_until(self, ctx: Context) -> float:
         """Return the instant until which a policy inside will refuse every call; minus infinity if none is known."""
-        executed, chosen, until = ctx._executed, ctx._info.chosen, -inf
+        executed, chosen = ctx._executed, ctx._info.chosen
         if executed is None or not (executed._resilience_foresees or chosen) or self._rules.failures.names(CircuitOpen):
-            return until
+            return -inf
+        until = -inf
         for pipeline in (executed, *chosen):
             is_inside = False
             for policy in pipeline._resilience_chain():

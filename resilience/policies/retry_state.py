@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 from resilience.backoff import Backoff, Randomness
 from resilience.clock import clock
-from resilience.context import Context
+from resilience.context import Context, derive
 from resilience.errors import DeadlineExceeded, RetriesExhausted, is_refusal
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
@@ -22,6 +22,7 @@ from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
 from resilience.notes import annotate, is_handled_outside
 from resilience.outcome import Failed, Success, as_outcome, closable
+from resilience.policies.copies import without_frames
 from resilience.record import History
 from resilience.repeats import FAILED, Budget, Refuser, give_back_refused, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime
@@ -53,75 +54,53 @@ class RetryRules:
 
 @final
 class RetryState:
-    """The attempts of one execution, from its first failure on."""
+    """The attempts of one execution, from its first failure on.
 
-    __slots__ = ("_began", "_ctx", "_delays", "_history", "_rules", "attempt")
+    It holds the last failure. So a frame that holds it has to let go of one of them before it ends: otherwise there is
+    a cycle of the error, its traceback, the frame and this object.
+    """
+
+    __slots__ = ("_began", "_ctx", "_delay", "_delays", "_earlier", "_last", "_rules", "attempt")
+
+    _delay: float  # the wait before the next attempt, in seconds
+    _last: Any  # the last failure, a `Failed`; None once it is released
 
     def __init__(self, rules: RetryRules, ctx: Context, began: float | None) -> None:
         self._rules = rules
         self._ctx = ctx
         self._began = clock.now() if began is None else began
         self._delays = rules.backoff.delays(rules.rng)
-        self._history = History()
+        self._earlier: History | None = None  # the failures before the last one, which most executions do not have
         self.attempt: int = 1  # the number of the running attempt, or of the next one
 
-    def begins_at_once(self, failed: Failed, delay: float) -> bool:
-        """Begin the next attempt if there is no delay and nothing to close; otherwise return false.
+    def continues(self, failed: Failed, refused_until: float = -inf) -> bool:
+        """Whether another attempt follows this failure; report the decision.
 
-        From the second retry on, it is always false in a task, which must let others run: otherwise, endless retries
-        could starve them, and the timers and cancellations that the event loop delivers.
+        :param refused_until: an instant before which every attempt would be refused.
         """
-        if delay > 0 or (self.attempt > 1 and self._ctx.runtime is not BLOCKING) or closable(failed) is not None:
-            return False
-        self._begin_next()
-        return True
-
-    async def wait(self, failed: Failed, delay: float, runtime: Runtime) -> bool:
-        """Close the discarded result or response, wait, and begin the next attempt; false if it is too late for one."""
-        try:
-            discarded = closable(failed)
-            if discarded is not None:
-                await runtime.close(discarded)
-            await runtime.sleep(delay, self._ctx._timer)
-        except BaseException:
-            self._give_back()
-            raise
-        late = self._why_late()
-        if late is None:
-            self._begin_next()
-            return True
-        self._give_back()
-        self._give_up(late, failed)
-        if isinstance(failed, Success) and not self._rules.wrap:
-            raise DeadlineExceeded(
-                "time ran out in a wait that took too long, and the last result was closed before it",
-                policy=self._rules.policy,
-            )
-        return False
-
-    def delay_after(self, failed: Failed, refused_until: float = -inf) -> float | None:
-        """Return the delay after this failure in seconds, or None if it is the last one; report the decision."""
         rules, ctx, info = self._rules, self._ctx, self._ctx._info
-        if self.attempt > 1 and isinstance(failed, Exception) and is_refusal(failed):
-            give_back_refused(failed, info.cap, rules.budget)
-        self._history.add(failed)
+        if self.attempt > 1:
+            self.release_last()
+            if isinstance(failed, Exception) and is_refusal(failed):
+                give_back_refused(failed, info.cap, rules.budget)
+        self._last = failed
         if info.record is not None and ctx._function is not None:  # a block is no attempt of the execution around it
             info.record.note(failed)
         is_observed = subscribers.retries or info.listeners
         if is_observed:
             outcome, elapsed = as_outcome(failed), clock.now() - self._began
             emit(AttemptFailed, rules.policy, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
-        delay = self._next_delay(failed, refused_until)
-        if isinstance(delay, str):
-            self._give_up(delay, failed)
-            return None
+        reason = self._why_not(failed, refused_until)
+        if reason is not None:
+            self._give_up(reason)
+            return False
         if is_observed or rules.on_retry is not None:
-            numbers = {"attempt": self.attempt, "delay": delay, "outcome": as_outcome(failed)}
+            numbers = {"attempt": self.attempt, "delay": self._delay, "outcome": as_outcome(failed)}
             emit(RetryScheduled, rules.policy, ctx, rules.on_retry, **numbers)
-        return delay
+        return True
 
-    def _next_delay(self, failed: Failed, refused_until: float) -> float | _Reason:
-        """Return the seconds to wait, or the reason why no attempt follows."""
+    def _why_not(self, failed: Failed, refused_until: float) -> _Reason | None:
+        """Set the wait before the next attempt; return the reason why none follows, or None."""
         rules, ctx = self._rules, self._ctx
         if self.attempt == rules.attempts:
             return "attempts"
@@ -133,6 +112,7 @@ class RetryState:
             if asked > rules.max_retry_after:
                 return "retry_after"
             delay = asked
+        self._delay = delay
         if refused_until > -inf and clock.now() + delay < refused_until:
             return "circuit_open"
         # Sums in the same order as in `_why_late`, so that rounding does not let it wait until it is too late.
@@ -141,11 +121,62 @@ class RetryState:
         if rules.max_elapsed is not None and clock.now() + delay - self._began >= rules.max_elapsed:
             return "max_elapsed"
         if rules.budget is None and ctx._info.cap is None:
-            return delay
+            return None
         refused = take_repeat(ctx._info.cap, rules.budget)
         if refused == "budget":
             emit(BudgetSpent, rules.policy, ctx, repeat="retry")
-        return refused or delay
+        return refused
+
+    def begins_at_once(self) -> bool:
+        """Whether the next attempt begins at once, as there is no delay and nothing to close.
+
+        From the second retry on, it is always false in a task, which must let others run: otherwise, endless retries
+        could starve them, and the timers and cancellations that the event loop delivers.
+        """
+        if self._delay or (self.attempt > 1 and self._ctx.runtime is not BLOCKING):
+            return False
+        return closable(self._last) is None
+
+    async def wait(self, runtime: Runtime) -> bool:
+        """Close the discarded result or response, and wait; return false if it is then too late for another attempt."""
+        failed = self._last
+        try:
+            discarded = closable(failed)
+            if discarded is not None:
+                await runtime.close(discarded)
+            await runtime.sleep(self._delay, self._ctx._timer)
+        except BaseException:
+            self._give_back()
+            raise
+        late = self._why_late()
+        if late is None:
+            return True
+        self._give_back()
+        self._give_up(late)
+        if isinstance(failed, Success) and not self._rules.wrap:
+            raise DeadlineExceeded(
+                "time ran out in a wait that took too long, and the last result was closed before it",
+                policy=self._rules.policy,
+            )
+        return False
+
+    def begin_next(self) -> Context:
+        """Return the context of the next attempt, which begins now."""
+        ctx = self._ctx
+        if ctx._info.record is not None:
+            ctx._info.record.expect_failure()
+        if not ctx.runtime.is_shareable and isinstance(self._last, Exception):
+            self._last = without_frames(self._last)  # they would keep a stream alive
+        self.attempt += 1
+        return derive(ctx, ctx.deadline, self.attempt, ctx._timer)
+
+    def release_last(self) -> None:
+        """Keep only the type and message of the last failure."""
+        if self._last is not None:
+            if self._earlier is None:
+                self._earlier = History()
+            self._earlier.add(self._last)
+            self._last = None
 
     def _why_late(self) -> _Reason | None:
         """Return the limit that has passed in a wait that took too long; None if the next attempt may begin."""
@@ -154,49 +185,47 @@ class RetryState:
         most = self._rules.max_elapsed
         return "max_elapsed" if most is not None and clock.now() - self._began >= most else None
 
-    def _begin_next(self) -> None:
-        record = self._ctx._info.record
-        if record is not None:
-            record.expect_failure()
-        self.attempt += 1
-
     def _give_back(self) -> None:
         """Refund the cost of a retry that was not made."""
         give_back_repeat(self._ctx._info.cap, self._rules.budget)
 
-    def _give_up(self, reason: _Reason, failed: Failed) -> None:
+    def _give_up(self, reason: _Reason) -> None:
         if subscribers.retries or self._ctx._info.listeners:
-            elapsed, outcome = clock.now() - self._began, as_outcome(failed)
+            elapsed, outcome = clock.now() - self._began, as_outcome(self._last)
             numbers = {"attempts": self.attempt, "elapsed": elapsed, "outcome": outcome, "reason": reason}
             emit(RetryGaveUp, self._rules.policy, self._ctx, **numbers)
 
     # --- the end ---
 
-    def conclude(self, error: Exception) -> None:
-        """Add the note to the last exception; with `wrap`, raise `RetriesExhausted` instead."""
-        if self._rules.wrap:
-            raise self._exhausted(error) from error
-        annotate(error, self._summary(self.attempt), replaces=FAILED)
+    def conclude(self) -> None:
+        """Add the note to the last exception, or accept the last result as it is.
 
-    def explain(self, refusal: Exception, failed: Exception | None) -> None:
+        With `wrap`, raise `RetriesExhausted` instead.
+        """
+        failed = self._last
+        error = failed if isinstance(failed, Exception) else None
+        if self._rules.wrap:
+            raise self._exhausted(failed) from error
+        if error is not None:
+            annotate(error, self._summary(self.attempt), replaces=FAILED)
+
+    def explain(self, refusal: Exception) -> None:
         """Add the history of the attempts to the refusal that ended them, and set the last failure as its context."""
+        failed = self._last
         give_back_refused(refusal, self._ctx._info.cap, self._rules.budget)
         annotate(refusal, self._summary(self.attempt - 1), replaces=FAILED)  # the refused attempt made no call
-        if failed is not None and (refusal.__context__ is None or is_handled_outside(refusal.__context__)):
+        context = refusal.__context__
+        if isinstance(failed, Exception) and (context is None or is_handled_outside(context)):
             refusal.__context__ = failed
-
-    def conclude_with(self, result: object) -> None:
-        """Accept the last result as it is; with `wrap`, raise `RetriesExhausted` instead."""
-        if self._rules.wrap:
-            raise self._exhausted(Success(result))
 
     def _exhausted(self, failed: Failed) -> RetriesExhausted:
         attempts, last = self.attempt, as_outcome(failed)
         return RetriesExhausted(self._summary(attempts), policy=self._rules.policy, attempts=attempts, last=last)
 
     def _summary(self, attempts: int) -> str:
+        self.release_last()
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        return f"{times} in {format_seconds(clock.now() - self._began)}{FAILED}{self._history}"
+        return f"{times} in {format_seconds(clock.now() - self._began)}{FAILED}{self._earlier}"
 
 
 def too_late(policy: str) -> DeadlineExceeded:

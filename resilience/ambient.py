@@ -12,12 +12,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from types import FrameType
+from math import inf
+from types import FrameType, TracebackType
 from typing import TypeAlias
 
 from resilience import forks
 from resilience.context import NO_KEYWORDS, BareContext, Context
-from resilience.info import BARE, NO_INFO
+from resilience.info import BARE
 from resilience.runtimes.base import Timer
 
 AmbientToken: TypeAlias = Token[Context | None]
@@ -86,27 +87,27 @@ class BlockContext(BareContext):  # type: ignore[misc]  # final for users
     is_over: bool  # whether the block has ended out of order, or was cut short by an interrupt
     outer: Context | None  # the context that was ambient before the block; set while it is open, and if `is_over` is
 
+    _function = _arguments = None  # a block is not a call
+    _keywords = NO_KEYWORDS
 
-def block_context(
-    inside: Context | None = None, *, deadline: float | None = None, attempt: int | None = None
-) -> BlockContext:
+
+def block_context(inside: Context | None = None, deadline: float = inf) -> BlockContext:
     """Make the context of a block.
 
-    It has no function, because a block is not a call. It inherits a timer only if that timer cuts off the current code:
-    new tasks and threads inherit the context, but are not covered by the timer.
+    It inherits a timer only if that timer cuts off the current code: new tasks and threads inherit the context, but are
+    not covered by the timer.
 
     :param inside: the context around it; the ambient one by default.
     :param deadline: an instant on the process clock; a later one than that of the context around it has no effect.
     """
-    found = inside or get_ambient()
-    outer = _ROOT if found is None else innermost_open(found) or _ROOT
     block: BlockContext = BlockContext()
-    block.deadline = deadline if deadline is not None and deadline < outer.deadline else outer.deadline
-    block.attempt = outer.attempt if attempt is None else attempt
+    block.outer = ambient = get_ambient()
+    found = inside or ambient
+    outer = _ROOT if found is None else innermost_open(found) or _ROOT
+    block.deadline = deadline if deadline < outer.deadline else outer.deadline
+    block.attempt = outer.attempt
     block.runtime = outer.runtime
-    block._function = block._arguments = None
-    block._keywords = NO_KEYWORDS
-    block._info = outer._info if outer._info is not BARE else NO_INFO
+    block._info = outer._info
     block._executed = outer._executed
     block._timer = None if outer._timer is None else timer_here(outer)
     block.is_over = False
@@ -119,26 +120,38 @@ def timer_here(ctx: Context) -> Timer | None:
     return timer if timer is not None and timer.covers_this_code() else None
 
 
-def enter_block(ctx: BlockContext) -> AmbientToken:
-    """Make the context of a block ambient, and return the token for `leave_block`.
+class Block:
+    """A block that makes a context ambient: `__enter__` sets `_ctx`, and then `_token` to `set_ambient(ctx)`."""
 
-    If an interrupt comes as the block begins or ends, its object must set `ctx.is_over` when it is finalized.
-    """
-    ctx.outer = get_ambient()
-    return set_ambient(ctx)
+    __slots__ = ("_ctx", "_token")
 
+    _ctx: BlockContext | None  # set while the block is open, and after an interrupt as it began or ended
+    _token: AmbientToken | None
 
-def leave_block(ctx: BlockContext, token: AmbientToken) -> None:
-    """Restore the context that was ambient before a block; `token` is what `enter_block` returned."""
-    outer = ctx.outer
-    if get_ambient() is not ctx:
-        ctx.is_over = True
-        return
-    try:
-        reset_ambient(token)
-        ctx.outer = None  # tasks that inherited this context keep no others alive
-    except ValueError:  # this runs in a copy of the context variables
-        ctx.is_over = True
-        set_ambient(outer)
-    if outer is not None:
-        set_ambient(innermost_open(outer))
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Restore the context that was ambient before the block."""
+        ctx, token = self._ctx, self._token
+        if ctx is None or token is None:
+            return
+        outer = ctx.outer
+        if get_ambient() is ctx:
+            try:
+                reset_ambient(token)
+                ctx.outer = None  # tasks that inherited this context keep no others alive
+            except ValueError:  # this runs in a copy of the context variables
+                ctx.is_over = True
+                set_ambient(outer)
+            if outer is not None:
+                set_ambient(innermost_open(outer))
+        else:
+            ctx.is_over = True
+        self._ctx = self._token = None
+
+    def __del__(self) -> None:
+        try:
+            if self._ctx is not None:
+                self._ctx.is_over = True
+        except AttributeError:  # a signal handler raised before `_ctx` was set
+            pass

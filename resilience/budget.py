@@ -6,10 +6,8 @@ from math import inf
 from types import TracebackType
 from typing import final
 
-from typing_extensions import override
-
 from resilience import checks
-from resilience.ambient import AmbientToken, BlockContext, block_context, current_context, enter_block, leave_block
+from resilience.ambient import Block, block_context, set_ambient
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
@@ -19,59 +17,37 @@ from resilience.runtimes.base import TIMER_TOLERANCE, Timer
 from resilience.runtimes.tasks import TASKS, shielded_timer
 
 
-class _Budget:
+class _Budget(Block):
     """A block with a deadline."""
 
-    __slots__ = ("_ctx", "_limit", "_seconds", "_timer", "_token")
+    __slots__ = ("_began", "_is_detached", "_seconds", "_timer")
 
     def __init__(self, timeout: Duration) -> None:
-        self._seconds = checks.seconds("timeout", timeout, zero=True, infinite=True)
-        self._limit = self._seconds  # or the rest of an outer budget that ends earlier
-        self._ctx: BlockContext | None = None
-        self._token: AmbientToken | None = None
+        self._is_detached = False
+        self._seconds = checks.budget("timeout", timeout)
+        self._ctx = self._token = None
         self._timer: Timer | None = None
-
-    def _open(self, ends_at: float) -> BlockContext:
-        """Make the context of the block."""
-        return block_context(deadline=ends_at)
-
-    def _make_timer(self, ends_at: float) -> Timer | None:
-        """Make the timer that cuts the block off, if it runs in a task."""
-        if ends_at == inf:
-            return None
-        return TASKS.timer(ends_at, self._seconds if self._limit == self._seconds else None)
 
     def __enter__(self) -> Context:
         if self._ctx is not None:
             raise BlockMisuse(f"this {type(self).__name__} is in use: open another one")
-        now = clock.now()
-        ctx = self._open(ends_at := now + self._seconds)
-        self._limit = self._seconds if ctx.deadline == ends_at else max(0.0, ctx.deadline - now)
-        self._ctx = ctx
-        self._token = enter_block(ctx)
+        self._began = began = clock.now()
+        self._ctx = ctx = block_context(_without_deadline() if self._is_detached else None, began + self._seconds)
+        self._token = set_ambient(ctx)
         return ctx
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        ctx, token = self._ctx, self._token
-        if ctx is not None and token is not None:
-            leave_block(ctx, token)
-        self._ctx = self._token = None
-
-    def __del__(self) -> None:
-        ctx = getattr(self, "_ctx", None)  # set if a signal handler raised as the block began or ended
-        if ctx is not None:
-            ctx.is_over = True
 
     async def __aenter__(self) -> Context:
         ctx = self.__enter__()
+        ends_at, outer = ctx.deadline, ctx._timer
         try:
-            if ctx._timer is None or ctx._timer.deadline > ctx.deadline:  # otherwise, the outer timer fires first
-                self._timer = self._make_timer(ctx.deadline)
-            if self._timer is not None:
-                self._timer.start()
-                ctx._timer = self._timer
+            timer = shielded_timer(ends_at) if self._is_detached else None
+            # An outer timer that is due by then fires first.
+            if timer is None and ends_at < inf and (outer is None or outer.deadline > ends_at):
+                timer = TASKS.timer(ends_at, self._seconds if ends_at == self._began + self._seconds else None)
+            if timer is not None:
+                self._timer = timer
+                timer.start()
+                ctx._timer = timer
         except BaseException as error:  # interrupted, perhaps after the timer was started
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -91,7 +67,9 @@ class _Budget:
         if error is not None and ends_with_the_deadline(error):
             late = late or clock.now() >= timer.deadline - TIMER_TOLERANCE
         if late:
-            raise DeadlineExceeded(f"the block did not end within {format_number(self._limit)} s", timeout=self._limit)
+            is_own = timer.deadline == self._began + self._seconds  # otherwise, an outer budget has ended the block
+            limit = self._seconds if is_own else max(0.0, timer.deadline - self._began)
+            raise DeadlineExceeded(f"the block did not end within {format_number(limit)} s", timeout=limit)
         return swallowed
 
 
@@ -140,13 +118,11 @@ class detached(_Budget):  # read as an adjective: "with detached(timeout=5.0)"
 
     def __init__(self, timeout: Duration | None = None) -> None:
         super().__init__(inf if timeout is None else timeout)
+        self._is_detached = True
 
-    @override
-    def _open(self, ends_at: float) -> BlockContext:
-        fresh = Context()
-        fresh._info = current_context()._info
-        return block_context(fresh, deadline=ends_at)
 
-    @override
-    def _make_timer(self, ends_at: float) -> Timer | None:
-        return shielded_timer(ends_at) or super()._make_timer(ends_at)
+def _without_deadline() -> Context:
+    """Return a context that inherits from the ambient one nothing but the operation and the properties."""
+    ctx = Context()
+    ctx._info = block_context()._info
+    return ctx

@@ -72,6 +72,13 @@ def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = Fa
     return converted
 
 
+def budget(name: str, value: object) -> float:
+    """Return the seconds of a budget: 0 is already over, infinity is no limit."""
+    if type(value) is float and value >= 0.0:
+        return value  # as in `seconds`, whose keyword arguments would take longer than all of its checks
+    return seconds(name, value, zero=True, infinite=True)
+
+
 def optional_seconds(name: str, value: object, *, zero: bool = False) -> float | None:
     """Return a duration in seconds, or None."""
     return None if value is None else seconds(name, value, zero=zero)

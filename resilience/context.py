@@ -83,7 +83,7 @@ class Context:
     ) -> None:
         self.deadline = inf
         if timeout is not None:
-            self.deadline = clock.now() + checks.seconds("timeout", timeout, zero=True, infinite=True)
+            self.deadline = clock.now() + checks.budget("timeout", timeout)
         if operation is not None and not isinstance(operation, str):
             raise TypeError(f"operation must be a string, not {operation!r}")
         if properties is not None and not isinstance(properties, Mapping):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import resilience
 from benchmarks.functions import (
     ATTEMPTS,
     BASE,
@@ -40,6 +39,7 @@ from resilience import (
     Timeout,
     events,
 )
+from resilience import deadline as open_deadline
 from resilience.backoff import Exponential
 
 #: `import resilience` alone would import none of them.
@@ -203,6 +203,24 @@ def short_timeout(fn: Callable[..., Any]) -> Callable[..., Any]:
     return Timeout(TOO_SHORT)(fn)
 
 
+@library.enters("deadline, block", SYNC)
+def deadline_block(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def block() -> Any:
+        with open_deadline(SECONDS):
+            return fn()
+
+    return block
+
+
+@library.enters("deadline, block", ASYNCIO)
+def deadline_block_task(fn: Callable[..., Any]) -> Callable[..., Any]:
+    async def block() -> Any:
+        async with open_deadline(SECONDS):
+            return await fn()
+
+    return block
+
+
 def _in_block(open_block: Callable[[], Any]) -> tuple[Protect, Protect]:
     """Return an entry that runs the function in a block, for blocking code and for tasks."""
 
@@ -224,7 +242,6 @@ def _in_block(open_block: Callable[[], Any]) -> tuple[Protect, Protect]:
 
 
 _BLOCKS: dict[str, Callable[[], Any]] = {
-    "deadline, block": partial(resilience.deadline, SECONDS),
     "guard, block": new_breaker().guard,
     "slot, block": Bulkhead(LIMIT).slot,
 }

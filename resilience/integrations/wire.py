@@ -287,7 +287,7 @@ class Acceptance:
 
 def budget(seconds: float) -> Context:
     """Return the context of a request that has this many seconds from now. An earlier ambient deadline is kept."""
-    return block_context(deadline=clock.now() + seconds)
+    return block_context(None, clock.now() + seconds)
 
 
 def ran_out(error: Exception, ctx: Context) -> bool:

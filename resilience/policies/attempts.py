@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import final
 
+from typing_extensions import override
+
 from resilience import checks
-from resilience.ambient import AmbientToken, block_context, enter_block, leave_block
+from resilience.ambient import Block, block_context, set_ambient
 from resilience.clock import clock
+from resilience.context import Context
 from resilience.errors import BlockMisuse, is_refusal
 from resilience.policies.retry_state import RetryRules, RetryState, too_late
 from resilience.runtimes.base import Runtime
@@ -25,7 +28,7 @@ class Attempts:
 
     def __init__(self, rules: RetryRules) -> None:
         self._rules = rules
-        self._ctx = block_context()
+        self.ctx: Context = block_context()
         self._began: float | None = None  # when the first attempt began
         self._state: RetryState | None = None
         self._failed: Exception | None = None  # what the last block raised, if another attempt follows
@@ -52,7 +55,7 @@ class Attempts:
     async def _next(self, runtime: Runtime) -> Attempt | None:
         if self._began is None:
             now = clock.now()
-            if now >= self._ctx.deadline:
+            if now >= self.ctx.deadline:
                 raise too_late(self._rules.policy)
             self._began = now
             return Attempt(self, 1)
@@ -77,7 +80,7 @@ class Attempts:
             if self._state is not None and is_refusal(error):
                 self._state.explain(error)
             return False
-        self._state = self._state or RetryState(self._rules, self._ctx, self._began)
+        self._state = self._state or RetryState(self._rules, self.ctx, self._began)
         if not self._state.continues(error):
             self._state.conclude()
             return False
@@ -91,15 +94,12 @@ class Attempts:
 
 
 @final
-class Attempt:
+class Attempt(Block):
     """One attempt: suppresses an error of its block while another attempt can be made."""
-
-    _is_open = False
 
     def __init__(self, attempts: Attempts, number: int) -> None:
         self._attempts = attempts
-        self._ctx = block_context(attempts._ctx, attempt=number)
-        self._token: AmbientToken | None = None
+        self._ctx = self._token = None
         self.entered: bool = False  # never reset: a second entry would overwrite the token of the first
         #: 1 for the first attempt.
         self.number: int = number
@@ -108,21 +108,16 @@ class Attempt:
         if self.entered:
             raise BlockMisuse(f"this attempt was entered before, and each is for one block: {_BLOCK}")
         self.entered = self._attempts.was_entered = True
-        self._is_open = True
-        self._token = enter_block(self._ctx)
+        self._ctx = ctx = block_context(self._attempts.ctx)
+        ctx.attempt = self.number
+        self._token = set_ambient(ctx)
         return self
 
-    def __exit__(
+    @override
+    def __exit__(  # type: ignore[override]  # it may suppress the error
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if self._token is not None:
-            leave_block(self._ctx, self._token)
-            self._token = None
-        self._is_open = False
+        super().__exit__(kind, error, traceback)
         if error is None:
             self._attempts.succeeded()
         return isinstance(error, Exception) and self._attempts.holds_back(error)
-
-    def __del__(self) -> None:
-        if self._is_open:  # a signal handler raised as the block began or ended
-            self._ctx.is_over = True

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, count, repeat
+from math import inf
 from typing import Literal, Protocol, TypeAlias, final
 
 from typing_extensions import override
@@ -129,7 +130,7 @@ class Exponential(_Envelope):
     ) -> None:
         self.base: float = checks.seconds("base", base, zero=True)
         self.factor: float = checks.number("factor", factor)
-        if not 1.0 <= self.factor < float("inf"):
+        if not 1.0 <= self.factor < inf:
             raise ValueError(f"factor must be finite and at least 1, not {factor!r}")
         self.cap: float | None = checks.optional_seconds("cap", cap)
         super().__init__(jitter)

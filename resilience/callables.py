@@ -97,7 +97,9 @@ def is_generator_function(fn: object) -> bool:
     """Whether calling `fn` only returns a generator, synchronous or not, and runs none of its code."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return _has_generator_code(fn) or _has_generator_code(getattr(type(fn), "__call__", None))
+    if _has_generator_code(fn):
+        return True
+    return type(fn) is not FunctionType and _has_generator_code(getattr(type(fn), "__call__", None))
 
 
 def _has_generator_code(fn: object) -> bool:

@@ -86,6 +86,8 @@ def optional_seconds(name: str, value: object, *, zero: bool = False) -> float |
 
 def whole(name: str, value: object, *, least: int = 1) -> int:
     """Return a whole number of at least `least`."""
+    if type(value) is int and value >= least:
+        return value
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
     if value < least:
@@ -134,6 +136,8 @@ def several(name: str, value: Iterable[V], what: str) -> tuple[V, ...]:
 
     :param what: what the argument must be, such as ``"a sequence of names"``.
     """
+    if type(value) is tuple:
+        return value
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be {what}, not {value!r}")
     return tuple(value)

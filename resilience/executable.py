@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from types import FunctionType
 from typing import Any, Generic, Never, ParamSpec, overload
 
 from typing_extensions import TypeVar
@@ -198,6 +199,17 @@ class Executable(ABC, Generic[D_co]):
             raise TypeError(what + self._resilience_hint())
         if isinstance(fn, (staticmethod, classmethod)):
             return type(fn)(self(fn.__func__))
+        if type(fn) is not FunctionType:
+            self._resilience_check_decorated(fn)
+        why = why_lazy(fn)
+        if why is not None:
+            raise TypeError(why)
+        if is_coroutine_function(fn):
+            return named_like(aprotect(self, fn), fn)
+        return named_like(protect(self, fn), fn)
+
+    def _resilience_check_decorated(self, fn: object) -> None:
+        """Raise if an object that is no plain function cannot be decorated."""
         if not callable(fn):
             hint = "; decorate the function below it" if hasattr(type(fn), "__get__") else ""
             raise TypeError(f"a policy decorates callables, not {fn!r}{hint}{self._resilience_hint()}")
@@ -208,12 +220,6 @@ class Executable(ABC, Generic[D_co]):
             )
         if isinstance(fn, Executable):
             raise TypeError(f"to put a policy around {fn.name}, write `Pipeline(policy, {fn.name}(...))`")
-        why = why_lazy(fn)
-        if why is not None:
-            raise TypeError(why)
-        if is_coroutine_function(fn):
-            return named_like(aprotect(self, fn), fn)
-        return named_like(protect(self, fn), fn)
 
     def proxy(self, client: C, /, *names: str) -> C:
         """Return the client with the named methods run under this policy; everything else is the client's own.

@@ -29,7 +29,11 @@ On: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable
 OnResult: TypeAlias = Callable[[Any], object]
 
 _OWN = (Rejected, DeadlineExceeded)
-_SPECIAL = (Misuse, *_OWN, ExceptionGroup, StoppedIteration)
+_RESERVED = (Misuse, *_OWN)
+_SPECIAL = (*_RESERVED, ExceptionGroup, StoppedIteration)
+
+
+_check_of = type.__instancecheck__.__get__
 
 
 @final
@@ -48,7 +52,7 @@ class Matcher:
         self.ignore: On = ignore
         self._on = _condition(name, on)
         self._ignored = None if ignore == () else _condition("ignore", ignore)
-        self._reserved = Misuse if own else (Misuse, *_OWN)
+        self._reserved = Misuse if own else _RESERVED
         self._named = self._types_in_on(_OWN)
 
     def handles(self, error: Exception) -> bool:
@@ -79,8 +83,9 @@ class Matcher:
 
     def _types_in_on(self, kinds: type[BaseException] | tuple[type[BaseException], ...]) -> tuple[type[Any], ...]:
         """Return the types among `on` that are subclasses of `kinds`."""
-        types = self.on if isinstance(self.on, tuple) else (self.on,)
-        return tuple([it for it in types if isinstance(it, type) and issubclass(it, kinds)])
+        if isinstance(self.on, tuple):
+            return tuple([it for it in self.on if issubclass(it, kinds)])
+        return (self.on,) if isinstance(self.on, type) and issubclass(self.on, kinds) else ()
 
     def is_neutral(self, error: Exception) -> bool:
         """Whether this exception is not handled, and shows neither a success nor a failure of the dependency.
@@ -106,7 +111,7 @@ def _condition(name: str, value: Any) -> Callable[[Exception], object]:
     if isinstance(value, type):
         _exception_type(name, value)
         # What `isinstance` calls, without a Python frame: 60 ns less. A class with a metaclass may define its own.
-        return type.__instancecheck__.__get__(value) if type(value) is type else partial(_is_one_of, (value,))
+        return _check_of(value) if type(value) is type else partial(_is_one_of, (value,))
     origin = get_origin(value)  # `ExceptionGroup[ValueError]` and `Optional[ValueError]` can be called
     if not callable(value) or origin is not None:
         is_several = isinstance(value, (list, set, frozenset)) or origin in (Union, UnionType)

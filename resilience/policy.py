@@ -211,16 +211,26 @@ class Pipeline(Policy[D_co]):
     def __init__(self, *policies: Policy[D_co], name: str | None = None, listeners: Iterable[Listener] = ()) -> None:
         if not policies:
             raise TypeError("a pipeline needs at least one policy")
+        parts: list[Policy[Any]] = []
         for policy in policies:
-            _check_policy(policy)
+            # The real type first, because `isinstance` of an abstract class would be a seventh of the time of all this.
+            if Policy not in type(policy).__mro__ and not isinstance(policy, Policy):
+                raise _no_policy(policy)
+            parts += policy._as_parts() if type(policy) is Pipeline else (policy,)
         self._resilience_set_name(name)
-        self._resilience_listeners = checks.several("listeners", listeners, "a sequence of functions")
-        for listener in self._resilience_listeners:
+        listeners = checks.several("listeners", listeners, "a sequence of functions")
+        for listener in listeners:
             checks.plain_function("listeners", listener, ("event",))
-        self._parts: tuple[Policy[Any], ...] = sum((_flattened(policy) for policy in policies), ())
-        self._chain: tuple[Policy[Any], ...] = sum(map(_chain_within, self._parts), ())
-        self._resilience_keeps_record = any(part._resilience_keeps_record for part in self._parts)
-        self._resilience_foresees = any(part._resilience_foresees for part in self._parts)
+        if listeners:
+            self._resilience_listeners = listeners
+        chain: list[Policy[Any]] = []
+        for part in parts:
+            chain += part._as_chain() if type(part) is Pipeline else (part,)
+            if part._resilience_keeps_record:
+                self._resilience_keeps_record = True
+            if part._resilience_foresees:
+                self._resilience_foresees = True
+        self._parts, self._chain = tuple(parts), tuple(chain)
         self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads
 
     @property
@@ -287,6 +297,15 @@ class Pipeline(Policy[D_co]):
         make = functools.partial(Pipeline, name=self._resilience_given_name, listeners=self._resilience_listeners)
         return make, self._parts
 
+    def _as_parts(self) -> tuple[Policy[Any], ...]:
+        """Return what it is in another pipeline: itself if it has a name or listeners, otherwise its parts."""
+        return (self,) if self._resilience_given_name or self._resilience_listeners else self._parts
+
+    def _as_chain(self) -> tuple[Policy[Any], ...]:
+        """Return its chain within another one. The context of an execution has only the listeners of the whole."""
+        listeners = self._resilience_listeners
+        return (_WithListeners(listeners), *self._chain) if listeners else self._chain
+
     def _walk(self) -> Iterator[Policy[Any]]:
         """Yield the policies and the nested pipelines, outermost first."""
         for part in self._parts:
@@ -327,12 +346,6 @@ class Pipeline(Policy[D_co]):
         return stage
 
 
-def _chain_within(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
-    """Return the chain of a part of a pipeline. The context of an execution has only the listeners of the whole."""
-    chain = policy._resilience_chain()
-    return (_WithListeners(policy._resilience_listeners), *chain) if policy._resilience_listeners else chain
-
-
 @final
 class _WithListeners(Policy[Never]):
     """Adds the listeners of a nested pipeline to the context."""
@@ -345,18 +358,18 @@ class _WithListeners(Policy[Never]):
         return await call(ctx._with(listeners=ctx._info.listeners + self._listeners))
 
 
-def _check_policy(policy: object) -> None:
-    if not isinstance(policy, Policy):
-        hint = ""
-        if isinstance(policy, type) and issubclass(policy, Policy):
-            hint = ": make an instance of it"
-        elif isinstance(policy, (list, tuple)):
-            hint = ": unpack them, Pipeline(*policies)"
-        elif hasattr(policy, "for_host"):
-            hint = ": wrap the policy of each host, PerHost(lambda origin: Pipeline(..., policies.for_host(origin)))"
-        elif callable(policy):
-            hint = f"; to run {name_of(policy)} under policies, write Pipeline(...)({name_of(policy)})"
-        raise TypeError(f"only policies can be wrapped, not {policy!r}{hint}")
+def _no_policy(value: object) -> TypeError:
+    """Return the error for a part of a pipeline that is not a policy."""
+    hint = ""
+    if isinstance(value, type) and issubclass(value, Policy):
+        hint = ": make an instance of it"
+    elif isinstance(value, (list, tuple)):
+        hint = ": unpack them, Pipeline(*policies)"
+    elif hasattr(value, "for_host"):
+        hint = ": wrap the policy of each host, PerHost(lambda origin: Pipeline(..., policies.for_host(origin)))"
+    elif callable(value):
+        hint = f"; to run {name_of(value)} under policies, write Pipeline(...)({name_of(value)})"
+    return TypeError(f"only policies can be wrapped, not {value!r}{hint}")
 
 
 def _check_assignment(policy: Policy[Any], name: str, value: object) -> None:
@@ -372,13 +385,6 @@ def _check_assignment(policy: Policy[Any], name: str, value: object) -> None:
         known = "a parameter" if name in inspect.signature(kind).parameters else "no attribute"
         what = "a method" if is_method else "an attribute" if hasattr(kind, name) else known
         raise AttributeError(f"{name} is {what} of {kind.__name__}, which does not change once it is built{hint}")
-
-
-def _flattened(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
-    """Return the parts of a pipeline without a name and listeners, or else the policy itself."""
-    if type(policy) is Pipeline and not policy._resilience_given_name and not policy._resilience_listeners:
-        return policy._parts
-    return (policy,)
 
 
 def _shown(key: str, value: object) -> str:

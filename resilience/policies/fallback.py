@@ -122,7 +122,6 @@ class Fallback(Policy[A_co], Generic[A_co]):
         self._failures = Matcher(on, ignore, own=True)
         self._on_result = optional_predicate("on_result", on_result)
         self._on_fallback = optional_listener("on_fallback", on_fallback)
-        self._is_plain = handler is None and on_fallback is None
         self._resilience_set_name(name)
 
     @override
@@ -132,7 +131,8 @@ class Fallback(Policy[A_co], Generic[A_co]):
         except Exception as error:
             if not (ctx.runtime.is_answerable and self._failures.handles(error)):
                 raise
-            if self._is_plain and not (subscribers.fallbacks or ctx._info.listeners) and closable(error) is None:
+            is_observed = self._on_fallback is not None or subscribers.fallbacks or ctx._info.listeners
+            if self._handler is None and not is_observed and closable(error) is None:
                 return cast("A_co", self._value)
             return await self._answer(unwrap_stop_iteration(error), ctx)
         try:

@@ -161,10 +161,10 @@ class AnyOf(Trip):
 
 def as_trip(value: object) -> Trip:
     """Return `value` as a condition; an `int` is a number of consecutive failures."""
-    if isinstance(value, Trip):
-        return value
     if isinstance(value, int) and not isinstance(value, bool):
         return ConsecutiveFailures(checks.whole("trip", value))
+    if isinstance(value, Trip):
+        return value
     hint = f"; did you mean FailureRatio({value!r})?" if isinstance(value, float) and 0 < value <= 1 else ""
     raise TypeError(f"trip must be a condition such as ConsecutiveFailures(5), or an int, not {value!r}{hint}")
 

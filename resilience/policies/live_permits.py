@@ -148,9 +148,10 @@ class LivePermits:
 class Slot:
     """A permit held for a block."""
 
-    _held: Permits[Waiter] | None = None  # for `__del__`, if an interrupt came before `__init__`
+    __slots__ = ("_held", "_permits", "_waits")
 
     def __init__(self, permits: LivePermits) -> None:
+        self._held: Permits[Waiter] | None = None
         self._permits = permits
         self._waits = False
 
@@ -160,7 +161,37 @@ class Slot:
         return self._held is not None
 
     def __enter__(self) -> None:
-        drive(self._acquire(BLOCKING))
+        if not self._begin():
+            drive(self._wait(BLOCKING))
+
+    def _begin(self) -> bool:
+        """Take a permit; false if the block must wait for one."""
+        if self._waits or self._held is not None:
+            raise BlockMisuse("this slot is in use: ask for another one")
+        return self._take(self._permits.machine)
+
+    def _take(self, machine: Permits[Waiter]) -> bool:
+        try:
+            if not machine.busy:
+                del machine.free[-1]  # as in `Bulkhead.around`
+                self._held = machine
+                return True
+        except IndexError:
+            pass
+        return False
+
+    async def _wait(self, runtime: Runtime) -> None:
+        machine, ctx = self._permits.machine, block_context()
+        self._waits = True
+        try:
+            if machine.queue:
+                await self._permits.wait(ctx, runtime)
+                self._held = machine
+            else:
+                while self._permits.make_room(ctx) and not self._take(machine):
+                    pass
+        finally:
+            self._waits = False
 
     def __exit__(self, *exc: object) -> None:
         machine, self._held = self._held, None
@@ -174,34 +205,16 @@ class Slot:
                     raise
 
     def __del__(self) -> None:
-        if self._held is not None:  # a signal handler raised before the first line of `__exit__`
+        try:
+            is_held = self._held is not None
+        except AttributeError:  # a signal handler raised before `_held` was set
+            return
+        if is_held:  # one raised before the first line of `__exit__`
             self.__exit__()
 
     async def __aenter__(self) -> None:
-        await self._acquire(TASKS)
+        if not self._begin():
+            await self._wait(TASKS)
 
     async def __aexit__(self, *exc: object) -> None:
         self.__exit__(*exc)
-
-    async def _acquire(self, runtime: Runtime) -> None:
-        if self._waits or self._held is not None:
-            raise BlockMisuse("this slot is in use: ask for another one")
-        machine = self._permits.machine
-        self._waits = True
-        try:
-            while True:
-                try:
-                    if not machine.busy:
-                        del machine.free[-1]  # as in `Bulkhead.around`
-                        break
-                except IndexError:
-                    pass
-                ctx = block_context()
-                if machine.queue:
-                    await self._permits.wait(ctx, runtime)
-                    break
-                if not self._permits.make_room(ctx):
-                    return
-            self._held = machine
-        finally:
-            self._waits = False

@@ -32,7 +32,7 @@ class Driver:
         self._run: Callable[..., Any]  # runs a function in the variables of the stream; made with the execution
         self._pulls: Generator[Any, Any, None] | None = None  # those of the open source
         #: The same as `step`, but only of the open source. If it raises, call `step` with the error.
-        self.take: Callable[[None], Any] = _no_source
+        self.take: Callable[[], Any] = _no_source
         self.is_busy: bool = False
         self.is_over: bool = False
 
@@ -64,7 +64,7 @@ class Driver:
                 else:
                     error = None
                     if type(out) is Opened:
-                        self._pulls, self.take = out.pulls, functools.partial(self._run, out.pulls.send)
+                        self._pulls, self.take = out.pulls, functools.partial(self._run, out.pulls.send, None)
                     elif self._pulls is None and self.runtime.host is BLOCKING:
                         error = suspension(self._execution, "a policy")
                     else:
@@ -115,7 +115,7 @@ class Driver:
                 await close_all(runtime, *its)
 
 
-def _no_source(sent: None) -> NoReturn:
+def _no_source() -> NoReturn:
     raise StopIteration
 
 

@@ -29,19 +29,21 @@ class Stream(Generator[T, None, None]):
 
     @override
     def __next__(self) -> T:
-        driver, failed = self._driver, None
+        driver = self._driver
         if driver.is_busy:
             driver.refuse()
         try:
             driver.is_busy = True
             try:
-                return driver.take(None)  # type: ignore[no-any-return]
+                return driver.take()  # type: ignore[no-any-return]
             except BaseException as error:
                 failed = error
-            item = driver.step(failed)
+            try:
+                item = driver.step(failed)
+            finally:
+                del failed  # no cycle: error -> traceback -> this frame -> error
         finally:
             driver.is_busy = False
-            failed = None  # no cycle: error -> traceback -> this frame -> error
         if item is END:
             raise StopIteration
         return item  # type: ignore[no-any-return]
@@ -87,7 +89,7 @@ class AsyncStream(AsyncGenerator[T, None]):
         try:
             driver.is_busy = True
             try:
-                out = driver.take(None)
+                out = driver.take()
                 if type(out) is Item:
                     return out.value  # type: ignore[no-any-return]
             except BaseException as error:

@@ -74,14 +74,17 @@ class Limits(NamedTuple):
 
 def pulls(ctx: Context, items: Iterator[Any]) -> Generator[Any, Any, None]:
     """Yield the items."""
-    runtime, is_plain = cast("StreamRuntime", ctx.runtime), False
-    for item in items:
-        if is_plain:
-            runtime.items += 1
-        else:
-            runtime.note_item(item, ctx)
-            is_plain = not runtime.resume
-        yield item
+    runtime, is_plain, uncounted = cast("StreamRuntime", ctx.runtime), False, 0
+    try:
+        for item in items:
+            if is_plain:
+                uncounted += 1
+            else:
+                runtime.note_item(item, ctx)
+                is_plain = not runtime.resume
+            yield item
+    finally:
+        runtime.items += uncounted
 
 
 def limited(limits: Limits, pull: Callable[[], Any], until: float) -> Iterator[Any]:

@@ -15,6 +15,8 @@ from resilience.streams.pulls import END, Item
 
 T = TypeVar("T")
 
+_NO_SEND = "a stream takes no value, because its source is called again if it is retried: use `next` or `anext`"
+_NO_THROW = "nothing can be thrown into a stream: close it"
 _NO_COPY = "a stream cannot be copied or pickled, because each of its items is delivered once"
 
 
@@ -49,13 +51,12 @@ class Stream(Generator[T, None, None]):
         return item  # type: ignore[no-any-return]
 
     @override
-    def send(self, value: None, /) -> T:
-        _refuse_value("send", value)
-        return next(self)
+    def send(self, value: object, /) -> Never:
+        raise TypeError(_NO_SEND)
 
     @override
     def throw(self, *error: object) -> Never:
-        raise TypeError("nothing can be thrown into a stream: close it")
+        raise TypeError(_NO_THROW)
 
     @override
     def close(self) -> None:
@@ -110,13 +111,12 @@ class AsyncStream(AsyncGenerator[T, None]):
         return self
 
     @override
-    async def asend(self, value: None, /) -> T:
-        _refuse_value("asend", value)
-        return await self.__anext__()
+    async def asend(self, value: object, /) -> Never:
+        raise TypeError(_NO_SEND)
 
     @override
     async def athrow(self, *error: object) -> Never:
-        raise TypeError("nothing can be thrown into a stream: close it")
+        raise TypeError(_NO_THROW)
 
     @override
     async def aclose(self) -> None:
@@ -132,8 +132,3 @@ class AsyncStream(AsyncGenerator[T, None]):
         if self._finalizer is not None and not self._driver.is_over:
             with suppress(RuntimeError):  # the run of trio is over
                 self._finalizer(self)
-
-
-def _refuse_value(method: str, value: object) -> None:
-    if value is not None:
-        raise TypeError(f"{method}() of a stream takes no value: its source is called again if it is retried")

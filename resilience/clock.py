@@ -50,7 +50,7 @@ def wait_for_real(waitable: Waitable, seconds: float | None) -> bool:
 
 
 def _wait_in_slices(waitable: Waitable, seconds: float | None) -> bool:
-    """Wait under Windows, where Ctrl-C does not interrupt `Lock.acquire`, but is noticed between two slices."""
+    """Wait under Windows, where Ctrl-C is noticed between two slices: before 3.14 it does not interrupt `acquire`."""
     end = inf if seconds is None else time.monotonic() + seconds
     while not waitable.acquire(True, min(_SLICE, max(0.0, end - time.monotonic()))):
         if time.monotonic() >= end:

@@ -42,16 +42,16 @@ def current_context() -> Context:
 
 
 def _bare_context() -> Context | None:
-    """Return the context of the closest bare call (see `BARE`) around this code; None if there is none.
+    """Return the context of the closest call around this code that inherits nothing; None if there is none.
 
-    Setting the variable for such a call would let it take a quarter longer. Instead, this looks for `protected` in the
-    frames of the thread or task.
+    Setting the variable for a bare call (see `BARE`) would let it take a quarter longer. Instead, this looks for
+    `protected` in the frames of the thread or task.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame is not forks.starting_frame:
         if frame.f_code.co_name == "protected":
             ctx = frame.f_locals.get("inner")
-            if isinstance(ctx, BareContext) and ctx._info is BARE:
+            if isinstance(ctx, BareContext) and (ctx._info is BARE or ctx._info is NO_INFO):
                 return ctx
         frame = frame.f_back
     return None

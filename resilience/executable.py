@@ -47,6 +47,7 @@ class Executable(ABC, Generic[D_co]):
 
     # The names of private attributes begin with `_resilience_`, so that they do not collide with those of a subclass.
     _resilience_keeps_record: bool = False  # whether it needs a record of each execution
+    _resilience_uses_workers: bool = False  # whether, in blocking code, it may run the function in another thread
     _resilience_foresees: bool = False  # whether it may know until when all calls will be refused
     _resilience_listeners: tuple[Listener, ...] = ()
 

@@ -44,6 +44,7 @@ class Executed(Named, Protocol):
     """An object that can be executed: a policy, or a pipeline of policies."""
 
     _resilience_listeners: tuple[Listener, ...]
+    _resilience_uses_workers: bool  # whether, in blocking code, it may run the function in another thread
     _resilience_keeps_record: bool  # whether a policy in it needs a record of each execution
 
     def _resilience_chain(self) -> Sequence[object]: ...
@@ -149,7 +150,7 @@ def protect(
     """
     stage: Stage | None = None
     is_observed = ctx is not None or bool(executed._resilience_listeners) or executed._resilience_keeps_record
-    info = NO_INFO if takes_context else BARE
+    info = NO_INFO if takes_context or executed._resilience_uses_workers else BARE  # nothing looks beyond a thread
 
     def protected(*args: Any, **kwargs: Any) -> Any:
         nonlocal stage

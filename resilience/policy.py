@@ -228,6 +228,8 @@ class Pipeline(Policy[D_co]):
             chain += part._as_chain() if type(part) is Pipeline else (part,)
             if part._resilience_keeps_record:
                 self._resilience_keeps_record = True
+            if part._resilience_uses_workers:
+                self._resilience_uses_workers = True
             if part._resilience_foresees:
                 self._resilience_foresees = True
         self._parts, self._chain = tuple(parts), tuple(chain)

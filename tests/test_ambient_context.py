@@ -25,6 +25,21 @@ def test_outside_an_execution_the_ambient_context_is_new_and_unlimited() -> None
     assert (first.operation, first.attempt, first.attempts) == (None, 1, 0)
 
 
+@pytest.mark.parametrize("run", ["call", "execute"])
+@pytest.mark.parametrize("inside", [PASSING, Timeout(60.0)])
+async def test_a_callback_finds_the_context_of_the_call_around_it(world: World, inside: Policy, run: str) -> None:
+    found: list[str | None] = []
+
+    async def fails(ctx: Any = None) -> None:
+        raise Boom
+
+    retry = Retry(2, on=Boom, backoff=[0], on_retry=lambda event: found.append(current_context().operation))
+    with pytest.raises(Boom):
+        await getattr(world, run)(retry.wrap(inside), fails)
+    assert found[0] is not None
+    assert found[0].endswith("fails")
+
+
 @pytest.mark.parametrize("timeout_is_last_elsewhere", [False, True])
 async def test_only_the_function_finds_the_context_of_a_timeout(world: World, timeout_is_last_elsewhere: bool) -> None:
     """Not the inner policies, nor their predicates and listeners, in any world."""

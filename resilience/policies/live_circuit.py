@@ -190,8 +190,9 @@ class LiveCircuit:
     def _is_among_callers(self) -> bool:
         """Whether the call that `settle` records was made inside another call of this circuit.
 
-        For calls without an `Admitted`: making one would let each successful call take half as long again. Instead, a
-        call that fails looks for `CircuitBreaker.around` with this circuit in the frames of its thread or task.
+        For calls without an `Admitted`: to set and reset its variable alone would let each successful call take half
+        as long again, and nothing else tells child tasks and threads of their parent. Instead, a call that fails looks
+        for `CircuitBreaker.around` with this circuit in the frames of its thread or task.
         """
         frame: FrameType | None = sys._getframe(3)  # past this function, `settle`, and its caller
         while frame is not None and frame is not forks.starting_frame:

@@ -65,6 +65,7 @@ class Timeout(Policy[Never]):
         checks.not_bare("@Timeout(2.0)", seconds)
         self._seconds = checks.seconds("seconds", seconds)
         self._cooperative = checks.flag("cooperative", cooperative)
+        self._resilience_uses_workers = not cooperative
         self._on_timeout = optional_listener("on_timeout", on_timeout)
         self._resilience_set_name(name)
 

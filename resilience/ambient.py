@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from resilience import forks
 from resilience.context import NO_KEYWORDS, BareContext, Context
-from resilience.info import BARE
+from resilience.info import BARE, NO_INFO
 from resilience.runtimes.base import Timer
 
 AmbientToken: TypeAlias = Token[Context | None]

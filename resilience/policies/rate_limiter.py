@@ -105,8 +105,9 @@ class RateLimiter(Policy[Never]):
         self._told = checks.optional_function("told", told, ("result",))
         self._observe_only = checks.flag("observe_only", observe_only)
         self._resilience_set_name(name)
-        self._set_rates((_as_rate(rate), *(_checked(it) for it in more)))
-        self._turns = self._fresh_turns()
+        those = [checks.instance("more rates", it, Rate, "a Rate(limit, per=seconds) each") for it in more]
+        self._set_rates((_as_rate(rate), *those))
+        self._reset()
         forks.reset_after_fork(self, RateLimiter._reset)
 
     @override
@@ -128,7 +129,7 @@ class RateLimiter(Policy[Never]):
         costs = self._fixed_costs or self._costs(ctx)
         if not has_turn and not turns.take(costs, began):
             if self._observe_only:
-                self._report(ctx, costs, began)
+                self._refusal(ctx, turns.refuse(costs, began), 0.0)
                 return await call(ctx)
             began = await self._wait(costs, ctx, ctx.runtime)
         try:
@@ -247,15 +248,11 @@ class RateLimiter(Policy[Never]):
         #: The usual costs of a call, with 1 for a computed one; and the fixed costs, None if any is computed.
         self._usual_costs: Units = (*(1.0 if callable(it.cost) else it.cost for it in rates), _ONE_CALL)
         self._fixed_costs = None if any(callable(it.cost) for it in rates) else self._usual_costs
-        self._corrects = any(it.actual is not None for it in rates)
-        self._reads_results = self._corrects or self._told is not None
+        self._reads_results = self._told is not None or any(it.actual is not None for it in rates)
 
-    def _fresh_turns(self) -> Turns[Waiter]:
-        return Turns(tuple(meter_of(rate) for rate in self._rates), Quota())
-
-    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests check from outside)
-        """Discard all uses and waiters."""
-        self._turns = self._fresh_turns()
+    def _reset(self) -> None:
+        """Discard all uses and waiters, as in the child of a fork."""
+        self._turns: Turns[Waiter] = Turns(tuple(map(meter_of, self._rates)), Quota())
 
     def _costs(self, ctx: Context) -> Units:
         """Return the costs of this call."""
@@ -292,18 +289,9 @@ class RateLimiter(Policy[Never]):
 
     def _refusal(self, ctx: Context, seconds: float, waited: float) -> RateLimited:
         retry_after = None if seconds == inf else max(0.0, seconds)
-        report_refusal(self.name, ctx, "RateLimited", retry_after, waited)
-        why = (
-            "it costs more than the limit"
-            if retry_after is None
-            else f"its turn comes in {format_seconds(retry_after)}"
-        )
-        return RateLimited(why, policy=self.name, retry_after=retry_after)
-
-    def _report(self, ctx: Context, costs: Units, now: float) -> None:
-        """Count and report a call that has no turn, but is let through."""
-        seconds = self._turns.refuse(costs, now)
-        report_refusal(self.name, ctx, "RateLimited", None if seconds == inf else seconds, shadow=True)
+        report_refusal(self.name, ctx, "RateLimited", retry_after, waited, shadow=self._observe_only)
+        late = "it costs more than the limit" if retry_after is None else f"its turn comes in {format_seconds(seconds)}"
+        return RateLimited(late, policy=self.name, retry_after=retry_after)
 
     def _pause_after(self, error: Exception) -> None:
         """Close for as long as an error of the service asks for; not for infinity, or a refusal by a policy of ours."""
@@ -324,13 +312,13 @@ class RateLimiter(Policy[Never]):
             if not (isinstance(said, (tuple, list)) and len(said) == 2):
                 raise TypeError(f"told(result) must return (remaining, seconds) or None, not {said!r}")
             self.learn(*said)
-        if self._corrects:
-            used = [
-                0.0 if rate.actual is None else checks.within("actual", rate.actual(result), 0) - cost
-                for rate, cost in zip(self._rates, costs, strict=False)
-            ]
+        more = [
+            0.0 if rate.actual is None else checks.within("actual", rate.actual(result), 0) - cost
+            for rate, cost in zip(self._rates, costs, strict=False)
+        ]
+        if any(more):
             now = clock.now()
-            self._wake(self._turns.change(lambda: self._turns.correct(used, began, now), now))
+            self._wake(self._turns.change(lambda: self._turns.correct(more, began, now), now))
 
     def _wake(self, woken: Woken[Waiter]) -> None:
         """Wake a turn. If its event loop has ended, remove it from the queue and wake the next one, if necessary."""
@@ -371,7 +359,7 @@ class TurnBlock:
         has_turn = limiter._turns.take(costs, now)
         self._is_shadow = limiter._observe_only and not has_turn
         if self._is_shadow:
-            limiter._report(ctx, costs, now)
+            limiter._refusal(ctx, limiter._turns.refuse(costs, now), 0.0)
         elif not has_turn:
             await limiter._wait(costs, ctx, runtime)
 
@@ -382,9 +370,3 @@ def _as_rate(rate: object) -> Rate:
     if isinstance(rate, bool) or not isinstance(rate, (int, float)):
         raise TypeError(f"rate must be a Rate, or a number of calls in a second, not {rate!r}")
     return Rate(checks.positive("rate", rate))
-
-
-def _checked(rate: object) -> Rate:
-    if not isinstance(rate, Rate):
-        raise TypeError(f"more rates must each be a Rate(limit, per=seconds), not {rate!r}")
-    return rate

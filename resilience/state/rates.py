@@ -59,13 +59,6 @@ class Spread:
         self.full_at += cost * self.interval
         return begins - at
 
-    def take_now(self, cost: float, now: float) -> bool:
-        """Charge a use and return true if it may begin now."""
-        if self.ready(cost, now) > now + EPSILON:
-            return False
-        self.take(cost, now, now)
-        return True
-
     def correct(self, units: float, began: float, now: float) -> None:
         """Charge more for a use that began at `began`, or refund what it did not use (if `units` is negative).
 
@@ -99,14 +92,14 @@ class Spread:
 class Window:
     """A sliding log: an exact limit in any period."""
 
-    __slots__ = ("_log", "_per", "_step", "_used", "limit")
+    __slots__ = ("_log", "_most", "_per", "_step", "_used", "limit")
 
     #: Uses within this fraction of the period are one entry with the instant of the last use: that bounds the memory,
     #: and no use leaves too early.
     STEPS: Final = 1024
 
     def __init__(self, limit: float, per: float) -> None:
-        self.limit: float = limit
+        self.resize(limit, per, 0.0)
         self._per = per
         self._step = per / self.STEPS
         self._log: deque[tuple[float, float, float]] = deque()  # (first, last, units)
@@ -119,29 +112,13 @@ class Window:
         """
         if cost > self.limit:
             return inf
-        rounding = min(EPSILON * self.limit, _MOST_ROUNDING)
-        excess = self._used + cost - self.limit
-        if excess > rounding:
+        excess = self._used + cost - self._most
+        if excess > 0:
             for _, last, units in self._log:  # pragma: no branch (the log holds more than the excess)
                 excess -= units
-                if excess <= rounding:
+                if excess <= 0:
                     return last + self._per
         return -inf
-
-    def take_now(self, cost: float, now: float) -> bool:
-        """Charge a use and return true if it may begin now."""
-        log = self._log
-        if log:
-            first, last, units = log[-1]
-            used = self._used + cost
-            if used <= self.limit and last <= now < first + self._step and now < log[0][1] + self._per:  # usually
-                self._used = used
-                log[-1] = (first, now, units + cost)
-                return True
-        if self.ready(cost, now) > now + EPSILON:
-            return False
-        self.take(cost, now, now)
-        return True
 
     def take(self, cost: float, at: float, now: float) -> float:
         """Charge a use when it begins, and discard those that are as old as the period."""
@@ -174,7 +151,8 @@ class Window:
 
     def resize(self, limit: float, per: float, now: float) -> None:
         """Change the limit. Past uses still count."""
-        self.limit = limit
+        self.limit: float = limit
+        self._most = limit + min(EPSILON * limit, _MOST_ROUNDING)
 
     def copy(self) -> Window:
         """Return an independent copy."""
@@ -234,7 +212,11 @@ class Quota:
 
     def ready(self, cost: float, now: float) -> float:
         """Return the instant from which a call may begin."""
-        return max([self.closed_until, *(it.until for it in self._reports if it.remaining < 1)])
+        instant = self.closed_until
+        for it in self._reports:
+            if it.remaining < 1 and it.until > instant:
+                instant = it.until
+        return instant
 
     def take(self, cost: float, at: float, now: float) -> float:
         """Charge a call."""

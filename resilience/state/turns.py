@@ -37,11 +37,8 @@ Rates: TypeAlias = tuple[Meter, ...]
 #: A waiter whose timer is too late by at most this many seconds is not woken.
 WAKE_TOLERANCE: Final = 1e-3
 
-#: For how many seconds, at first, a turn that may begin waits for the first one to begin; doubled while others do.
-ORDER_PATIENCE: Final = 0.005
-
-#: A first turn that is later than this number of seconds is not waited for.
-ORDER_LIMIT: Final = 0.5
+#: For how many seconds, at first, a turn that may begin waits for the first one to begin; doubled with each wait.
+ORDER_PATIENCE: Final = 0.02
 
 #: The share of a newcomer's wait by which the plan may be too early, because windows are charged when a call begins.
 PLAN_TOLERANCE: Final = 0.01
@@ -57,8 +54,7 @@ class Turn(Generic[W]):
     """
 
     __slots__ = (
-        *("costs", "due", "first_since", "has_begun", "instant", "joined", "latest", "looks", "patience"),
-        *("waiter", "waits"),
+        *("costs", "due", "has_begun", "instant", "joined", "latest", "let_begin", "patience", "waiter", "waits"),
     )
 
     def __init__(self, costs: Units, latest: float, waiter: W) -> None:
@@ -70,9 +66,8 @@ class Turn(Generic[W]):
         self.due: float  # until when the caller sleeps; minus infinity once it has been woken
         self.waits: bool = False
         self.has_begun: bool = False
+        self.let_begin: Turn[W] | None = None  # the first turn that it has waited for
         self.patience: float = ORDER_PATIENCE
-        self.looks: int = 0  # how often it has found the same turn first, although both may begin
-        self.first_since: float = inf  # since when that turn is the first
 
 
 #: The turn whose caller must be woken, and its waiter at that time; None if there is none.
@@ -84,7 +79,7 @@ class Turns(Generic[W]):
     """The state machine. Methods that can make a turn begin earlier return the turn to wake."""
 
     __slots__ = (
-        *("_first_since", "_has_fast_path", "_lock", "_only_rate", "_plan", "_plan_ends", "_plan_error", "_queue"),
+        *("_has_fast_path", "_lock", "_plan", "_plan_ends", "_plan_error", "_queue"),
         *("_rates", "bucket", "fast_path", "quota", "rates", "rejected"),
     )
 
@@ -94,34 +89,24 @@ class Turns(Generic[W]):
         #: the lock, and then puts it back. Removed by `del`, which is not a call, so that no interrupt can lose it.
         self.fast_path: list[None] = []
         self._has_fast_path = False
-        self._only_rate: Spread | Window | None = None  # the only rate, while no caller waits and there is no quota
         self.rejected: int = 0
         self.replace(rates, quota)
         self._queue: deque[Turn[W]] = deque()
         self._plan: Rates | None = None
         self._plan_ends = -inf
-        self._first_since = -inf  # when the turn before the first one began
         self._plan_error = 0.0  # by how many seconds the plan may be too early
 
     def take(self, costs: Units, now: float) -> bool:
         """Take a turn if the rates allow one now and no caller waits."""
         with self._lock:
-            return self._take_locked(costs, now)
-
-    def _take_locked(self, costs: Units, now: float) -> bool:
-        if self._only_rate is not None and not self._has_fast_path:
-            return self._only_rate.take_now(costs[0], now)
-        self._close_fast_path_locked()
-        if self._queue or _instant(self._rates, costs, now) > now + EPSILON:
-            return False
-        for rate, cost in zip(self._rates, costs, strict=True):
-            rate.take(cost, now, now)
-        if len(self.rates) == 1 and self.quota.has_expired(now):
-            self._only_rate = self.rates[0]
-            if self.bucket.has_fixed_cost:
+            self._close_fast_path_locked()
+            if self._queue or _instant(self._rates, costs, now) > now + EPSILON:
+                return False
+            _charge(self._rates, costs, now)
+            if self.bucket.has_fixed_cost and self.quota.has_expired(now):
                 self._has_fast_path = True
                 self.fast_path.append(None)
-        return True
+            return True
 
     def refuse(self, costs: Units, now: float) -> float:
         """Count a refusal; return the seconds until the next turn."""
@@ -155,7 +140,7 @@ class Turns(Generic[W]):
             if not turn.waits:
                 return None
             is_first = self._queue[0] is turn
-            if not is_first and self._waits_for_first_locked(turn, now):
+            if not is_first and self._lets_first_begin_locked(turn, now):
                 return None
             self._update_instant_locked(turn, is_first, now)
             if turn.instant > turn.latest:
@@ -165,12 +150,10 @@ class Turns(Generic[W]):
                 turn.due = turn.instant
                 return None
             # Turns before it do not count: each is charged when it begins, and one that never begins costs nothing.
-            at = _instant(self._rates, turn.costs, turn.joined)
+            at = self._earliest_locked(turn)
             late = [rate.take(cost, at, now) for rate, cost in zip(self._rates, turn.costs, strict=True)]
             turn.has_begun = True
-            plan = None
-            if is_first:
-                self._first_since, plan = now, self._plan
+            plan = self._plan if is_first else None
             woken = self._leave_locked(turn, -inf)
             self._plan_error += max(late)
             if self._queue and self._plan_error <= WAKE_TOLERANCE + PLAN_TOLERANCE * (self._plan_ends - now):
@@ -208,8 +191,7 @@ class Turns(Generic[W]):
     def correct(self, units: list[float], began: float, now: float) -> None:
         """Charge or refund, within a `change`, the units that a call that began at `began` used beyond its costs."""
         for rate, more in zip(self.rates, units, strict=True):
-            if more:
-                rate.correct(more, began, now)
+            rate.correct(more, began, now)
 
     def counts(self, costs: Units, now: float) -> tuple[int, float, int]:
         """Return the number of waiters, the seconds that a newcomer would wait, and the number of refusals."""
@@ -220,7 +202,6 @@ class Turns(Generic[W]):
 
     def _close_fast_path_locked(self) -> None:
         """Close the lock-free path, after waiting for a thread that is charging the bucket on it."""
-        self._only_rate = None
         while self._has_fast_path:
             try:
                 del self.fast_path[-1]
@@ -232,13 +213,17 @@ class Turns(Generic[W]):
         """Return the instant at which a newcomer could begin."""
         if not self._queue:
             return _instant(self._rates, costs, now)
-        plan = self._plan or self._make_plan_locked()
-        return _instant(plan, costs, max(now, self._plan_ends))
+        return _instant(self._plan_locked(), costs, max(now, self._plan_ends))
 
-    def _make_plan_locked(self) -> Rates:
-        """Rebuild the plan for all waiters."""
-        self._plan_error = 0.0
-        self._plan, self._plan_ends = self._look_ahead_locked(None)
+    def _earliest_locked(self, turn: Turn[W]) -> float:
+        """Return the instant at which a turn could begin if there were no turns before it."""
+        return _instant(self._rates, turn.costs, turn.joined)
+
+    def _plan_locked(self) -> Rates:
+        """Return the plan; if there is none, make it, and set the instant of each turn."""
+        if self._plan is None:
+            self._plan_error = 0.0
+            self._plan, self._plan_ends = self._look_ahead_locked(None)
         return self._plan
 
     def _look_ahead_locked(self, last: Turn[W] | None) -> tuple[Rates, float]:
@@ -256,32 +241,22 @@ class Turns(Generic[W]):
                 _charge(rates, turn.costs, at)
         return rates, at
 
-    def _waits_for_first_locked(self, turn: Turn[W], now: float) -> bool:
-        """Whether the first turn is about to begin; if so, set until when this one waits for that.
-
-        It looks three times: the second pause only lets what is ready in its event loop run.
-        """
+    def _lets_first_begin_locked(self, turn: Turn[W], now: float) -> bool:
+        """Whether this turn now waits for the first one, which may begin as well: once for each first turn."""
         first = self._queue[0]
-        at = _instant(self._rates, first.costs, first.joined)
-        ends = min(max(at, self._first_since) + ORDER_LIMIT, turn.latest)
-        if turn.first_since != self._first_since:
-            turn.first_since, turn.looks = self._first_since, 0
-        if not at - EPSILON <= now < ends or turn.looks == 2:
+        if turn.let_begin is first or self._earliest_locked(first) > now + EPSILON:
             return False
-        turn.looks += 1
-        turn.due = now
-        if turn.looks == 1:
-            turn.due = min(now + turn.patience, turn.latest)
-            turn.patience *= 2
-        return True
+        turn.let_begin = first
+        turn.due = min(now + turn.patience, turn.latest)
+        turn.patience *= 2
+        return now < turn.latest
 
     def _update_instant_locked(self, turn: Turn[W], is_first: bool, now: float) -> None:
         """Set the instant at which this turn may begin."""
         if is_first:
-            turn.instant = _instant(self._rates, turn.costs, turn.joined)
+            turn.instant = self._earliest_locked(turn)
             return
-        if self._plan is None:
-            self._make_plan_locked()
+        self._plan_locked()
         if turn.instant <= now + EPSILON:  # due by the plan: compute it exactly. Turns before it are late, so few
             self._look_ahead_locked(turn)
 
@@ -294,10 +269,7 @@ class Turns(Generic[W]):
 
     def _held_until_locked(self, now: float) -> float:
         """Return until when the first turn has held up the others: until now, or its instant if it is late."""
-        if not self._queue:
-            return -inf
-        first = self._queue[0]
-        return min(now, _instant(self._rates, first.costs, first.joined))
+        return min(now, self._earliest_locked(self._queue[0])) if self._queue else -inf
 
     def _first_if_late_locked(self, held_until: float) -> Woken[W]:
         """Return the first turn of the queue if its caller would sleep too long.
@@ -308,7 +280,7 @@ class Turns(Generic[W]):
         if not self._queue:
             return None
         first = self._queue[0]
-        if _instant(self._rates, first.costs, first.joined) >= first.due - WAKE_TOLERANCE:
+        if self._earliest_locked(first) >= first.due - WAKE_TOLERANCE:
             return None
         first.due = -inf  # so that it is woken only once
         return first, first.waiter

@@ -30,11 +30,6 @@ _QUICKLY = (
 _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     "state/rates.py": [
         ("if self.full_at > now:", "if self.full_at >= now:", "at equality, nothing of the bucket is used"),
-        (
-            "if used <= self.limit and last <= now < first + self._step and now < log[0][1] + self._per: # usually",
-            "if used <= self.limit and last <= now < first - self._step and now < log[0][1] + self._per: # usually",
-            _QUICK_WAY,
-        ),
     ],
     "state/concurrency.py": [
         (
@@ -51,12 +46,12 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             _OF_ROUNDING,
         ),
         (
-            "if _instant(self._rates, first.costs, first.joined) >= first.due - WAKE_TOLERANCE:",
-            "if _instant(self._rates, first.costs, first.joined) > first.due - WAKE_TOLERANCE:",
+            "if self._earliest_locked(first) >= first.due - WAKE_TOLERANCE:",
+            "if self._earliest_locked(first) > first.due - WAKE_TOLERANCE:",
             "at exactly this lateness it may be woken or not",
         ),
         (
-            "if is_first: turn.instant = _instant(self._rates, turn.costs, turn.joined) return",
+            "if is_first: turn.instant = self._earliest_locked(turn) return",
             "pass",
             f"{_QUICK_WAY}; without it, a wait takes up to 40 % more",
         ),

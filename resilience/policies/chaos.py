@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Final, Generic, Literal, Never, TypeAlias, TypeVar, cast, final, overload
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Never, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import override
 
@@ -41,21 +41,12 @@ VARIABLE: Final = "RESILIENCE_CHAOS"
 _A_DAY: Final = 86_400.0
 
 
-@final
-class Switch:
-    """A period for which a Chaos is switched on.
+class Switch(NamedTuple):
+    """A period for which a Chaos is switched on."""
 
-    :param before: the switch that applies again when this one is over, so that a block restores the state before it.
-    """
-
-    __slots__ = ("before", "epoch", "is_over", "rate", "until")
-
-    def __init__(self, rate: float, until: float, epoch: int, before: Switch | None) -> None:
-        self.rate: float = rate
-        self.until: float = until
-        self.epoch: int = epoch
-        self.before: Switch | None = before
-        self.is_over: bool = False
+    rate: float
+    until: float
+    epoch: int
 
 
 @final
@@ -169,12 +160,12 @@ class Chaos(Policy[A_co], Generic[A_co]):
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
-        self._switch: Switch | None = None
+        self._switches: tuple[Switch, ...] = ()  # the last one applies; the others again after the blocks inside them
         self._injected = 0
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | A_co:
-        if self._switch is None or not self._draw(ctx):
+        if not self._switches or not self._draw(ctx):
             return await call(ctx)
         emit(ChaosInjected, self.name, ctx, effect=self._effect)
         if self._effect == "error":
@@ -196,14 +187,14 @@ class Chaos(Policy[A_co], Generic[A_co]):
         :param lasts: after how many seconds it switches itself off; 300 by default, at most a day.
         :raises RuntimeError: if `RESILIENCE_CHAOS=off` in the environment forbids it.
         """
-        switch = self._make_switch(rate, lasts, None)
+        switch = self._make_switch(rate, lasts)
         with self._lock:
-            self._switch = switch
+            self._switches = (switch,)
 
     def off(self) -> None:
         """Switch it off."""
         with self._lock:
-            self._switch = None
+            self._switches = ()
 
     @contextmanager
     def injecting(self, rate: float | None = None, lasts: Duration = 300.0) -> Iterator[None]:
@@ -212,13 +203,14 @@ class Chaos(Policy[A_co], Generic[A_co]):
         :param rate: as in `on`.
         :param lasts: as in `on`.
         """
+        switch = self._make_switch(rate, lasts)
         with self._lock:
-            switch = self._switch = self._make_switch(rate, lasts, self._switch)
+            self._switches += (switch,)
         try:
             yield
         finally:
-            switch.is_over = True
-            self._find_switch()
+            with self._lock:
+                self._switches = tuple(it for it in self._switches if it is not switch)
 
     @staticmethod
     def stop_all() -> None:
@@ -244,26 +236,21 @@ class Chaos(Policy[A_co], Generic[A_co]):
 
     # --- private ---
 
-    def _make_switch(self, rate: float | None, lasts: Duration, before: Switch | None) -> Switch:
+    def _make_switch(self, rate: float | None, lasts: Duration) -> Switch:
         share = self._rate if rate is None else checks.within("rate", rate, 0, 1)
         seconds = checks.seconds("lasts", lasts)
         if seconds > _A_DAY:
             raise ValueError(f"lasts must be at most a day, {_A_DAY:g} s, not {lasts!r}: chaos has to end by itself")
         if os.environ.get(VARIABLE, "").lower() in {"off", "0", "false", "no"}:
             raise RuntimeError(f"{VARIABLE}={os.environ[VARIABLE]} in the environment forbids to switch {self.name} on")
-        return Switch(share, clock.now() + seconds, Chaos._epoch, before)
+        return Switch(share, clock.now() + seconds, Chaos._epoch)
 
     def _find_switch(self) -> Switch | None:
-        """Return the current switch, or None if it is off; discard switches that are over."""
-        if self._switch is None:
-            return None
+        """Return the switch that applies, or None if it is off; discard those that are over."""
         with self._lock:
-            switch: Switch | None = self._switch
             now = clock.now()
-            while switch is not None and (switch.is_over or now >= switch.until or switch.epoch != Chaos._epoch):
-                switch = switch.before
-            self._switch = switch
-        return switch
+            self._switches = tuple(it for it in self._switches if now < it.until and it.epoch == Chaos._epoch)
+            return self._switches[-1] if self._switches else None
 
     def _draw(self, ctx: Context) -> bool:
         """Draw whether this call is affected. If so, count it."""

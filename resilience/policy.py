@@ -130,6 +130,11 @@ class Policy(Executable[D_co]):
             )
         return super().__reduce_ex__(protocol)
 
+    def _resilience_set_up(self, parameters: Mapping[str, Any]) -> None:
+        """Keep the parameters of a constructor, `locals()` in its first line, as the settings; set the given name."""
+        self._resilience_settings = {key: value for key, value in parameters.items() if key != "self"}
+        self._resilience_set_name(parameters["name"])
+
     def _resilience_set_name(self, name: str | None) -> None:
         """Set the given name. Without one, that of the class is the name."""
         given = checks.optional_name(name)

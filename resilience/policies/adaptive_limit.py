@@ -105,6 +105,7 @@ class AdaptiveLimit(Policy[Never]):
         observe_only: bool = False,
         name: str | None = None,
     ) -> None:
+        self._resilience_set_up(locals())
         self._algorithm = _as_algorithm(slower_than)
         self._least = checks.whole("least", least)
         self._most = checks.whole("most", most, least=least)
@@ -118,23 +119,7 @@ class AdaptiveLimit(Policy[Never]):
         self._headroom = checks.within("headroom", headroom, 1)
         self._failures = Matcher(on, ())
         self._on_change = optional_listener("on_change", on_change)
-        self._resilience_set_name(name)
         self._permits = LivePermits(self.name, initial, queue, max_wait, observe_only, _limit_exceeded)
-        self._resilience_settings = {
-            "slower_than": self._algorithm.slower_than if isinstance(self._algorithm, Aimd) else slower_than,
-            "initial": initial,
-            "least": least,
-            "most": most,
-            "queue": queue,
-            "max_wait": self._permits.max_wait,
-            "window": self._window,
-            "min_samples": min_samples,
-            "headroom": self._headroom,
-            "on": on,
-            "on_change": on_change,
-            "observe_only": observe_only,
-            "name": name,
-        }
         self._lock: threading.RLock
         self._reset()
         forks.reset_after_fork(self, AdaptiveLimit._reset)

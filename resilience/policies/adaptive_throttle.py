@@ -99,6 +99,7 @@ class AdaptiveThrottle(Policy[Never]):
         name: str | None = None,
         rng: Randomness | None = None,
     ) -> None:
+        self._resilience_set_up(locals())
         checks.not_bare("@AdaptiveThrottle()", k)
         self._k = checks.within("k", k, 1)
         self._seconds = checks.seconds("window", window)
@@ -108,19 +109,6 @@ class AdaptiveThrottle(Policy[Never]):
         self._on_result = optional_predicate("on_result", on_result)
         self._observe_only = checks.flag("observe_only", observe_only)
         self._rng = checks.optional_randomness("rng", rng)
-        self._resilience_set_name(name)
-        self._resilience_settings = {
-            "k": self._k,
-            "window": self._seconds,
-            "min_calls": min_calls,
-            "most": self._most,
-            "on": on,
-            "on_result": on_result,
-            "ignore": ignore,
-            "observe_only": observe_only,
-            "name": name,
-            "rng": rng,
-        }
         self._reset()
         forks.reset_after_fork(self, AdaptiveThrottle._reset)
 

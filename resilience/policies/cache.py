@@ -135,6 +135,7 @@ class Cache(Policy[Never]):
         store: MutableMapping[Any, Any] | None = None,
         name: str | None = None,
     ) -> None:
+        self._resilience_set_up(locals())
         self._ttl = checks.plain_function("ttl", ttl, ("value",)) if callable(ttl) else checks.seconds("ttl", ttl)
         self._key = checks.optional_function("key", key)
         self._max_size = checks.whole("max_size", max_size)
@@ -144,7 +145,6 @@ class Cache(Policy[Never]):
         self._errors_ttl = checks.seconds("errors_ttl", errors_ttl)
         if store is not None and not isinstance(store, MutableMapping):
             raise TypeError(f"store must be a mutable mapping, not {store!r}")
-        self._resilience_set_name(name)
         self._flights = Flights(self.name)
         own: OrderedDict[Hashable, Entry] = OrderedDict()
         self._own = own if store is None else None
@@ -152,18 +152,6 @@ class Cache(Policy[Never]):
         self._find: Callable[[Hashable], Entry | None] = self._entries.get if store is None else self._ask_store
         self._lock = forks.lock_of(self)
         self._hits, self._stale_hits, self._misses = Counter(), Counter(), Counter()
-        self._resilience_settings = {
-            "ttl": ttl,
-            "key": key,
-            "max_size": max_size,
-            "stale": stale,
-            "on": on,
-            "ignore": ignore,
-            "keep_errors": keep_errors,
-            "errors_ttl": errors_ttl,
-            "store": store,
-            "name": name,
-        }
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> Any:

@@ -137,8 +137,8 @@ class Hedge(Policy[Never]):
         on_hedge: Listener | None = None,
         name: str | None = None,
     ) -> None:
+        self._resilience_set_up(locals())
         checks.not_bare("@Hedge()", delay)
-        self._resilience_set_name(name)
         self._quantile = delay if isinstance(delay, Quantile) else None
         self._delay = inf if isinstance(delay, Quantile) else checks.seconds("delay", delay, zero=True)
         self._latencies = None if self._quantile is None else Latencies(self._quantile.share, self._quantile.window)
@@ -151,17 +151,6 @@ class Hedge(Policy[Never]):
             budget=as_budget("budget", budget),
             on_hedge=optional_listener("on_hedge", on_hedge),
         )
-        self._resilience_settings = {
-            "delay": delay,
-            "hedges": hedges,
-            "on": on,
-            "on_result": on_result,
-            "ignore": ignore,
-            "eager": eager,
-            "budget": budget,
-            "on_hedge": on_hedge,
-            "name": name,
-        }
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:

@@ -55,9 +55,8 @@ class SingleFlight(Policy[Never]):
     _resilience_shares = "running calls"
 
     def __init__(self, *, key: Key | None = None, name: str | None = None) -> None:
+        self._resilience_set_up(locals())
         self._key = checks.optional_function("key", key)
-        self._resilience_set_name(name)
-        self._resilience_settings = {"key": key, "name": name}
         self._flights = Flights(self.name)
 
     @override

@@ -73,8 +73,7 @@ class Gate(Policy[Never]):
     _resilience_shares = "count of calls"
 
     def __init__(self, *, name: str | None = None) -> None:
-        self._resilience_set_name(name)
-        self._resilience_settings = {"name": name}
+        self._resilience_set_up(locals())
         self._is_shut = False
         self._admitted: set[_Admitted] = set()
         self._drains: set[Waiter] = set()

@@ -68,9 +68,8 @@ class IdempotencyKey(Policy[Never]):
     _resilience_keeps_record = True
 
     def __init__(self, make: Callable[[], str] = lambda: str(uuid.uuid4()), *, name: str | None = None) -> None:
+        self._resilience_set_up(locals())
         self._make = checks.plain_function("make", make, ())
-        self._resilience_set_name(name)
-        self._resilience_settings = {"make": make, "name": name}
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:

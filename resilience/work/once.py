@@ -102,6 +102,7 @@ class Once(Policy[Never]):
         serializer: Serializer = json,
         name: str | None = None,
     ) -> None:
+        self._resilience_set_up(locals())
         self._store: ClaimStore = as_claim_store(store)
         self._key = checks.plain_function("key", key)
         self._payload = checks.optional_function("payload", payload)
@@ -110,16 +111,6 @@ class Once(Policy[Never]):
         if not (callable(getattr(serializer, "dumps", None)) and callable(getattr(serializer, "loads", None))):
             raise TypeError(f"serializer must have dumps and loads, as json has, not {serializer!r}")
         self._serializer = serializer
-        self._resilience_set_name(name)
-        self._resilience_settings = {
-            "store": store,
-            "key": key,
-            "payload": payload,
-            "lease": lease,
-            "keep": keep,
-            "serializer": serializer,
-            "name": name,
-        }
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> Any:

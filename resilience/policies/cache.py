@@ -143,8 +143,8 @@ class Cache(Policy[Never]):
         self._answered = Matcher(on, ignore, own=True)
         self._kept = None if keep_errors == () else Matcher(keep_errors, (), own=True, name="keep_errors")
         self._errors_ttl = checks.seconds("errors_ttl", errors_ttl)
-        if store is not None and not isinstance(store, MutableMapping):
-            raise TypeError(f"store must be a mutable mapping, not {store!r}")
+        if store is not None:
+            checks.instance("store", store, MutableMapping, "a mutable mapping")
         self._flights = Flights(self.name)
         own: OrderedDict[Hashable, Entry] = OrderedDict()
         self._own = own if store is None else None

@@ -56,13 +56,7 @@ class Flights:
         """Return the flight of one caller: a block around its call."""
         if not ctx.runtime.is_shareable:  # another policy has passed its call on; otherwise `streaming` refuses it
             raise ArgumentMisuse(f"{self.policy} cannot be used around a stream: delivered items are gone")
-        flight = Flight()  # without an `__init__`, which would take 5 % of the time of a flight
-        flight._flights, flight._key, flight._ctx = self, key, ctx
-        flight._followers = []
-        flight.leads = flight._is_over = False
-        flight._found = flight._token = None
-        flight._result = _NONE
-        return flight
+        return Flight(self, key, ctx)
 
     def is_current(self, key: Hashable) -> bool:
         """Whether this code runs inside the current call for this key; false once the key was forgotten."""
@@ -99,36 +93,29 @@ class Flight:
     """
 
     __slots__ = (
-        "_ctx",
-        "_flights",
-        "_followers",
-        "_found",
-        "_is_over",
-        "_key",
-        "_result",
-        "_token",
-        "_waiter",
-        "leads",
+        *("_ctx", "_flights", "_followers", "_found", "_is_over", "_key", "_result", "_token", "_waiter", "leads"),
     )
 
-    #: Whether this caller makes the call.
-    leads: bool
-
-    _flights: Flights
-    _key: Hashable
-    _ctx: Context
-    _followers: list[Flight]
-    _is_over: bool  # a follower that registers now is too late
-    _result: Any
-    _found: list[Shared] | None  # what the leader has shared; if nothing, what the next one shares, which is added
-    _token: Token[tuple[Flight, ...]] | None
-    _waiter: Waiter
+    def __init__(self, flights: Flights, key: Hashable, ctx: Context) -> None:
+        self._flights = flights
+        self._key = key
+        self._ctx = ctx
+        #: Whether this caller makes the call.
+        self.leads: bool = False
+        self._followers: list[Flight] = []
+        self._is_over = False  # a follower that registers now is too late
+        self._result = _NONE
+        #: What the leader has shared; if nothing, what the next one shares, which is added.
+        self._found: list[Shared] | None = None
+        self._token: Token[tuple[Flight, ...]] | None = None
+        self._waiter: Waiter
 
     def __enter__(self) -> None:
         outer = _enclosing.get()
         try:
             # Before `_join`: once this caller leads, a signal handler may call for this key, and must not wait for it.
-            self._token = _enclosing.set((*_still_running(outer), self) if outer else (self,))
+            running = [it for it in outer if not it._is_over]  # a task may outlive the call in which it was started
+            self._token = _enclosing.set((*running, self))
             self._join()
         except BaseException as error:  # an interrupt, or keys that cannot be compared: `with` calls no `__exit__`
             _enclosing.set(outer)
@@ -226,11 +213,6 @@ class Flight:
 
 #: The running calls that enclose this code.
 _enclosing: ContextVar[tuple[Flight, ...]] = ContextVar("resilience.flights", default=())
-
-
-def _still_running(flights: tuple[Flight, ...]) -> list[Flight]:
-    """Leave out ended flights: a task may outlive the call in which it was started, and make further calls."""
-    return [it for it in flights if not it._is_over]
 
 
 def concerns_all(error: Exception, ctx: Context) -> bool:

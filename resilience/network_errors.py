@@ -5,102 +5,89 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from resilience.notes import is_handled_outside
 from resilience.outcome import describe_error
 
-_HTTPX_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2")
-_HTTPX = frozenset(
-    {"TimeoutException", "ConnectTimeout", "ReadTimeout", "WriteTimeout", "PoolTimeout"}
-    | {"NetworkError", "ConnectError", "ReadError", "WriteError", "CloseError", "RemoteProtocolError"}
-)
-
-#: Errors of TLS that mean that the other side has ended the connection.
-_ENDED_TLS = frozenset({"SSLEOFError", "SSLZeroReturnError"})
-
-#: The error of a certificate that was refused.
-_REFUSED_CERTIFICATE = frozenset({"SSLCertVerificationError"})
-
-_REDIS = frozenset({"ConnectionError", "TimeoutError", "BusyLoadingError"})
-_KAFKA = frozenset(
-    {"KafkaConnectionError", "KafkaTimeoutError", "NoBrokersAvailable", "NodeNotReadyError", "RequestTimedOutError"}
-)
-
 #: Top-level package -> names of its exception classes for network errors: a connection could not be made or broke, or
-#: an answer did not come in time. They are matched by name along the error's `__mro__`, so nothing is imported. None of
-#: them is a builtin `ConnectionError`.
-_NETWORK_ERRORS: dict[str, frozenset[str]] = {
-    "http": frozenset({"IncompleteRead", "RemoteDisconnected", "BadStatusLine"}),
-    "smtplib": frozenset({"SMTPServerDisconnected", "SMTPConnectError"}),
-    "asyncio": frozenset({"IncompleteReadError"}),
-    "ssl": _ENDED_TLS,
-    "anyio": frozenset({"BrokenResourceError", "ConnectionFailed", "IncompleteRead"}),
-    "trio": frozenset({"BrokenResourceError", "TooSlowError"}),
-    "resilience": frozenset({"TransientStatus"}),  # a response that says "not now", as the HTTP integrations raise it
-    "httpx": _HTTPX,
-    "httpx2": _HTTPX,
-    "httpcore": _HTTPX | {"ConnectionNotAvailable"},
-    "httpcore2": _HTTPX | {"ConnectionNotAvailable"},
-    "requests": frozenset({"ConnectionError", "Timeout", "ConnectTimeout", "ReadTimeout", "ChunkedEncodingError"}),
-    "urllib3": frozenset(
-        {"TimeoutError", "ConnectTimeoutError", "ReadTimeoutError", "NewConnectionError", "ProtocolError"}
+#: an answer did not come in time. Nothing is imported. None of them is a builtin `ConnectionError`.
+_NETWORK_ERRORS: Final = {
+    "http": "IncompleteRead RemoteDisconnected BadStatusLine",
+    "smtplib": "SMTPServerDisconnected SMTPConnectError",
+    "asyncio": "IncompleteReadError",
+    "ssl": "SSLEOFError SSLZeroReturnError",
+    "anyio": "BrokenResourceError ConnectionFailed IncompleteRead",
+    "trio": "BrokenResourceError TooSlowError",
+    "resilience": "TransientStatus",  # a response that says "not now", as the HTTP integrations raise it
+    "httpx httpx2 httpcore httpcore2": (
+        "TimeoutException ConnectTimeout ReadTimeout WriteTimeout PoolTimeout "
+        "NetworkError ConnectError ReadError WriteError CloseError RemoteProtocolError"
     ),
-    "aiohttp": frozenset(
-        {"ClientConnectionError", "ClientConnectorError", "ClientOSError", "ClientPayloadError"}
-        | {"ServerDisconnectedError", "ServerTimeoutError"}
+    "httpcore httpcore2": "ConnectionNotAvailable",
+    "requests": "ConnectionError Timeout ConnectTimeout ReadTimeout ChunkedEncodingError",
+    "urllib3": "TimeoutError ConnectTimeoutError ReadTimeoutError NewConnectionError ProtocolError",
+    "aiohttp": (
+        "ClientConnectionError ClientConnectorError ClientOSError ClientPayloadError "
+        "ServerDisconnectedError ServerTimeoutError"
     ),
-    "redis": _REDIS,
-    "valkey": _REDIS,
-    "botocore": frozenset(
-        {"ConnectionError", "HTTPClientError", "EndpointConnectionError", "ConnectTimeoutError"}
-        | {"ReadTimeoutError", "ConnectionClosedError", "ResponseStreamingError", "IncompleteReadError"}
+    "redis valkey": "ConnectionError TimeoutError BusyLoadingError",
+    "botocore": (
+        "ConnectionError HTTPClientError EndpointConnectionError ConnectTimeoutError "
+        "ReadTimeoutError ConnectionClosedError ResponseStreamingError IncompleteReadError"
     ),
-    "openai": frozenset({"APIConnectionError", "APITimeoutError"}),
-    "anthropic": frozenset({"APIConnectionError", "APITimeoutError", "RetryableError"}),
-    "pymongo": frozenset({"ConnectionFailure", "AutoReconnect", "NetworkTimeout", "ServerSelectionTimeoutError"}),
-    "psycopg": frozenset(
-        {"ConnectionTimeout", "AdminShutdown", "CrashShutdown", "CannotConnectNow"}
-        | {"IdleInTransactionSessionTimeout", "IdleSessionTimeout"}
+    "openai anthropic": "APIConnectionError APITimeoutError",
+    "anthropic": "RetryableError",
+    "pymongo": "ConnectionFailure AutoReconnect NetworkTimeout ServerSelectionTimeoutError",
+    "psycopg": (
+        "ConnectionTimeout AdminShutdown CrashShutdown CannotConnectNow "
+        "IdleInTransactionSessionTimeout IdleSessionTimeout"
     ),
-    "asyncpg": frozenset(
-        {"PostgresConnectionError", "ConnectionDoesNotExistError", "ConnectionFailureError"}
-        | {"AdminShutdownError", "CrashShutdownError", "CannotConnectNowError"}
+    "asyncpg": (
+        "PostgresConnectionError ConnectionDoesNotExistError ConnectionFailureError "
+        "AdminShutdownError CrashShutdownError CannotConnectNowError"
     ),
-    "azure": frozenset({"IncompleteReadError"}),
-    "elastic_transport": frozenset({"ConnectionError", "ConnectionTimeout"}),  # of elasticsearch
-    "opensearchpy": frozenset({"ConnectionError"}),
-    "pika": frozenset({"AMQPConnectorStackTimeout"}),
-    "kafka": _KAFKA | {"NetworkExceptionError"},
-    "aiokafka": _KAFKA,
+    "azure": "IncompleteReadError",
+    "elastic_transport": "ConnectionError ConnectionTimeout",  # of elasticsearch
+    "opensearchpy": "ConnectionError",
+    "pika": "AMQPConnectorStackTimeout",
+    "kafka aiokafka": (
+        "KafkaConnectionError KafkaTimeoutError NoBrokersAvailable NodeNotReadyError RequestTimedOutError"
+    ),
+    "kafka": "NetworkExceptionError",
 }
 
 #: Classes that derive from one of these, but that a retry cannot help.
-_PERMANENT_ERRORS = frozenset(
-    {("aiohttp", "ClientConnectorCertificateError"), ("aiohttp", "ServerFingerprintMismatch")}
-    | {("redis", "AuthenticationError"), ("redis", "AuthorizationError")}
-    | {("valkey", "AuthenticationError"), ("valkey", "AuthorizationError")}
-    | {("aiormq", "AuthenticationError"), ("aiormq", "ProbableAuthenticationError")}
-    | {("pika", "AuthenticationError"), ("pika", "ProbableAuthenticationError"), ("pika", "ProbableAccessDeniedError")}
-    | {("pika", "ConnectionWrongStateError"), ("pika", "NoFreeChannels")}
-)
+_PERMANENT_ERRORS: Final = {
+    "aiohttp": "ClientConnectorCertificateError ServerFingerprintMismatch",
+    "redis valkey": "AuthenticationError AuthorizationError",
+    "aiormq": "AuthenticationError ProbableAuthenticationError",
+    "pika": (
+        "AuthenticationError ProbableAuthenticationError ProbableAccessDeniedError "
+        "ConnectionWrongStateError NoFreeChannels"
+    ),
+}
 
 #: Errors of clients for all failures of TLS. A retry can only help if the connection has ended.
-_TLS_ERRORS = frozenset(
-    {("requests", "SSLError"), ("urllib3", "SSLError"), ("botocore", "SSLError")}
-    | {("aiohttp", "ClientSSLError"), ("aiohttp", "ClientConnectorSSLError")}
-    | {("elastic_transport", "TlsError"), ("opensearchpy", "SSLError")}
-)
+_TLS_ERRORS: Final = {
+    "requests urllib3 botocore opensearchpy": "SSLError",
+    "aiohttp": "ClientSSLError ClientConnectorSSLError",
+    "elastic_transport": "TlsError",
+}
 
 #: Errors of clients whose proxy refused or failed to connect them.
-_PROXY_ERRORS = frozenset(
-    {("aiohttp", "ClientHttpProxyError"), ("botocore", "ProxyConnectionError")}
-    | {("requests", "ProxyError"), ("urllib3", "ProxyError")}
-    | {(package, "ProxyError") for package in _HTTPX_PACKAGES}
-)
+_PROXY_ERRORS: Final = {
+    "aiohttp": "ClientHttpProxyError",
+    "botocore": "ProxyConnectionError",
+    "requests urllib3 httpx httpx2 httpcore httpcore2": "ProxyError",
+}
+
+#: Errors of TLS that mean that the other side has ended the connection; the error of a certificate that was refused.
+_ENDED_TLS: Final = frozenset({"SSLEOFError", "SSLZeroReturnError"})
+_REFUSED_CERTIFICATE: Final = frozenset({"SSLCertVerificationError"})
 
 #: The status of a proxy's answer in messages of http.client and httpcore; words of a message that asks for a login.
 _TUNNEL = "Tunnel connection failed: "
@@ -149,7 +136,7 @@ def _is_network_error(error: Exception) -> bool:
         return all(transient(leaf) for leaf in error.exceptions)
     if isinstance(error, OSError):
         if isinstance(error, (ConnectionError, TimeoutError)):
-            return _tests_of(type(error)) != (_never,)
+            return _test_of(type(error)) is not _never
         socket = sys.modules.get("socket")  # imported by any code that resolves names; an import here would take 2 ms
         if socket is not None and isinstance(error, socket.gaierror):
             return bool(error.errno == socket.EAI_AGAIN)
@@ -157,7 +144,7 @@ def _is_network_error(error: Exception) -> bool:
             return _is_failed_connect(error)
         if error.errno in _NETWORK_ERRNOS:
             return True
-    return any(test(error) for test in _tests_of(type(error)))
+    return _test_of(type(error))(error)
 
 
 def _is_failed_connect(error: OSError) -> bool:
@@ -212,7 +199,7 @@ def _proxy_allows_retry(cause: BaseException | None) -> bool:
     """Whether no proxy error in this chain of causes rules out a retry."""
     left = _MAX_CAUSES
     while isinstance(cause, Exception) and left:
-        if _tests_of(type(cause)) == (_proxy_may_connect,):
+        if _test_of(type(cause)) is _proxy_may_connect:
             return _proxy_may_connect(cause)
         cause, left = cause.__cause__, left - 1
     return True
@@ -220,32 +207,24 @@ def _proxy_allows_retry(cause: BaseException | None) -> bool:
 
 _Test: TypeAlias = Callable[[Any], bool]
 
-#: Class -> the tests of its exceptions, of which one must be true. Finding them takes 3 us, and most exceptions in a
-#: program have one of a few classes. Weak, because a program may create classes at run time.
-_known_tests: WeakKeyDictionary[type[Exception], tuple[_Test, ...]] = WeakKeyDictionary()
+#: Class -> the test of its exceptions. Finding it takes 3 us, and most exceptions have one of a few classes. Weak,
+#: because a program may create classes at run time.
+_known_tests: WeakKeyDictionary[type[Exception], _Test] = WeakKeyDictionary()
 
 
-def _tests_of(kind: type[Exception]) -> tuple[_Test, ...]:
+def _test_of(kind: type[Exception]) -> _Test:
     if type(kind) is not type:  # a metaclass may define `__eq__` or `__hash__` of its classes
-        return _tests_for(kind)
-    tests = _known_tests.get(kind)
-    if tests is None:
-        tests = _known_tests[kind] = _tests_for(kind)
-    return tests
+        return _find_test(kind)
+    test = _known_tests.get(kind)
+    if test is None:
+        test = _known_tests[kind] = _find_test(kind)
+    return test
 
 
-def _tests_for(kind: type[Exception]) -> tuple[_Test, ...]:
-    """Return the tests for the exceptions of a class; none if it is unknown."""
-    lineage = [(str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__]
-    if not _PERMANENT_ERRORS.isdisjoint(lineage):
-        return (_never,)
-    if not _TLS_ERRORS.isdisjoint(lineage):
-        return (_has_ended_tls,)
-    if not _PROXY_ERRORS.isdisjoint(lineage):
-        return (_proxy_may_connect,)
-    if any(name in _NETWORK_ERRORS.get(package, ()) for package, name in lineage):
-        return (_always,)
-    return tuple([test for key, test in _BY_CONTENT.items() if key in lineage])
+def _find_test(kind: type[Exception]) -> _Test:
+    """Return the test of the first class in the `__mro__` that has one, matched by package and name."""
+    names = ((str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__)
+    return next((_TESTS[name] for name in names if name in _TESTS), _is_unknown)
 
 
 def _always(error: Any) -> bool:
@@ -253,6 +232,10 @@ def _always(error: Any) -> bool:
 
 
 def _never(error: Any) -> bool:
+    return False
+
+
+def _is_unknown(error: Any) -> bool:
     return False
 
 
@@ -291,21 +274,6 @@ def _has_unavailable(error: Any) -> bool:
     return _is_unavailable(getattr(error, "response", None))
 
 
-def _is_forced(error: Any) -> bool:
-    """Whether pika's connection could not be made or broke, or RabbitMQ has closed it to stop or restart (320)."""
-    return getattr(error, "reply_code", 320) == 320
-
-
-def _has_no_close_frame(error: Any) -> bool:
-    """Whether the connection of websockets was lost. If the other side closes it, it says why, in a frame."""
-    return getattr(error, "rcvd", None) is None
-
-
-def _lost_connection(error: Any) -> bool:
-    """Whether SQLAlchemy's pool has found the connection dead, and will return another one."""
-    return getattr(error, "connection_invalidated", False) is True
-
-
 def _without_sqlstate(error: Any) -> bool:
     """Whether an error from psycopg was not sent by a server (no SQLSTATE), or is of class 08."""
     sqlstate = getattr(error, "sqlstate", None)
@@ -324,6 +292,11 @@ def _is_of_closed_connection(error: Any) -> bool:
     return "connection is closed" in describe_error(error)
 
 
+def _has(attribute: str, value: object, default: object = None) -> _Test:
+    """Return a test for errors that have this value in this attribute."""
+    return lambda error: bool(getattr(error, attribute, default) == value)
+
+
 def _wraps_transient(attribute: str) -> _Test:
     """Return a test for errors that have the actual error in this attribute."""
 
@@ -340,25 +313,35 @@ def _is_of_ended_connection(error: Any) -> bool:
     return "ConnectionState.CLOSED" in text or "Max outbound streams is 0" in text
 
 
-def _is_marked(error: Any) -> bool:
-    """Whether the integration for openai or anthropic has marked an error for a status as repeatable."""
-    return getattr(error, "repeatable", None) is True
+def _each(table: Mapping[str, str], test: _Test) -> dict[tuple[str, str], _Test]:
+    return {
+        (package, name): test
+        for packages, names in table.items()
+        for package in packages.split()
+        for name in names.split()
+    }
 
 
-_BY_CONTENT: dict[tuple[str, str], _Test] = {
-    ("grpc", "RpcError"): _is_unavailable,
-    ("openai", "APIStatusError"): _is_marked,
-    ("anthropic", "APIStatusError"): _is_marked,
-    ("sqlalchemy", "DBAPIError"): _lost_connection,
-    ("psycopg", "OperationalError"): _without_sqlstate,
-    ("asyncpg", "InterfaceError"): _is_of_closed_connection,
-    ("urllib3", "MaxRetryError"): _wraps_transient("reason"),
-    ("urllib", "URLError"): _wraps_transient("reason"),
-    ("azure", "ServiceRequestError"): _wraps_transient("inner_exception"),
-    ("azure", "ServiceResponseError"): _wraps_transient("inner_exception"),
-    ("google", "GoogleAPICallError"): _has_unavailable,
-    ("google", "TransportError"): _has_transient_cause,
-    ("pika", "AMQPConnectionError"): _is_forced,
-    ("websockets", "ConnectionClosedError"): _has_no_close_frame,
-    **{(package, "LocalProtocolError"): _is_of_ended_connection for package in _HTTPX_PACKAGES},
+#: Package and name of a class -> the test of its exceptions.
+_TESTS: Final[dict[tuple[str, str], _Test]] = {
+    **_each(_NETWORK_ERRORS, _always),
+    **_each(_PERMANENT_ERRORS, _never),
+    **_each(_TLS_ERRORS, _has_ended_tls),
+    **_each(_PROXY_ERRORS, _proxy_may_connect),
+    **_each({"grpc": "RpcError"}, _is_unavailable),
+    # An integration has marked the error for a status as repeatable.
+    **_each({"openai anthropic": "APIStatusError"}, _has("repeatable", True)),
+    # The pool has found the connection dead, and will return another one.
+    **_each({"sqlalchemy": "DBAPIError"}, _has("connection_invalidated", True)),
+    **_each({"psycopg": "OperationalError"}, _without_sqlstate),
+    **_each({"asyncpg": "InterfaceError"}, _is_of_closed_connection),
+    **_each({"urllib3": "MaxRetryError", "urllib": "URLError"}, _wraps_transient("reason")),
+    **_each({"azure": "ServiceRequestError ServiceResponseError"}, _wraps_transient("inner_exception")),
+    **_each({"google": "GoogleAPICallError"}, _has_unavailable),
+    **_each({"google": "TransportError"}, _has_transient_cause),
+    # The connection could not be made or broke, or RabbitMQ has closed it to stop or restart.
+    **_each({"pika": "AMQPConnectionError"}, _has("reply_code", 320, default=320)),
+    # The connection was lost. If the other side closes it, it says why, in a frame.
+    **_each({"websockets": "ConnectionClosedError"}, _has("rcvd", None)),
+    **_each({"httpx httpx2 httpcore httpcore2": "LocalProtocolError"}, _is_of_ended_connection),
 }

@@ -26,6 +26,7 @@ from resilience.policy import Policy
 Item = TypeVar("Item")
 R = TypeVar("R")
 D = TypeVar("D")
+E = TypeVar("E")
 
 #: Called with the number of items whose outcome has been delivered since the last time: `tqdm`'s `update`.
 Progress: TypeAlias = Callable[[int], object]
@@ -163,20 +164,22 @@ class Each(Generic[Item, R]):
 
 
 @final
-class _Call:
-    """A call in a thread.
+class _Call(Generic[E]):
+    """A call, with its outcome, or an error that is not an outcome, until that is delivered.
 
-    It holds its outcome, or an error that is not an outcome, until it is delivered. An error in the future would be
-    part of a reference cycle: its traceback refers to the frames of the pool's thread, and these refer to the future.
+    An error in a future would be part of a reference cycle: its traceback refers to the frames of the pool's thread,
+    and these refer to the future.
+
+    :param ended: a `Future` in threads, an `Event` in tasks.
     """
 
-    __slots__ = ("future", "item", "outcome")
+    __slots__ = ("ended", "item", "outcome")
 
     outcome: Outcome[Any] | BaseException
 
-    def __init__(self, item: Any) -> None:
+    def __init__(self, item: Any, ended: E) -> None:
         self.item = item
-        self.future: Future[None] = Future()  # not that of the pool, which may queue a call and then raise
+        self.ended = ended
 
     def result(self) -> tuple[Any, Outcome[Any]]:
         """Deliver the item and its outcome; raise an error that is not an outcome."""
@@ -190,6 +193,10 @@ class _Call:
         return self.item, outcome
 
 
+_InThread: TypeAlias = _Call[Future[None]]
+_InTask: TypeAlias = _Call[anyio.Event]
+
+
 @final
 class _Threads(Iterator[Any]):
     """An iterator over the pairs, with the calls in threads. The consumer's thread reads the items."""
@@ -199,8 +206,8 @@ class _Threads(Iterator[Any]):
         self._items = items
         self._error: Exception | None = None  # raised by the items, and to the consumer after the last pair
         self._pool = ThreadPoolExecutor(job.limit, thread_name_prefix="resilience-each")
-        self._delivered: queue.SimpleQueue[_Call] = queue.SimpleQueue()  # in order as they begin, else as they end
-        self._next: _Call | None = None  # the first of them
+        self._delivered: queue.SimpleQueue[_InThread] = queue.SimpleQueue()  # in order as they begin, else as they end
+        self._next: _InThread | None = None  # the first of them
         self._undelivered = 0  # the number of items that were read, and not yet delivered
         self._has_more = True
 
@@ -214,7 +221,7 @@ class _Threads(Iterator[Any]):
             finally:
                 del error  # no cycle: error -> traceback -> this frame -> error
         call = self._next = self._next or self._delivered.get()
-        wait([call.future])  # a KeyboardInterrupt in this wait loses no outcome
+        wait([call.ended])  # a KeyboardInterrupt in this wait loses no outcome
         self._next = None
         self._undelivered -= 1
         pair = call.result()
@@ -228,13 +235,14 @@ class _Threads(Iterator[Any]):
                 return
             call = None
             try:
-                call = _Call(next(self._items))
+                # Not the future of the pool, which may queue a call and then raise.
+                call = _Call(next(self._items), Future[None]())
                 self._pool.submit(contextvars.copy_context().run, self._run, call)
             except StopIteration:
                 self._has_more = False
                 return
             except Exception as error:  # of the items, or because no thread can start, so the call perhaps never begins
-                if call is None or call.future.cancel():
+                if call is None or call.ended.cancel():
                     self._has_more, self._error = False, error
                     return
             self._undelivered += 1
@@ -244,16 +252,16 @@ class _Threads(Iterator[Any]):
     def _has_outcome(self) -> bool:
         if self._next is None and not self._delivered.empty():
             self._next = self._delivered.get()
-        return self._next is not None and self._next.future.done()
+        return self._next is not None and self._next.ended.done()
 
-    def _run(self, call: _Call) -> None:
-        if not call.future.set_running_or_notify_cancel():
+    def _run(self, call: _InThread) -> None:
+        if not call.ended.set_running_or_notify_cancel():
             return
         try:
             call.outcome = self._job.call(call.item)
         except BaseException as error:
             call.outcome = error
-        call.future.set_result(None)
+        call.ended.set_result(None)
         if not self._job.ordered:
             self._delivered.put(call)
 
@@ -264,20 +272,6 @@ class _Threads(Iterator[Any]):
 
 
 @final
-class _Pending:
-    """An item, and its outcome once that is ready."""
-
-    def __init__(self, item: Any) -> None:
-        self.item = item
-        self.outcome: Outcome[Any] | BaseException
-        self.ready = anyio.Event()
-
-    def put(self, outcome: Outcome[Any] | BaseException) -> None:
-        self.outcome = outcome
-        self.ready.set()
-
-
-@final
 class _Tasks(AsyncIterator[Any]):
     """An iterator over the pairs, with the calls in tasks. A separate task reads the items."""
 
@@ -285,7 +279,7 @@ class _Tasks(AsyncIterator[Any]):
         self._job = job
         self._room = anyio.Semaphore(2 * job.limit)
         self._running = anyio.Semaphore(job.limit)
-        self._delivered: deque[_Pending] = deque()
+        self._delivered: deque[_InTask] = deque()
         self._has_news = anyio.Event()  # set with each delivery, and at the end
         self._is_over = False
 
@@ -297,20 +291,16 @@ class _Tasks(AsyncIterator[Any]):
             if self._has_news.is_set():
                 self._has_news = anyio.Event()
             await self._has_news.wait()  # a stream of anyio loses what it hands to a wait that is then cancelled
-        pending = self._delivered.popleft()
+        call = self._delivered.popleft()
         try:
-            await pending.ready.wait()
+            await call.ended.wait()
         except BaseException:  # cancelled, for example by a timeout: the next call gets it
-            self._delivered.appendleft(pending)
+            self._delivered.appendleft(call)
             raise
         self._room.release()
-        if isinstance(pending.outcome, BaseException):
-            try:
-                raise pending.outcome
-            finally:
-                del pending  # no cycle: its error -> traceback -> this frame -> pending
+        pair = call.result()
         self._job.report()
-        return pending.item, pending.outcome
+        return pair
 
     def close(self) -> None:
         """Begin no more calls, and deliver no more outcomes."""
@@ -319,7 +309,7 @@ class _Tasks(AsyncIterator[Any]):
 
     async def read(self) -> None:
         """Begin a call for each item as soon as there is room. An error of the items is delivered last."""
-        failed = _Pending(None)
+        failed = _Call(None, anyio.Event())
         try:
             async with aclosing(_iterate(self._job.items)) as items, anyio.create_task_group() as group:
                 try:
@@ -328,41 +318,43 @@ class _Tasks(AsyncIterator[Any]):
                         await self._running.acquire()
                         if self._is_over:  # closed: a cancelled call has released the semaphore
                             return
-                        pending = _Pending(item)
+                        call = _Call(item, anyio.Event())
                         if self._job.ordered:
-                            self._deliver(pending)
-                        group.start_soon(self._run, pending)
+                            self._deliver(call)
+                        group.start_soon(self._run, call)
                         await self._room.acquire()
                 except Exception as error:
-                    failed.put(error)
-            if failed.ready.is_set():
+                    failed.outcome = error
+                    failed.ended.set()
+            if failed.ended.is_set():
                 self._deliver(failed)
         finally:
             del failed  # no cycle: its error -> traceback -> this frame -> failed
             self._end()
 
-    def _deliver(self, pending: _Pending) -> None:
+    def _deliver(self, call: _InTask) -> None:
         if not self._is_over:
-            self._delivered.append(pending)
+            self._delivered.append(call)
             self._has_news.set()
 
     def _end(self) -> None:
         self._is_over = True
         self._has_news.set()
 
-    async def _run(self, pending: _Pending) -> None:
+    async def _run(self, call: _InTask) -> None:
         try:
-            pending.put(await self._job.acall(pending.item))
+            call.outcome = await self._job.acall(call.item)
         except Misuse as error:
-            pending.put(error)
+            call.outcome = error
         except BaseException as error:  # a cancellation, perhaps of what the function awaited: the consumer must get it
-            pending.put(error)
+            call.outcome = error
             raise
         finally:
+            call.ended.set()
             self._running.release()
             if not self._job.ordered:
-                self._deliver(pending)
-            del pending  # no cycle: its error -> traceback -> this frame -> pending
+                self._deliver(call)
+            del call  # no cycle: its error -> traceback -> this frame -> call
 
 
 async def _iterate(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:

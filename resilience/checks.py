@@ -84,14 +84,15 @@ def optional_seconds(name: str, value: object, *, zero: bool = False) -> float |
     return None if value is None else seconds(name, value, zero=zero)
 
 
-def whole(name: str, value: object, *, least: int = 1) -> int:
-    """Return a whole number of at least `least`."""
-    if type(value) is int and value >= least:
+def whole(name: str, value: object, *, least: int = 1, most: float = math.inf) -> int:
+    """Return a whole number from `least` to `most`."""
+    if type(value) is int and least <= value <= most:
         return value
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value!r}")
+    if not least <= value <= most:
+        limit = f"at least {least}" if value < least else f"at most {most}"
+        raise ValueError(f"{name} must be {limit}, not {value!r}")
     return value
 
 

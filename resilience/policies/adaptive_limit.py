@@ -109,13 +109,9 @@ class AdaptiveLimit(Policy[Never]):
         self._algorithm = _as_algorithm(slower_than)
         self._least = checks.whole("least", least)
         self._most = checks.whole("most", most, least=least)
-        self._initial = checks.whole("initial", initial, least=least)
-        if initial > most:
-            raise ValueError(f"initial must be at most {most}, which is most, not {initial!r}")
+        self._initial = checks.whole("initial", initial, least=least, most=most)
         self._window = checks.seconds("window", window)
-        self._min_samples = checks.whole("min_samples", min_samples)
-        if min_samples > MAX_SAMPLES:
-            raise ValueError(f"min_samples must be at most {MAX_SAMPLES}, as no more are kept, not {min_samples!r}")
+        self._min_samples = checks.whole("min_samples", min_samples, most=MAX_SAMPLES)  # no more are kept
         self._headroom = checks.within("headroom", headroom, 1)
         self._failures = Matcher(on, ())
         self._on_change = optional_listener("on_change", on_change)

@@ -7,8 +7,8 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
-from weakref import WeakKeyDictionary
+from typing import Any, Final, NamedTuple, TypeAlias
+from weakref import ref
 
 from resilience.notes import is_handled_outside
 from resilience.outcome import describe_error
@@ -126,6 +126,9 @@ def transient(error: Exception) -> bool:
     status: a response is an answer. (The integrations for HTTP clients raise `TransientStatus` for responses such as a
     503; that error is transient.)
     """
+    answer = _facts_of(type(error)).answer
+    if answer is False or (answer and error.__cause__ is None and error.__context__ is None):
+        return answer
     if not _is_network_error(error) or _involves(error, _REFUSED_CERTIFICATE):
         return False
     return error.__cause__ is None or _proxy_allows_retry(error.__cause__)
@@ -136,7 +139,7 @@ def _is_network_error(error: Exception) -> bool:
         return all(transient(leaf) for leaf in error.exceptions)
     if isinstance(error, OSError):
         if isinstance(error, (ConnectionError, TimeoutError)):
-            return _test_of(type(error)) is not _never
+            return _facts_of(type(error)).test is not _never
         socket = sys.modules.get("socket")  # imported by any code that resolves names; an import here would take 2 ms
         if socket is not None and isinstance(error, socket.gaierror):
             return bool(error.errno == socket.EAI_AGAIN)
@@ -144,7 +147,7 @@ def _is_network_error(error: Exception) -> bool:
             return _is_failed_connect(error)
         if error.errno in _NETWORK_ERRNOS:
             return True
-    return _test_of(type(error))(error)
+    return _facts_of(type(error)).test(error)
 
 
 def _is_failed_connect(error: OSError) -> bool:
@@ -171,11 +174,11 @@ def _has_ended_tls(error: BaseException) -> bool:
 
 def _involves(error: BaseException, names: frozenset[str]) -> bool:
     """Whether this error, or one in its causes, contexts and groups, is of a class with one of these names."""
-    for each in _related(error):  # two loops: a generator would take as long as all of this
-        for base in type(each).__mro__:
-            if base.__name__ in names:
-                return True
-    return False
+    return any(_is_named(type(each), names) for each in _related(error))
+
+
+def _is_named(kind: type, names: frozenset[str]) -> bool:
+    return not names.isdisjoint([base.__name__ for base in kind.__mro__])
 
 
 def _related(error: BaseException) -> list[BaseException]:
@@ -199,7 +202,7 @@ def _proxy_allows_retry(cause: BaseException | None) -> bool:
     """Whether no proxy error in this chain of causes rules out a retry."""
     left = _MAX_CAUSES
     while isinstance(cause, Exception) and left:
-        if _test_of(type(cause)) is _proxy_may_connect:
+        if _facts_of(type(cause)).test is _proxy_may_connect:
             return _proxy_may_connect(cause)
         cause, left = cause.__cause__, left - 1
     return True
@@ -207,18 +210,45 @@ def _proxy_allows_retry(cause: BaseException | None) -> bool:
 
 _Test: TypeAlias = Callable[[Any], bool]
 
-#: Class -> the test of its exceptions. Finding it takes 3 us, and most exceptions have one of a few classes. Weak,
-#: because a program may create classes at run time.
-_known_tests: WeakKeyDictionary[type[Exception], _Test] = WeakKeyDictionary()
+
+class _Facts(NamedTuple):
+    """What the class of an exception says about it.
+
+    :param answer: what `transient` returns for all exceptions of the class, if true only for those without a cause and
+        a context; None if it depends on the exception.
+    :param test: the test of its exceptions.
+    """
+
+    answer: bool | None
+    test: _Test
 
 
-def _test_of(kind: type[Exception]) -> _Test:
+#: Finding the facts takes 3 us, and most exceptions have one of a few classes. Weak, because a program may create
+#: classes at run time: a reference is removed together with its class. (A `WeakKeyDictionary` takes twice as long.)
+_known: dict[ref[type[Exception]], _Facts] = {}
+
+
+def _facts_of(kind: type[Exception]) -> _Facts:
     if type(kind) is not type:  # a metaclass may define `__eq__` or `__hash__` of its classes
-        return _find_test(kind)
-    test = _known_tests.get(kind)
-    if test is None:
-        test = _known_tests[kind] = _find_test(kind)
-    return test
+        return _find_facts(kind)
+    facts = _known.get(ref(kind))
+    if facts is None:
+        facts = _known[ref(kind, _known.pop)] = _find_facts(kind)
+    return facts
+
+
+def _find_facts(kind: type[Exception]) -> _Facts:
+    test = _find_test(kind)
+    answer: bool | None = None
+    if test is _never:
+        answer = False
+    elif issubclass(kind, ExceptionGroup) or _is_named(kind, _REFUSED_CERTIFICATE):
+        answer = None
+    elif issubclass(kind, (ConnectionError, TimeoutError)) or test is _always:
+        answer = True
+    elif test is _is_unknown and not issubclass(kind, OSError):
+        answer = False
+    return _Facts(answer, test)
 
 
 def _find_test(kind: type[Exception]) -> _Test:

@@ -47,6 +47,7 @@ from resilience import (
 )
 from resilience.errors import AwaitableMisuse, Misuse, SuspensionMisuse
 from resilience.matching import Matcher
+from resilience.network_errors import _known
 from resilience.testing import ascript, script
 from tests.conftest import Boom, FakeClock, Other, Script, World
 
@@ -567,6 +568,7 @@ def test_remembering_a_class_does_not_keep_it_alive() -> None:
     del kinds
     gc.collect()
     assert [ref() for ref in gone] == [None, None, None]
+    assert [ref for ref in _known if ref() is None] == [], "an entry is left"
 
 
 def test_classes_that_compare_equal_are_judged_separately() -> None:
@@ -612,6 +614,11 @@ def test_a_certificate_error_is_found_anywhere_in_the_chain() -> None:
     circle = error()
     circle.__cause__ = error(circle)
     assert transient(circle)
+
+
+def test_the_name_of_a_class_does_not_make_a_certificate_error_or_a_group_transient() -> None:
+    assert not transient(type("SSLCertVerificationError", (ConnectionError,), {})("expired"))
+    assert not transient(type("ConnectError", (ExceptionGroup,), {"__module__": "httpx"})("", [ValueError()]))
 
 
 def test_a_group_is_transient_if_all_its_leaves_are_with_their_causes() -> None:

@@ -117,6 +117,8 @@ class BulkheadFull(Rejected):
     :param queue: how many may wait.
     """
 
+    __slots__ = ("limit", "queue")
+
     def __init__(
         self,
         message: str = "",

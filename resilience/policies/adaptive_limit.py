@@ -126,10 +126,10 @@ class AdaptiveLimit(Policy[Never]):
         free = permits.free
         while True:
             try:
-                if not permits.busy:
+                if free and not permits.busy:
                     del free[-1]  # as in `Bulkhead.around`
                     break
-            except IndexError:
+            except IndexError:  # pragma: no cover (as there)
                 pass
             if permits.queue:
                 await self._permits.wait(ctx, ctx.runtime)

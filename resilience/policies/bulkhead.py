@@ -11,7 +11,7 @@ from typing_extensions import override
 from resilience import checks
 from resilience.checks import Duration
 from resilience.context import Context
-from resilience.errors import BulkheadFull
+from resilience.errors import BulkheadFull, bare
 from resilience.policies.live_permits import LivePermits, Slot
 from resilience.policy import Call, Policy
 from resilience.state.permits import ONE_PERMIT
@@ -82,10 +82,10 @@ class Bulkhead(Policy[Never]):
         free = permits.free
         while True:
             try:
-                if not permits.busy:
+                if free and not permits.busy:
                     del free[-1]  # not a call: an interrupt during or after a call could lose the permit
                     break
-            except IndexError:
+            except IndexError:  # pragma: no cover (another thread was faster: never under the GIL)
                 pass
             if permits.queue:
                 await self._permits.wait(ctx, ctx.runtime)
@@ -134,4 +134,9 @@ class Bulkhead(Policy[Never]):
 
 
 def _bulkhead_full(policy: str, limit: int, queue: int, why: str) -> BulkheadFull:
-    return BulkheadFull(why, policy=policy, limit=limit, queue=queue)
+    error: BulkheadFull = bare(BulkheadFull, why)
+    error.policy = policy
+    error.retry_after = None
+    error.limit = limit
+    error.queue = queue
+    return error

@@ -15,7 +15,7 @@ from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context, waits_until
 from resilience.errors import BlockMisuse, DeadlineExceeded, Rejected
-from resilience.events.dispatch import report_refusal
+from resilience.events.dispatch import report_refusal, subscribers
 from resilience.formats import format_number
 from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING
@@ -138,9 +138,10 @@ class LivePermits:
 
     def _refused(self, ctx: Context, why: str, waited: float = 0.0) -> Rejected:
         limit = self.machine.limit
-        running = "1 call is running" if limit == 1 else f"{limit} calls are running"
-        error = self._refusal(self._name, limit, self.queue, f"{running} {why}")
-        report_refusal(self._name, ctx, type(error).__name__, waited=waited, shadow=self.observe_only)
+        running = "call is" if limit == 1 else "calls are"
+        error = self._refusal(self._name, limit, self.queue, f"{limit} {running} running {why}")
+        if subscribers.refusals or ctx._info.listeners:
+            report_refusal(self._name, ctx, type(error).__name__, waited=waited, shadow=self.observe_only)
         return error
 
 

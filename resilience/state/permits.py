@@ -97,7 +97,7 @@ class Permits(Generic[W]):
         with self._lock:
             if self.busy:
                 self.settle()
-            if not self.busy and (self.free or self._make_more_locked()):
+            if not self.busy and (self.free or (self._made < self.limit and self._make_more_locked())):
                 return True
             self._rejected += 1
             return False

@@ -25,8 +25,6 @@ class Guard:
     def __init__(self, circuit: LiveCircuit) -> None:
         self._noted: Admitted | None = None
         self._circuit = circuit
-        self._began = 0.0
-        self._since = 0
 
     def __enter__(self) -> None:
         if self._begin():
@@ -39,8 +37,7 @@ class Guard:
         circuit = self._circuit
         if get_enclosing() and circuit.encloses_caller():
             return False  # the block is nested in an admitted call, and belongs to it
-        if circuit.is_timed:
-            self._began = clock.now()
+        self._began = clock.now() if circuit.is_timed else 0.0
         self._since = circuit.failures
         self._noted = noted = Admitted(circuit)  # no effect if the next lines raise: it has no admission yet
         period = circuit.machine.period

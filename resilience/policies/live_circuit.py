@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from math import inf
 from types import FrameType
@@ -42,9 +42,12 @@ from resilience.state.circuit import (
 )
 from resilience.state.trips import ConsecutiveFailures, Trip
 
-#: The admitted calls that enclose this code. Child tasks and threads inherit it, so each entry says when it has ended.
+#: The admitted calls that enclose this code, innermost first. Child tasks and threads inherit it, so each entry says
+#: when it has ended.
 _enclosing: ContextVar[tuple[Admitted, ...]] = forks.context_variable("resilience.admitted", ())
 get_enclosing: Callable[[], tuple[Admitted, ...]] = _enclosing.get
+_set_enclosing: Callable[[tuple[Admitted, ...]], Token[tuple[Admitted, ...]]] = _enclosing.set
+_reset_enclosing: Callable[[Token[tuple[Admitted, ...]]], None] = _enclosing.reset
 
 #: The admission of a call that a circuit with `observe_only` would have refused: its result changes nothing.
 PASSED: Final = Closed(ConsecutiveFailures(1).tally())
@@ -94,17 +97,17 @@ class Admitted:
         #: None before and after the call, so that this object has no effect if an interrupt comes in between.
         self.admission: Admission | None = None
         outer = get_enclosing()
-        enclosing = (*[it for it in outer if it.admission is not None], self) if outer else (self,)
-        self._token: Any = _enclosing.set(enclosing)
+        enclosing = (self, *[it for it in outer if it.admission is not None]) if outer else (self,)
+        self._token: Any = _set_enclosing(enclosing)
 
     def leave(self) -> None:
         """End the call."""
         self.admission = None
         enclosing = get_enclosing()
-        if not enclosing or enclosing[-1] is not self:  # blocks in generators may end out of order
+        if not enclosing or enclosing[0] is not self:  # blocks in generators may end out of order
             return
         try:
-            _enclosing.reset(self._token)
+            _reset_enclosing(self._token)
             self._token = None  # it refers to outer calls, and a task that outlives this call keeps this object
         except ValueError:  # another task, or the garbage collector, closes the coroutine in another context
             pass

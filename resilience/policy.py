@@ -226,17 +226,17 @@ class Pipeline(Policy[D_co]):
         listeners = checks.several("listeners", listeners, "a sequence of functions")
         for listener in listeners:
             checks.plain_function("listeners", listener, ("event",))
-        if listeners:
-            self._resilience_listeners = listeners
         chain: list[Policy[Any]] = []
+        keeps_record = uses_workers = foresees = False
         for part in parts:
             chain += part._as_chain() if type(part) is Pipeline else (part,)
-            if part._resilience_keeps_record:
-                self._resilience_keeps_record = True
-            if part._resilience_uses_workers:
-                self._resilience_uses_workers = True
-            if part._resilience_foresees:
-                self._resilience_foresees = True
+            keeps_record = keeps_record or part._resilience_keeps_record
+            uses_workers = uses_workers or part._resilience_uses_workers
+            foresees = foresees or part._resilience_foresees
+        self._resilience_listeners = listeners
+        self._resilience_keeps_record = keeps_record
+        self._resilience_uses_workers = uses_workers
+        self._resilience_foresees = foresees
         self._parts, self._chain = tuple(parts), tuple(chain)
         self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads
 

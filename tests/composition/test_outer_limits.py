@@ -165,12 +165,20 @@ async def waits_for_a_group(child: Children, clean_up: CleanUp) -> None:
     await asyncio.wait_for(a_group(child, clean_up), 10)
 
 
+async def awaits_after_a_group(child: Children, clean_up: CleanUp) -> None:
+    """Not inside it, in its body: then the children's own limits would come before the group's cancellation."""
+    try:
+        await a_group(child, clean_up)
+    finally:
+        await asyncio.sleep(0.005)
+
+
 async def gathers(child: Children, clean_up: CleanUp) -> None:
     await asyncio.gather(child(clean_up), child(clean_up), return_exceptions=True)  # else it waits for the first only
 
 
 @pytest.mark.parametrize("child", [in_a_timeout, in_the_same_timeout, in_a_block, in_a_pipeline])
-@pytest.mark.parametrize("waits", [a_group, groups_in_a_group, waits_for_a_group, gathers])
+@pytest.mark.parametrize("waits", [a_group, groups_in_a_group, waits_for_a_group, awaits_after_a_group, gathers])
 async def test_the_clean_up_of_a_child_task_is_not_interrupted(
     in_virtual_asyncio: Virtual, waits: Any, child: Children
 ) -> None:

@@ -132,10 +132,13 @@ class Permits(Generic[W]):
 
     def woken(self, ticket: Ticket[W]) -> None:
         """Record that the holder of a ticket in `granted` was woken, or cannot be."""
-        with self._lock:
-            with contextlib.suppress(ValueError):  # two callers have woken it
-                self.granted.remove(ticket)
-            self._update_busy_locked()
+        try:
+            self.granted.remove(ticket)
+        except ValueError:  # two callers have woken it
+            pass
+        if not self._waiting:  # otherwise the flag stays set
+            with self._lock:
+                self._update_busy_locked()
 
     # --- the queue ---
 
@@ -172,12 +175,14 @@ class Permits(Generic[W]):
             self._withdraw_locked(ticket)
 
     def take_up(self, ticket: Ticket[W]) -> bool:
-        """Take a granted permit; false if none was granted. From then on, the holder must release it."""
-        with self._lock:
-            if ticket.state is not GRANTED:
-                return False
-            ticket.state = TAKEN
-            return True
+        """Take a granted permit; false if none was granted. From then on, the holder must release it.
+
+        It needs no lock: until then, only the holder ends a grant, or `pass_on` after the holder's event loop.
+        """
+        if ticket.state is not GRANTED:
+            return False
+        ticket.state = TAKEN
+        return True
 
     def abandon(self, ticket: Ticket[W]) -> None:
         """Stop waiting. A permit that was granted, or has just been taken up, goes to the next waiter."""

@@ -17,7 +17,8 @@ to another task, which passes its cancellation on to this one at once (a task gr
 that way is left to clean up, and not cancelled a second time.
 
 The alarms of a loop are kept until another loop in the same thread needs alarms. A loop that is closed while tasks
-still run drops its handles, and then its alarms drop their timers: see `_LoopCloseGuard`.
+still run drops its handles, and then its alarms drop their timers, or those tasks would never run their `finally`
+blocks. So an alarm refers to its handle weakly.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ import contextvars
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, final
@@ -95,8 +95,16 @@ class AsyncioTimer(Timer):
     def fire(self) -> None:
         """Cut off the block, unless it has ended, perhaps in a finalizer that runs in the middle of this method."""
         task = getattr(self, "task", None)
-        if task is not None:
-            self._give_way(task.cancelling(), 0 if self._alarm.is_firm else GIVE_WAY_ROUNDS)
+        if task is None:
+            return
+        if self._alarm.is_firm:
+            self._cut_off(task)
+        else:
+            self._give_way(task.cancelling(), GIVE_WAY_ROUNDS)
+
+    def _cut_off(self, task: asyncio.Task[Any]) -> None:
+        self.fired = True
+        cancel(task)
 
     def _give_way(self, cancelling: int, rounds: int) -> None:
         """Cut off the block, unless an outer timer cancels its task within `rounds` iterations of the event loop.
@@ -111,8 +119,7 @@ class AsyncioTimer(Timer):
         elif rounds:
             loop.call_soon(self._give_way, cancelling, rounds - 1, context=contextvars.Context())
         else:
-            self.fired = True
-            cancel(task)
+            self._cut_off(task)
 
     @override
     def stop(self, error: BaseException | None) -> bool:
@@ -144,20 +151,24 @@ class Alarm:
         self.is_firm: bool = is_firm  # whether its timers fire without giving way
         self.pending: dict[Entry, None] = {}
         self.rings_at: float = inf  # an instant on the process clock; infinity if the alarm is not set
-        self._handle: Callable[[], asyncio.Handle | None] = _no_handle  # weak: see `_LoopCloseGuard`
+        self._handle: weakref.ref[asyncio.Handle] | None = None
 
     def set(self, rings_at: float, now: float) -> None:
         """Ring at this instant. The context is empty, because an alarm outlives the call that happens to set it."""
-        guard = _LoopCloseGuard(self, rings_at)
         handle: asyncio.Handle
         if rings_at > now:
-            handle = self.loop.call_later(rings_at - now, self._ring, guard, context=contextvars.Context())
+            handle = self.loop.call_later(rings_at - now, self._ring, rings_at, context=contextvars.Context())
         else:  # at the first `await` of the block: a timer would let it run one step further
-            handle = self.loop.call_soon(self._ring, guard, context=contextvars.Context())
-        previous = self._handle()
-        self._handle, self.rings_at = weakref.ref(handle), rings_at
+            handle = self.loop.call_soon(self._ring, rings_at, context=contextvars.Context())
+        previous = None if self._handle is None else self._handle()
+        self._handle, self.rings_at = weakref.ref(handle, self._drop_timers), rings_at
         if previous is not None:
             previous.cancel()
+
+    def _drop_timers(self, handle: weakref.ref[asyncio.Handle]) -> None:
+        """Drop all timers, because the loop has dropped the handle before the alarm rang: the loop was closed."""
+        self.rings_at = inf
+        self.pending.clear()
 
     def clear_if_idle(self) -> bool:
         """Return whether no timer is pending. If so, the alarm counts as unset, and the caller cancels its handle."""
@@ -166,10 +177,9 @@ class Alarm:
         self.rings_at = inf
         return True
 
-    def _ring(self, guard: _LoopCloseGuard) -> None:
-        self.rings_at, self._handle = inf, _no_handle
-        guard.alarm = None
-        now = guard.rings_at  # a lower bound, in case the clock raises, or the loop is early
+    def _ring(self, rings_at: float) -> None:
+        self.rings_at, self._handle = inf, None
+        now = rings_at  # a lower bound, in case the clock raises, or the loop is early
         try:
             now = max(now, clock.now())
         finally:
@@ -179,15 +189,16 @@ class Alarm:
 
     def _fire_due(self, now: float) -> None:
         """Fire all entries that are due by now, and set the alarm for the earliest deadline left."""
+        rings_at = inf
         for entry in sorted(self.pending, key=_deadline):  # a copy: `pending` may change between any two steps
             if entry.deadline > now:
+                rings_at = entry.deadline
                 break
             self.pending.pop(entry, None)
             try:
                 entry.fire()
             except Exception as error:  # the awaited object refuses cancellation; the others fire nevertheless
                 self.loop.call_exception_handler({"message": "cancelling a task raised", "exception": error})
-        rings_at = min(map(_deadline, [*self.pending]), default=inf)
         if rings_at < self.rings_at:  # otherwise an entry that fired has set the alarm
             self.set(rings_at, now)
 
@@ -200,34 +211,8 @@ def cancel(task: Any) -> None:
     task.cancel(task._cancel_message if getattr(task, "_must_cancel", False) else None)
 
 
-def _no_handle() -> None:
-    return None
-
-
 _deadline = attrgetter("deadline")
 _is_firm = attrgetter("is_firm")
-
-
-@final
-class _LoopCloseGuard:
-    """An argument of an alarm's callback, referred to by nothing else: finalized when a closed loop drops the callback.
-
-    The alarm, which outlives the loop, must then drop its timers, or the tasks would never run their `finally` blocks.
-
-    :param rings_at: the instant for which the alarm is set. If that of the alarm differs, it has been set again.
-    """
-
-    __slots__ = ("alarm", "rings_at")
-
-    def __init__(self, alarm: Alarm, rings_at: float) -> None:
-        self.alarm: Alarm | None = alarm  # None once the alarm has rung
-        self.rings_at: float = rings_at
-
-    def __del__(self) -> None:
-        alarm = self.alarm
-        if alarm is not None and alarm.rings_at == self.rings_at:
-            alarm.rings_at = inf
-            alarm.pending.clear()
 
 
 @final

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import runpy
+import sys
 import time
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from resilience import Context, Hedge, Timeout, TimeoutExceeded
 from resilience.runtimes import base
+from resilience.runtimes.alarms import Alarm
 from tests.conftest import Virtual, World
 from tests.policies.timeouts import SHORT
 
@@ -62,6 +64,29 @@ async def test_an_awaitable_whose_cancellation_raises_does_not_stop_other_timeou
     assert [str(context["exception"]) for context in reported.contexts] == ["cannot be cancelled"]
     stubborn.set_result("came back")
     assert await not_cancelled == "came back"
+
+
+def test_an_interrupt_just_before_an_alarm_rings_does_not_stop_later_timeouts() -> None:
+    """The loop drops the handle of the alarm, and goes on when it is run again."""
+
+    def interrupt(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code is Alarm._ring.__code__:
+            raise KeyboardInterrupt
+
+    timeout, loop = Timeout(SHORT), asyncio.new_event_loop()
+    interrupted = loop.create_task(timeout.acall(hang))
+    before = sys.getprofile()
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(interrupted)
+    finally:
+        sys.setprofile(before)
+    with pytest.raises(TimeoutExceeded):
+        loop.run_until_complete(asyncio.wait_for(timeout.acall(hang), 5))
+    interrupted.cancel()
+    loop.run_until_complete(asyncio.wait([interrupted]))
+    loop.close()
 
 
 # --- races ------------------------------------------------------------------------------------

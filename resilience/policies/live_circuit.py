@@ -199,7 +199,11 @@ class LiveCircuit:
         """
         frame: FrameType | None = sys._getframe(3)  # past this function, `settle`, and its caller
         while frame is not None and frame is not forks.starting_frame:
-            if frame.f_code.co_name == "around" and frame.f_locals.get("circuit") is self:
+            code = (
+                frame.f_code
+            )  # before 3.13, to read the locals of a Retry's frame would make its last failure a cycle
+            is_breaker = code.co_name == "around" and "circuit" in code.co_varnames
+            if is_breaker and frame.f_locals.get("circuit") is self:
                 return True
             frame = frame.f_back
         return False

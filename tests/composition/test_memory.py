@@ -346,6 +346,15 @@ async def with_listeners(world: World, watched: Watched) -> None:
         unsubscribe()
 
 
+async def nests_in_one_breaker(world: World, watched: Watched) -> None:
+    pipeline = Retry(2, on=Boom, backoff=[0]).wrap(CircuitBreaker())
+
+    async def fn(heavy: Heavy) -> None:
+        await world.call(pipeline, watched.fn)
+
+    await world.call(pipeline, fn, watched.watch(Heavy()))
+
+
 async def nests(world: World, watched: Watched) -> None:
     pipeline = Retry(2, on=Boom, backoff=[0]).wrap(Timeout(5.0), CircuitBreaker())
 
@@ -435,6 +444,7 @@ SCENARIOS: dict[str, Scenario] = {
     "with a context": executes(lambda: Retry(2, on=Boom, backoff=[0]).wrap(Timeout(5.0)), Context),
     "with listeners": with_listeners,
     "nested executions": nests,
+    "nested executions, one breaker": nests_in_one_breaker,
     "capture": captures,
     "decorator": decorates,
     "proxy": through_a_proxy,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, nextafter
 from typing import Any, Never, TypeVar, final
@@ -98,13 +98,13 @@ class RateLimiter(Policy[Never]):
         observe_only: bool = False,
         name: str | None = None,
     ) -> None:
+        self._resilience_set_up(locals())
         checks.not_bare("@RateLimiter(10)", rate)
         self._max_wait = checks.optional_seconds("max_wait", max_wait, zero=True)
         self._retry_after = checks.flag("retry_after", retry_after)
         self._longest_pause = checks.seconds("longest_pause", longest_pause, infinite=True)
         self._told = checks.optional_function("told", told, ("result",))
         self._observe_only = checks.flag("observe_only", observe_only)
-        self._resilience_set_name(name)
         those = [checks.instance("more rates", it, Rate, "a Rate(limit, per=seconds) each") for it in more]
         self._set_rates((_as_rate(rate), *those))
         self._reset()
@@ -206,19 +206,6 @@ class RateLimiter(Policy[Never]):
         return RateLimiterStats(*self._turns.counts(self._usual_costs, clock.now()))
 
     @override
-    def settings(self) -> Mapping[str, object]:
-        return {
-            "rate": self._rates[0],
-            "more": self._rates[1:],
-            "max_wait": self._max_wait,
-            "retry_after": self._retry_after,
-            "longest_pause": self._longest_pause,
-            "told": self._told,
-            "observe_only": self._observe_only,
-            "name": self._resilience_given_name,
-        }
-
-    @override
     def describe(self) -> str:
         rates = " and ".join(in_words(rate) for rate in self._rates)
         if self._observe_only:
@@ -245,6 +232,7 @@ class RateLimiter(Policy[Never]):
 
     def _set_rates(self, rates: tuple[Rate, ...]) -> None:
         self._rates = rates
+        self._resilience_settings = {**self.settings(), "rate": rates[0]}
         #: The usual costs of a call, with 1 for a computed one; and the fixed costs, None if any is computed.
         self._usual_costs: Units = (*(1.0 if callable(it.cost) else it.cost for it in rates), _ONE_CALL)
         self._fixed_costs = None if any(callable(it.cost) for it in rates) else self._usual_costs

@@ -120,7 +120,7 @@ class RateLimiter(Policy[Never]):
             try:
                 del fast_path[-1]  # no lock: a third of the time (see `Turns.fast_path`). No call until `append`
                 bucket = turns.bucket
-                if (full_at := bucket.full_at) <= began + bucket.tolerance:  # GCRA
+                if bucket is not None and (full_at := bucket.full_at) <= began + bucket.tolerance:  # GCRA
                     bucket.full_at = (full_at if full_at > began else began) + bucket.increment
                     has_turn = True
                 fast_path.append(None)

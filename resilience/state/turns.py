@@ -103,7 +103,7 @@ class Turns(Generic[W]):
             if self._queue or _instant(self._rates, costs, now) > now + EPSILON:
                 return False
             _charge(self._rates, costs, now)
-            if self.bucket.has_fixed_cost and self.quota.has_expired(now):
+            if self.bucket is not None and self.quota.has_expired(now):
                 self._has_fast_path = True
                 self.fast_path.append(None)
             return True
@@ -185,8 +185,9 @@ class Turns(Generic[W]):
         self.rates: tuple[Spread | Window, ...] = rates
         self.quota: Quota = quota
         self._rates: Rates = (*rates, quota)
-        #: The only rate, if it is a bucket; otherwise a bucket that is never used.
-        self.bucket: Spread = rates[0] if len(rates) == 1 and isinstance(rates[0], Spread) else Spread(1.0, 1.0, 1.0)
+        only = rates[0] if len(rates) == 1 else None
+        #: The only rate, if it is a bucket for calls of one cost.
+        self.bucket: Spread | None = only if isinstance(only, Spread) and only.has_fixed_cost else None
 
     def correct(self, units: list[float], began: float, now: float) -> None:
         """Charge or refund, within a `change`, the units that a call that began at `began` used beyond its costs."""

@@ -7,7 +7,6 @@ _RETURNS_NONE = "a function that reaches its end returns None"
 _FOR_CHECKERS = "the other operand of the `or` is for type checkers, and is never evaluated"
 _QUICK_WAY = "a fast path to the result that the slow path finds as well"
 _OF_ROUNDING = "the instants differ by the tolerance for rounded sums"
-_NEVER_USED = "this bucket is never used"
 _NOTED_ONLY = "the only check is whether a later number is larger"
 _OF_MEMORY = "how many are made at a time affects only memory"
 _FLAG_STAYS_UP = "the flag stays set until the next caller, who settles and clears it"
@@ -16,9 +15,8 @@ _WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWind
 _FIRST = "attempt = ctx if ctx.attempt == {} else ctx.child(attempt=1)"
 _FULL = 'raise self._refused(ctx, f"after {{format_number({})}} s in the queue", waited)'
 _VALUE = 'return cast("A_co", self._value)'
-_BUCKET = "self.bucket: Spread = rates[0] if len(rates) == 1 and isinstance(rates[0], Spread) else Spread({}, {}, {})"
 _TAKEN = "{} # no lock: a third of the time (see `Turns.fast_path`). No call until `append`"
-_ROOM = "if (full_at := bucket.full_at) {} began {} bucket.tolerance: # GCRA"
+_ROOM = "if bucket is not None and (full_at := bucket.full_at) {} began {} bucket.tolerance: # GCRA"
 _CHARGED = "bucket.full_at = (full_at if full_at {} began else began) + bucket.increment"
 _QUICKLY = (
     f"try: {_TAKEN.format('del fast_path[-1]')} bucket = turns.bucket {_ROOM.format('<=', '+')} {_CHARGED.format('>')} "
@@ -63,13 +61,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "there is one cost for each rate",
         ),
         ("if turn.instant > now + EPSILON:", "if turn.instant >= now + EPSILON:", _OF_ROUNDING),
-        *(
-            (_BUCKET.format("1.0", "1.0", "1.0"), _BUCKET.format(*numbers), _NEVER_USED)
-            for numbers in [
-                *((" 2.0", "1.0", "1.0"), ("1.0", "2.0", "1.0"), ("1.0", "0.0", "1.0")),
-                *(("1.0", "1.0", "2.0"), ("1.0", "1.0", "0.0")),
-            ]
-        ),
     ],
     "policies/rate_limiter.py": [
         ("if fast_path:", "if not fast_path:", _QUICK_WAY),

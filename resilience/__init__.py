@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from resilience.policies.chaos import Chaos as Chaos
     from resilience.policies.circuit_breaker import CircuitBreaker as CircuitBreaker
     from resilience.policies.fallback import Fallback as Fallback
-    from resilience.policies.hedge import Hedge as Hedge, Quantile as Quantile
+    from resilience.policies.hedge import Hedge as Hedge
     from resilience.policies.keyed import Keyed as Keyed, KeyedStats as KeyedStats
+    from resilience.policies.latencies import Quantile as Quantile
     from resilience.policies.live_circuit import CircuitStats as CircuitStats
     from resilience.policies.rate import Rate as Rate
     from resilience.policies.rate_limiter import RateLimiter as RateLimiter, RateLimiterStats as RateLimiterStats
@@ -85,8 +86,9 @@ _HOMES = {
     "policies.chaos": "Chaos",
     "policies.circuit_breaker": "CircuitBreaker",
     "policies.fallback": "Fallback",
-    "policies.hedge": "Hedge Quantile",
+    "policies.hedge": "Hedge",
     "policies.keyed": "Keyed KeyedStats",
+    "policies.latencies": "Quantile",
     "policies.live_circuit": "CircuitStats",
     "policies.rate": "Rate",
     "policies.rate_limiter": "RateLimiter RateLimiterStats",

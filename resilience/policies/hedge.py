@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Never, TypeVar, final
 
@@ -20,60 +19,12 @@ from resilience.info import Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
 from resilience.outcome import StoppedIteration, Success
-from resilience.policies.hedge_plan import HedgePlan, HedgeRules, Latencies
+from resilience.policies.hedge_plan import HedgePlan, HedgeRules
+from resilience.policies.latencies import Latencies, Quantile
 from resilience.policy import Call, Policy
 from resilience.repeats import Budget, as_budget
 
 T = TypeVar("T")
-
-
-@final
-@dataclass(frozen=True, slots=True, init=False, repr=False)
-class Quantile:
-    """An observed delay: this quantile of the latency of the calls.
-
-    :param share: more than 0, less than 1; 0.95 by default: in the long run, one call in twenty is hedged.
-    :param least: the shortest delay in seconds, 1 ms by default.
-    :param most: the longest delay in seconds; no limit (infinity) by default.
-    :param window: for how many seconds a call is remembered, 60 by default.
-    :param warm_up: how many calls must be remembered before one is hedged, 20 by default.
-
-    >>> from resilience import Hedge, Quantile
-    >>> Hedge(Quantile(0.99, most=0.5)).delay()  # nothing is known yet
-    inf
-    """
-
-    share: float
-    least: float
-    most: float
-    window: float
-    warm_up: int
-
-    def __init__(
-        self,
-        share: float = 0.95,
-        *,
-        least: Duration = 0.001,
-        most: Duration | None = None,
-        window: Duration = 60.0,
-        warm_up: int = 20,
-    ) -> None:
-        set_field = object.__setattr__
-        set_field(self, "share", checks.fraction("share", share))
-        set_field(self, "least", checks.seconds("least", least))
-        set_field(self, "most", inf if most is None else checks.seconds("most", most, infinite=True))
-        set_field(self, "window", checks.seconds("window", window))
-        set_field(self, "warm_up", checks.whole("warm_up", warm_up))
-        if self.most < self.least:
-            raise ValueError(f"most must be at least as long as least, {format_number(self.least)} s, not {most!r}")
-
-    def __repr__(self) -> str:
-        parts = [format_number(self.share)]
-        parts += [f"least={format_number(self.least)}"] if self.least != 0.001 else []
-        parts += [f"most={format_number(self.most)}"] if self.most < inf else []
-        parts += [f"window={format_number(self.window)}"] if self.window != 60 else []
-        parts += [f"warm_up={self.warm_up}"] if self.warm_up != 20 else []
-        return f"Quantile({', '.join(parts)})"
 
 
 _DEFAULT_DELAY = Quantile()
@@ -139,9 +90,8 @@ class Hedge(Policy[Never]):
     ) -> None:
         self._resilience_set_up(locals())
         checks.not_bare("@Hedge()", delay)
-        self._quantile = delay if isinstance(delay, Quantile) else None
+        self._latencies = Latencies(delay) if isinstance(delay, Quantile) else None
         self._delay = inf if isinstance(delay, Quantile) else checks.seconds("delay", delay, zero=True)
-        self._latencies = None if self._quantile is None else Latencies(self._quantile.share, self._quantile.window)
         self._rules = HedgeRules(
             policy=self.name,
             hedges=checks.whole("hedges", hedges),
@@ -196,19 +146,16 @@ class Hedge(Policy[Never]):
 
     def delay(self) -> float:
         """Return the seconds after which a call is hedged now; infinity if too few calls have been observed."""
-        quantile, latencies = self._quantile, self._latencies
-        if quantile is None or latencies is None:
-            return self._delay
-        observed = latencies.value(quantile.warm_up, clock.now())
-        return observed if observed == inf else min(max(observed, quantile.least), quantile.most)
+        return self._delay if self._latencies is None else self._latencies.delay(clock.now())
 
     @override
     def describe(self) -> str:
         rules = self._rules
         what = "another attempt" if rules.hedges == 1 else f"up to {rules.hedges} more attempts, one after another,"
         after = f"{format_number(self._delay)} s"
-        if self._quantile is not None:
-            after = f"{format_percent(self._quantile.share)} of the calls take, by {self._quantile!r}"
+        if self._latencies is not None:
+            quantile = self._latencies.quantile
+            after = f"{format_percent(quantile.share)} of the calls take, by {quantile!r}"
         paid = "" if rules.budget is None else f"; paid for by {rules.budget!r}"
         return f"{self.name}: {what} beside one that takes longer than {after}{paid}"
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, final
 
-from resilience import forks
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import ends_with_the_deadline, is_refusal
@@ -18,9 +16,9 @@ from resilience.info import Listener
 from resilience.matching import Matcher, OnResult, rejects
 from resilience.notes import annotate
 from resilience.outcome import Failure, Outcome, Success, closable
+from resilience.policies.latencies import Latencies
 from resilience.record import History
 from resilience.repeats import Budget, give_back_refused, take_repeat
-from resilience.state.quantiles import Histogram
 
 _BESIDE: Final = " beside it failed with "
 
@@ -37,32 +35,6 @@ class HedgeRules:
     eager: bool
     budget: Budget | None
     on_hedge: Listener | None
-
-
-@final
-class Latencies:
-    """The durations of recent calls, recorded by any number of threads and tasks."""
-
-    def __init__(self, share: float, window: float) -> None:
-        self._settings = share, window
-        self.reset()
-        forks.reset_after_fork(self, Latencies.reset)
-
-    def reset(self) -> None:
-        """Discard all durations, as in the child of a fork."""
-        self._lock = threading.RLock()
-        self._histogram = Histogram(*self._settings)
-
-    def add(self, seconds: float, now: float) -> None:
-        """Record a duration."""
-        with self._lock:
-            self._histogram.add(seconds, now)
-
-    def value(self, warm_up: int, now: float) -> float:
-        """Return the quantile; infinity if fewer than `warm_up` durations are known."""
-        with self._lock:
-            self._histogram.forget(now)
-            return inf if self._histogram.count < warm_up else self._histogram.value()
 
 
 @final

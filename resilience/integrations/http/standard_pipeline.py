@@ -29,7 +29,8 @@ from resilience.integrations.wire import OfHost
 from resilience.network_errors import transient
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
-from resilience.policies.hedge import Hedge, Quantile
+from resilience.policies.hedge import Hedge
+from resilience.policies.latencies import Quantile
 from resilience.policies.rate import Rate
 from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.retry import Retry

@@ -24,7 +24,7 @@ from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.counter import Counter
-from resilience.errors import Throttled, bare
+from resilience.errors import Throttled
 from resilience.events.dispatch import report_refusal
 from resilience.formats import format_count, format_number, format_percent
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
@@ -218,7 +218,6 @@ class AdaptiveThrottle(Policy[Never]):
         return rate
 
     def _refusal(self, rate: float, ctx: Context) -> Throttled:
-        error: Throttled = bare(Throttled, f"{100 * rate:.0f} % of the calls are held back, as too many were refused")
-        error.policy, error.retry_after, error.rejection_rate = self.name, None, rate
         report_refusal(self.name, ctx, "Throttled", shadow=self._observe_only)
-        return error
+        why = f"{100 * rate:.0f} % of the calls are held back, as too many were refused"
+        return Throttled(why, policy=self.name, rejection_rate=rate)

@@ -82,7 +82,7 @@ TESTS = {
     "policies/retry.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "state/quantiles.py": ["state/test_quantiles.py", "policies/test_hedge_delay.py"],
     "policies/hedge.py": [*_HEDGE, *_EVERY_POLICY],
-    "policies/latencies.py": ["policies/test_hedge_delay.py"],
+    "policies/latencies.py": ["policies/test_hedge_delay.py", "test_bad_input.py"],
     "policies/hedge_plan.py": [*_HEDGE, "policies/test_repeat_cap.py", *_EVERY_POLICY],
     "policies/repeat_cap.py": ["policies/test_repeat_cap.py", *_EVERY_POLICY],
     "policies/keys.py": [*_FLIGHTS, "policies/test_keyed.py"],

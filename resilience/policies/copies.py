@@ -9,8 +9,11 @@ from collections.abc import Mapping
 def copy_of(error: Exception) -> Exception:
     """Return a copy of an exception with its cause, context and notes, but without its traceback.
 
-    An exception that cannot be copied, as its class takes other arguments than its `args`, is returned itself.
+    An exception that cannot be copied, as its class takes other arguments than its `args`, is returned itself. So is
+    one with a finalizer, such as gRPC's, which is a stream as well: that would also run for a copy that has failed.
     """
+    if hasattr(type(error), "__del__"):
+        return error
     try:
         own = copy.copy(error)
         if type(own) is not type(error) or own.args != error.args:

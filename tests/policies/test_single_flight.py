@@ -53,6 +53,17 @@ class Fickle(Exception):
         super().__init__(Incomparable())
 
 
+class Finalized(Exception):
+    """An exception whose finalizer fails if its constructor has not ended, as that of a gRPC stream."""
+
+    def __init__(self, *, state: list[str]) -> None:
+        super().__init__()
+        self.state = state
+
+    def __del__(self) -> None:
+        self.state.append("finalized")
+
+
 @contextmanager
 def led(flight: SingleFlight, slow: Slow) -> Iterator[list[Any]]:
     """Let a thread lead during the block; yield a list that has its outcome afterwards."""
@@ -106,7 +117,9 @@ def test_each_follower_raises_a_copy_with_the_traceback_of_the_call() -> None:
     assert [it.__notes__ for it in errors[1:]] == [["of the call"]] * 8
 
 
-@pytest.mark.parametrize("error", [KeywordsOnly(code=3), Swapped(1, 2), Fickle(), Frozen(3)], ids=shown)
+@pytest.mark.parametrize(
+    "error", [KeywordsOnly(code=3), Swapped(1, 2), Fickle(), Frozen(3), Finalized(state=[])], ids=shown
+)
 def test_an_error_that_cannot_be_copied_is_shared(error: Exception) -> None:
     flight = SingleFlight(key=same_key)
     slow = Slow(raising(error))

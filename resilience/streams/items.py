@@ -63,6 +63,13 @@ class Stream(Generator[T, None, None]):
         """End the stream: let the policies release what they hold, and close the source."""
         drive(self._driver.close())
 
+    def __enter__(self) -> Self:
+        """Return the stream, and close it after the block, as the streams of many clients do."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     @override
     def __reduce__(self) -> Never:
         raise TypeError(_NO_COPY)
@@ -122,6 +129,13 @@ class AsyncStream(AsyncGenerator[T, None]):
     async def aclose(self) -> None:
         """End the stream: let the policies release what they hold, and close the source."""
         await self._driver.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the stream, and close it after the block, as the streams of many clients do."""
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
 
     @override
     def __reduce__(self) -> Never:

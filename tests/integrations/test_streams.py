@@ -15,7 +15,7 @@ import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
 from tests.integrations import llm_server as llm
-from tests.integrations.sdks import ANTHROPIC, OPENAI
+from tests.integrations.sdks import ANTHROPIC, OPENAI, SDK
 from tests.integrations.servers import Answer, FlakyServer
 
 SDKS = {"openai": OPENAI, "anthropic": ANTHROPIC}
@@ -137,6 +137,27 @@ def test_a_stream_is_opened_again_until_its_first_item(case: Case, server: Flaky
     assert (got, held) == (["a", "b"], [1, 1])
     assert bulkhead.stats().in_flight == 0
     assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("sdk", SDKS.values(), ids=SDKS)
+def test_a_stream_of_a_wrapped_client_is_used_like_its_own(sdk: SDK, server: FlakyServer) -> None:
+    """Awaited where that is, and in a `with` block."""
+    server.script(sdk.path, llm.openai_error(503), sdk.stream("a", "b"), llm.openai_error(503), sdk.stream("a", "b"))
+    streaming = Retry(3, on=Exception, backoff=[0]).streaming()
+    method = "messages.create" if sdk is ANTHROPIC else "chat.completions.create"
+
+    with sdk.make("", server.url, max_retries=0) as client:
+        wrapped = streaming.proxy(client, method)
+        with sdk.ask(wrapped, stream=True) as stream:
+            assert [text for text in map(text_of, stream) if text] == ["a", "b"]
+
+    async def main() -> None:
+        async with sdk.make("Async", server.url, max_retries=0) as client:
+            wrapped = streaming.aproxy(client, method)
+            async with await sdk.ask(wrapped, stream=True) as stream:
+                assert [text async for item in stream if (text := text_of(item))] == ["a", "b"]
+
+    asyncio.run(main())
 
 
 def test_a_stream_that_breaks_off_is_not_repeated(case: Case, server: FlakyServer) -> None:

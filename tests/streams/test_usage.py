@@ -89,6 +89,20 @@ def test_a_function_that_cannot_be_resumed_is_refused_at_once(method: str) -> No
         getattr(quick().streaming(resume={"wrong": len}), method)(paced)
 
 
+async def test_a_block_closes_its_stream(world: World) -> None:
+    """As for the streams of many clients, in whose place it may stand."""
+    source, bulkhead = Source(world, [1, 2]), Bulkhead(1)
+    stream: Any = streamed(world, bulkhead, source).stream
+    if world.blocking:
+        with stream as items:
+            assert next(items) == 1
+    else:
+        async with stream as items:
+            assert await anext(items) == 1
+    assert items is stream
+    assert (source.closed, bulkhead.stats().in_flight) == (1, 0)
+
+
 @pytest.mark.parametrize("value", [None, 5])
 def test_no_value_can_be_sent_and_the_stream_goes_on(value: Any) -> None:
     """Not even None, which generators take for `next`: there is one way to request an item."""

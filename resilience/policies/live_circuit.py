@@ -199,11 +199,9 @@ class LiveCircuit:
         """
         frame: FrameType | None = sys._getframe(3)  # past this function, `settle`, and its caller
         while frame is not None and frame is not forks.starting_frame:
-            code = (
-                frame.f_code
-            )  # before 3.13, to read the locals of a Retry's frame would make its last failure a cycle
-            is_breaker = code.co_name == "around" and "circuit" in code.co_varnames
-            if is_breaker and frame.f_locals.get("circuit") is self:
+            code = frame.f_code
+            # Only of breakers: before 3.13, reading the locals of a Retry's frame would keep its last failure alive.
+            if code.co_name == "around" and "circuit" in code.co_varnames and frame.f_locals.get("circuit") is self:
                 return True
             frame = frame.f_back
         return False

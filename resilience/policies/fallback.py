@@ -117,7 +117,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
     ) -> None:
         if handler is not None and value is not _NOT_GIVEN:
             raise ValueError(f"give a value or a handler, not both: value={value!r}, handler={handler!r}")
-        self._value = None if value is _NOT_GIVEN else value
+        self._value: A_co = None if value is _NOT_GIVEN else value  # type: ignore[assignment]  # Fallback[None]
         self._handler = checks.optional_callable("handler", handler, ("failure", "ctx"))
         self._failures = Matcher(on, ignore, own=True)
         self._on_result = optional_predicate("on_result", on_result)
@@ -133,7 +133,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
                 raise
             is_observed = self._on_fallback is not None or subscribers.fallbacks or ctx._info.listeners
             if self._handler is None and not is_observed and closable(error) is None:
-                return cast("A_co", self._value)
+                return self._value
             return await self._answer(unwrap_stop_iteration(error), ctx)
         try:
             if self._on_result is None or not rejects(self._on_result, result):
@@ -150,7 +150,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
             discarded = closable(failed)
             if discarded is not None and discarded is not self._value:
                 await ctx.runtime.close(discarded)
-            return cast("A_co", self._value)
+            return self._value
         original = failed if isinstance(failed, Exception) else None
         traceback = None if original is None else original.__traceback__
         own = ctx.child()  # the handler may keep it, and execute other calls with it

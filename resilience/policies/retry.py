@@ -19,7 +19,7 @@ from resilience.formats import format_number
 from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
-from resilience.outcome import Success, unwrap_stop_iteration
+from resilience.outcome import Success
 from resilience.policies.attempts import Attempts
 from resilience.policies.retry_state import RetryRules, RetryState, too_late
 from resilience.policy import Call, Policy
@@ -148,7 +148,7 @@ class Retry(Policy[Never]):
                         raise
                     state = state or RetryState(self._rules, ctx, began)
                     if not (
-                        state.continues(unwrap_stop_iteration(error), self._refused_until(ctx))
+                        state.continues(error, self._refused_until(ctx))
                         and (state.begins_at_once() or await state.wait(ctx.runtime))
                     ):
                         state.conclude()
@@ -173,11 +173,12 @@ class Retry(Policy[Never]):
 
     def _refused_until(self, ctx: Context) -> float:
         """Return the instant until which a policy inside will refuse every call; minus infinity if none is known."""
-        executed, chosen = ctx._executed, ctx._info.chosen
-        if executed is None or not (executed._resilience_foresees or chosen) or self._rules.failures.names(CircuitOpen):
-            return -inf
-        until = -inf
-        for pipeline in (executed, *chosen):
+        executed, until = ctx._executed, -inf
+        if executed is None or not (executed._resilience_foresees or ctx._info.chosen):
+            return until
+        if self._rules.failures.names(CircuitOpen):
+            return until
+        for pipeline in (executed, *ctx._info.chosen):
             is_inside = False
             for policy in pipeline._resilience_chain():
                 is_inside = is_inside or policy is self

@@ -21,7 +21,7 @@ from resilience.hints import allows, asked_delay, is_repeatable
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
 from resilience.notes import annotate, is_handled_outside
-from resilience.outcome import Failed, Success, as_outcome, closable
+from resilience.outcome import Failed, StoppedIteration, Success, as_outcome, closable
 from resilience.policies.copies import without_frames
 from resilience.record import History
 from resilience.repeats import FAILED, Budget, Refuser, give_back_refused, give_back_repeat, take_repeat
@@ -79,6 +79,8 @@ class RetryState:
         :param refused_until: an instant before which every attempt would be refused.
         """
         rules, ctx, info = self._rules, self._ctx, self._ctx._info
+        if type(failed) is StoppedIteration:
+            failed = failed.error
         if self.attempt > 1:
             self.release_last()
             if isinstance(failed, Exception) and is_refusal(failed):

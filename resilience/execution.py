@@ -251,6 +251,8 @@ def inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record |
     listeners = executed._resilience_listeners
     if ctx is not None or listeners or subscribers.executions or executed._resilience_keeps_record:
         record = Record(executed)
+    elif outer is None:  # there is nothing to inherit: at most, the context of a block that is over is ambient
+        return None
     cap = (outer or inner)._info.cap or source._info.cap
     inner._info = ExecutionInfo(source._info.operation, source._info.properties, listeners, record, cap)
     if outer is not None and inner.runtime is not BLOCKING:  # a task's timer cannot cut off blocking code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -36,6 +37,27 @@ async def test_a_callback_finds_the_context_of_the_call_around_it(world: World, 
     retry = Retry(2, on=Boom, backoff=[0], on_retry=lambda event: found.append(current_context().operation))
     with pytest.raises(Boom):
         await getattr(world, run)(retry.wrap(inside), fails)
+    assert found[0] is not None
+    assert found[0].endswith("fails")
+
+
+def test_a_callback_finds_the_context_of_its_call_where_the_context_of_a_block_was_left(threads: World) -> None:
+    """A block that is closed in other context variables leaves its context in those in which it began."""
+
+    def block() -> Iterator[None]:
+        with deadline(60.0):
+            yield
+
+    def fails() -> None:
+        raise Boom
+
+    found: list[str | None] = []
+    retry = Retry(2, on=Boom, backoff=[0], on_retry=lambda event: found.append(current_context().operation))
+    elsewhere, begun = contextvars.copy_context(), block()
+    elsewhere.run(next, begun)
+    begun.close()
+    with pytest.raises(Boom):
+        elsewhere.run(retry.call, fails)
     assert found[0] is not None
     assert found[0].endswith("fails")
 

@@ -151,7 +151,7 @@ class _Sending(Urllib3Exchange):
         # A file is rewound to its position when the request was prepared, as requests itself does on a redirect.
         body = body_of(request.body, request._body_position)
         headers: Any = request.headers
-        super().__init__(adapter._settings, str(request.method), request.url, headers, body)
+        super().__init__(adapter._settings, str(request.method), str(request.url), headers, body)
         if not body.can_be_sent_again:
             request.body = OneShot.of(request.body)
         self._adapter = adapter

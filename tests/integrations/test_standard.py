@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
 import httpx
 import pytest
+import yarl
 
 from resilience import CircuitOpen, Hedge, Policy, Rate, Retry, RetryBudget, TimeoutExceeded, events
 from resilience.backoff import Exponential
 from resilience.integrations.http import PerHost, standard
+from resilience.integrations.http.perhost import policy_for
 from resilience.integrations.httpx import AsyncResilienceTransport
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
@@ -110,6 +112,15 @@ def test_a_host_is_identified_by_scheme_name_and_port() -> None:
         "http://[::1]:8000",
         "https://www.example.org:443",
     ]
+
+
+@pytest.mark.parametrize("make", [str, httpx.URL, yarl.URL])
+@pytest.mark.parametrize("url", ["https://Example.org./a", "http://[::1]:8000/", "ws://xn--bcher-kva.example/"])
+def test_the_url_of_a_client_is_that_of_the_same_host(make: Callable[[str], Any], url: str) -> None:
+    """A string, or an object of httpx or aiohttp, which writes the name in Unicode."""
+    policies = standard()
+    assert policy_for(policies, make(url)) is policies.for_host(url)
+    assert len(policies.policies) == 1
 
 
 @pytest.mark.parametrize("url", ["example.org", "example.org:443", "https://", "/users", ""])

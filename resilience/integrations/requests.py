@@ -142,6 +142,7 @@ def _check_adapter(adapter: object, pool: tuple[int, int, bool]) -> None:
 
 class _Sending(Urllib3Exchange):
     response_type = Response
+    status_name = "status_code"
     never_sent = (ConnectTimeout,)
     timed_out = (RequestsTimeout,)
 
@@ -188,10 +189,6 @@ class _Sending(Urllib3Exchange):
         if self._options["stream"]:
             limit_body(response.raw, self._timeout, self.body_deadline, self.body_is_late)
         return response
-
-    @override
-    def status_of(self, response: Response) -> tuple[int, Mapping[str, str]]:
-        return response.status_code, response.headers
 
     @override
     def reason(self, error: Any) -> object:

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import Context, Policy, Retry, transient
+from resilience import Context, DeadlineExceeded, Policy, Retry, transient
 from resilience.integrations.http import (
     IDEMPOTENT_METHODS,
     TRANSIENT_STATUSES,
@@ -203,6 +203,30 @@ def test_an_exchange_that_has_ended_sends_nothing_more() -> None:
     with pytest.raises(NotRepeatable, match="its caller has left"):
         exchange(Context())
     assert exchange.sent == 1
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_response_that_arrives_while_its_exchange_ends_is_closed_once(is_kept: bool) -> None:
+    """In another thread: by the end of the exchange, if the response is kept before that, or else by its attempt."""
+    discarded: list[Any] = []
+
+    class Responses(dict[int, Any]):
+        def __setitem__(self, number: int, entry: Any) -> None:
+            for step in ("keep", "end") if is_kept else ("end", "keep"):
+                if step == "keep":
+                    super().__setitem__(number, entry)
+                else:
+                    discarded.extend(exchange._end(None))
+
+    response = Response()
+    exchange = Scripted(Retry(1), response)
+    exchange._open = Responses()
+    if is_kept:
+        exchange(Context())
+    else:
+        with pytest.raises(DeadlineExceeded, match="after its time"):
+            exchange(Context())
+    assert (discarded, response.closed) == (([response], 0) if is_kept else ([], 1))
 
 
 def test_the_error_of_another_exchange_is_raised_as_an_error() -> None:

@@ -15,13 +15,12 @@ closed: those that a fallback replaced, those inside errors, and those that came
 A subclass describes a client: how it sends, what its errors mean, and how it limits the time of a body. Whether the
 request may be sent again is answered by the base class, `Repeatable`.
 
-Attempts can overlap: a thread that a `Timeout` has abandoned continues, and a policy may hedge. So a lock guards the
-list of open responses. If the response of an abandoned attempt arrives, the exchange closes it.
+Attempts can overlap: a thread that a `Timeout` has abandoned continues, and a policy may hedge. If the response of an
+abandoned attempt arrives, the exchange closes it.
 """
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -64,6 +63,8 @@ class Exchange(Repeatable):
     in_tasks: bool = False
     #: The class of the client's responses.
     response_type: Any
+    #: The name of their attribute for the status.
+    status_name: ClassVar[str] = "status"
     #: Errors of the client for a wait that was too long.
     timed_out: ClassVar[tuple[type[Exception], ...]] = (TimeoutError,)
 
@@ -73,15 +74,14 @@ class Exchange(Repeatable):
     body_may_last_until: float | None = None
 
     _resilience_asks_for_limiters: ClassVar[bool] = True  # to let them obey the headers of responses
-    _budget = inf  # the caller's deadline
 
     def __init__(
         self, settings: Settings, method: str, url: object, headers: Mapping[str, str], body: Body = IN_MEMORY
     ) -> None:
         super().__init__(settings, method, headers, body)
         self._url = url
-        self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
-        self._open: list[tuple[Any, float]] = []  # responses, each with the deadline of its attempt
+        #: The responses that have arrived, by id, each with the deadline of its attempt. What takes one out closes it.
+        self._open: dict[int, tuple[Any, float]] = {}
 
     @property
     def _resilience_operation(self) -> str:
@@ -97,10 +97,6 @@ class Exchange(Repeatable):
         :param left: the seconds within which the attempt has to end; None for no limit.
         :param headers: to add to the headers of the request.
         """
-
-    def status_of(self, response: Any) -> tuple[int, Mapping[str, str]]:
-        """Return the status and the headers of a response."""
-        return response.status, response.headers
 
     def limit(self, response: Any) -> Any:
         """Return the response, with a body that raises an error if it is read after `body_deadline`."""
@@ -147,18 +143,21 @@ class Exchange(Repeatable):
 
     def _keep(self, response: Any, ctx: Context) -> bool:
         """Keep a response until the exchange is over; return False if it came too late and has to be closed."""
-        with self._lock:
-            if self._is_over or self._was_abandoned(ctx):
-                return False
-            if self._open:  # so that the list stays short, however many responses arrive
-                self._open = [it for it in self._open if not _is_closed(it[0])]
-            self._open.append((response, ctx.deadline))
-            return True
+        if self._is_over or self._was_abandoned(ctx):
+            return False
+        if self._open:  # so that there are few, however many responses arrive
+            for number, (it, _) in self._open.copy().items():
+                if _is_closed(it):
+                    self._open.pop(number, None)
+        self._open[id(response)] = response, ctx.deadline
+        # If the exchange has ended meanwhile, in another thread, the response is taken out either there or here.
+        return not self._is_over or self._open.pop(id(response), None) is None
 
     def _judge(self, response: Any, ctx: Context) -> Any:
-        status, headers = self.status_of(response)
-        inform_limiters(ctx, headers)
-        failure = self.settings.rules.failure_of(status, headers, response)
+        headers = response.headers
+        if ctx._info.limiters:
+            inform_limiters(ctx, headers)
+        failure = self.settings.rules.failure_of(getattr(response, self.status_name), headers, response)
         if failure is None:
             return response
         self.mark(failure)
@@ -181,9 +180,6 @@ class Exchange(Repeatable):
 
     async def arun(self) -> Any:
         """Run the request through its policy, and return the response or a fallback's answer."""
-        outer = innermost_open(get_ambient())
-        if outer is not None:
-            self._budget = outer.deadline
         policy = policy_for(self.settings.policies, self._url)
         kept: Any = None
         try:  # not with `execute`, which would check whether the exchange is asynchronous
@@ -213,9 +209,8 @@ class Exchange(Repeatable):
 
     def _end(self, kept: object) -> list[Any]:
         """End the exchange, and return the responses to close."""
-        with self._lock:
-            self._is_over = True
-            received, self._open = self._open, []
+        self._is_over = True
+        received = [it for number in self._open.copy() if (it := self._open.pop(number, None)) is not None]
         self._body = IN_MEMORY
         self._release_request()
         longer = self.body_may_last_until
@@ -244,7 +239,9 @@ class Exchange(Repeatable):
     @property
     def body_is_late(self) -> Callable[[], TimeoutExceeded]:
         """What creates the error for a body that is not read by `body_deadline`. It does not refer to the exchange."""
-        return partial(DeadlineExceeded if self.body_deadline >= self._budget else TimeoutExceeded, _BODY_IS_LATE)
+        outer = innermost_open(get_ambient())
+        is_budget = outer is not None and outer.deadline <= self.body_deadline
+        return partial(DeadlineExceeded if is_budget else TimeoutExceeded, _BODY_IS_LATE)
 
 
 def attempt_is_late() -> DeadlineExceeded:

@@ -112,6 +112,7 @@ class _Progress:
 
 
 class _Sending(Exchange):
+    status_name = "status_code"
     never_sent: ClassVar[tuple[type[Exception], ...]] = (
         ConnectionRefusedError,
         *classes("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"),
@@ -167,10 +168,6 @@ class _Sending(Exchange):
     def proxy_refusal(self, error: Exception) -> int | None:
         status = str(error)[:3] if isinstance(error, _PROXY_ERROR) else ""
         return int(status) if status.isdigit() else None
-
-    @override
-    def status_of(self, response: Any) -> tuple[int, Mapping[str, str]]:
-        return response.status_code, response.headers
 
     @override
     def limit(self, response: Any) -> Any:

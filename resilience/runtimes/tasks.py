@@ -12,15 +12,16 @@ import contextvars
 import functools
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+import types
+from collections.abc import Awaitable, Callable, Generator
 from math import inf
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from typing_extensions import override
 
 from resilience.callables import maybe_await
 from resilience.clock import clock
-from resilience.runtimes.alarms import AsyncioTimer, find_alarm
+from resilience.runtimes.alarms import OTHER_LIMITS, AsyncioTimer, find_alarm
 from resilience.runtimes.base import Expired, Plan, Runtime, Timer, Waiter, refuse_undeclared_race, trio_task
 from resilience.runtimes.blocking import BLOCKING
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from resilience.runtimes.races.asyncio_race import AsyncioRace
     from resilience.runtimes.races.trio_race import TrioRace
+
+T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("resilience")
 
@@ -249,6 +252,35 @@ def _trio_race() -> type[TrioRace]:
 
 
 TASKS: TaskRuntime = TaskRuntime()
+
+
+_NOT_BEGUN: Final = object()
+
+
+@types.coroutine
+def cut_off_at(deadline: float, awaitable: Awaitable[T], late: Callable[[], Exception]) -> Generator[Any, Any, T]:
+    """Await an awaitable; cut it off at `deadline`, an instant on the process clock, and raise `late()` then.
+
+    asyncio cancels a task only where it waits. So the timer starts with the first wait, and an awaitable that does not
+    wait costs none. A scope of trio has to be entered before all scopes inside it.
+    """
+    steps: Generator[Any, Any, T] = awaitable.__await__()
+    awaited: object = _NOT_BEGUN
+    try:
+        if current_task() is not None:
+            awaited = next(steps)
+        # After the deadline it gives way to no other timer: a result that has arrived meanwhile would be faster.
+        with TASKS.timer(deadline, OTHER_LIMITS if clock.now() >= deadline else None):
+            while awaited is not _NOT_BEGUN:
+                try:
+                    yield awaited
+                    awaited = _NOT_BEGUN
+                except BaseException as error:
+                    awaited = steps.throw(error)
+            return (yield from steps)
+    except StopIteration as done:  # of `next` or `throw`
+        return done.value  # type: ignore[no-any-return]
+    raise late()
 
 
 def shielded_timer(deadline: float) -> Timer | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import importlib.util
@@ -35,6 +36,7 @@ from resilience import (
     current_context,
     deadline,
 )
+from resilience.clock import clock
 from resilience.runtimes import alarms, tasks
 from resilience.runtimes.blocking import BLOCKING
 from resilience.testing import virtual_time
@@ -391,6 +393,60 @@ async def test_a_timer_keeps_nothing_of_an_ended_call_alive(in_asyncio: World) -
 
 
 # --- policies that start or create the call early ---
+
+
+async def waits_not() -> str:
+    return "at once"
+
+
+async def waits(seconds: float) -> str:
+    """Wait twice."""
+    await anyio.sleep(0)
+    await anyio.sleep(seconds)
+    return "done"
+
+
+async def fails() -> None:
+    await anyio.sleep(0)
+    raise LookupError
+
+
+async def swallows() -> str:
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(LONG)
+    return "done"
+
+
+async def cleans_up(ended: list[str]) -> None:
+    try:
+        await anyio.sleep(LONG)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(0)
+        ended.append("cleaned up")
+
+
+async def test_an_awaitable_is_cut_off_at_an_instant(tasks_world: World) -> None:
+    """It can clean up. One that does not take so long returns its result, or raises its own error."""
+    ended: list[str] = []
+    soon = clock.now() + 0.02
+    assert await tasks.cut_off_at(clock.now() + LONG, waits(0), Boom) == "done"
+    with pytest.raises(Boom):
+        await tasks.cut_off_at(soon, cleans_up(ended), Boom)
+    assert ended == ["cleaned up"]
+    with pytest.raises(LookupError):
+        await tasks.cut_off_at(clock.now() + LONG, fails(), Boom)
+    with pytest.raises(Boom):
+        await tasks.cut_off_at(soon, waits(0), Boom)  # its wait begins after that instant
+
+
+async def test_a_result_that_needs_no_wait_is_returned_at_any_time(in_asyncio: World) -> None:
+    """So is the result of an awaitable that swallows its cancellation."""
+    assert await tasks.cut_off_at(0.0, waits_not(), Boom) == "at once"
+    assert await tasks.cut_off_at(clock.now() + 0.02, swallows(), Boom) == "done"
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
 
 
 class InOwnTask(Policy[Never]):

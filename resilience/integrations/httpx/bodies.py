@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from math import inf
 from typing import Any, final
 
 from typing_extensions import override
@@ -11,25 +12,23 @@ from resilience.clock import clock
 from resilience.integrations.http.bodies import IN_MEMORY, Body, OneShot, body_of
 from resilience.integrations.httpx.libraries import AsyncStream, Stream, classes
 from resilience.integrations.httpx.pools import close_completely
-from resilience.runtimes.alarms import OTHER_LIMITS
-from resilience.runtimes.tasks import TASKS
+from resilience.runtimes.tasks import cut_off_at
 
 _TIMED_OUT = classes("TimeoutException")
 _BYTES = classes("ByteStream")
 
 
-class _Limited:
-    """The body of a response with a deadline; `late` creates the error for one that is not read by then."""
+@final
+class LimitedStream(Stream):
+    """A body with a deadline in blocking code. The time is checked before each wait for more data.
+
+    :param late: creates the error for a body that is not read by the deadline.
+    """
 
     def __init__(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> None:
         self._stream = stream
         self._deadline = deadline
         self._late = late
-
-
-@final
-class LimitedStream(_Limited, Stream):
-    """A body with a deadline in blocking code. The time is checked before each wait for more data."""
 
     @override
     def __iter__(self) -> Iterator[bytes]:
@@ -52,47 +51,36 @@ class LimitedStream(_Limited, Stream):
 
 
 @final
-class AsyncLimitedStream(_Limited, AsyncStream):
-    """A body with a deadline in a task. A wait for more data is cut off at the deadline."""
+class TaskStream(AsyncStream):
+    """The body of a response in a task, with a close that no cancellation cuts off: a policy may discard the response.
+
+    A wait for more data is cut off at the deadline, if there is one.
+    """
 
     _chunks: Any = None
+    _deadline = inf
+    _late: Callable[[], Exception]
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def limit(self, deadline: float, late: Callable[[], Exception]) -> None:
+        """Set the deadline, before the body is read. `late` creates the error for a body that is not read by then."""
+        self._deadline, self._late = deadline, late
 
     @override
     def __aiter__(self) -> AsyncIterator[bytes]:
         self._chunks = self._stream.__aiter__()
         return self
 
-    async def __anext__(self) -> bytes:
-        # Await even after the deadline: the cancellation lets all generators inside the body clean up. The timer gives
-        # way to no other one then, because a chunk that has already arrived would be faster.
-        limit = OTHER_LIMITS if clock.now() >= self._deadline else None
-        with TASKS.timer(self._deadline, limit) as timer:
-            chunk: bytes = await self._chunks.__anext__()
-        if timer.fired:
-            raise self._late()
-        return chunk
+    def __anext__(self) -> Awaitable[bytes]:
+        chunk: Awaitable[bytes] = self._chunks.__anext__()
+        return chunk if self._deadline == inf else cut_off_at(self._deadline, chunk, self._late)
 
     @override
     async def aclose(self) -> None:
         if hasattr(self._chunks, "aclose"):
             await self._chunks.aclose()
-        await self._stream.aclose()
-
-
-@final
-class ClosingStream(AsyncStream):
-    """The body of a response, with a close that no cancellation cuts off: a policy may discard the response."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    @override
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        chunks: AsyncIterator[bytes] = self._stream.__aiter__()
-        return chunks
-
-    @override
-    async def aclose(self) -> None:
         await close_completely(self._stream.aclose(), self._stream)
 
 

@@ -42,29 +42,19 @@ async def reclaim_slots(transport: Any) -> None:
         await pool._close_connections(pool._assign_requests_to_connections())
 
 
-async def close_completely(closing: Coroutine[Any, Any, None], stream: Any) -> None:
-    """Await the close of a response with this stream to its end, even if asyncio cancels the task meanwhile."""
-    try:
-        await _to_its_end(closing, stream)
-    finally:
-        for name in ("_httpcore_stream", "_stream", "_connection"):
-            stream = getattr(stream, name, None)
-        _repair_http2(stream)
-
-
 @types.coroutine
-def _to_its_end(closing: Coroutine[Any, Any, None], stream: Any) -> Generator[Any, Any, None]:
-    """Await the close of a response, and raise a cancellation by asyncio afterwards.
+def close_completely(closing: Coroutine[Any, Any, None], stream: Any) -> Generator[Any, Any, None]:
+    """Await the close of a response with this stream to its end, and raise a cancellation by asyncio afterwards.
 
     httpcore shields the close with a cancel scope of anyio, which has no effect on a cancellation by asyncio: the
     connection would stay in use for ever.
     """
     asyncio: Any = sys.modules.get("asyncio")
-    if asyncio_task() is None or not hasattr(stream, "_httpcore_stream"):
-        yield from closing
-        return
     awaited = cancelled = None
     try:
+        if not hasattr(stream, "_httpcore_stream") or asyncio_task() is None:
+            yield from closing
+            return
         while True:
             if awaited is None or awaited.done():
                 try:
@@ -83,6 +73,9 @@ def _to_its_end(closing: Coroutine[Any, Any, None], stream: Any) -> Generator[An
     finally:
         closing.close()
         del cancelled  # no cycle: error -> traceback -> this frame -> error
+        for name in ("_httpcore_stream", "_stream", "_connection"):
+            stream = getattr(stream, name, None)
+        _repair_http2(stream)
 
 
 def _repair_http2(connection: Any) -> None:

@@ -17,10 +17,9 @@ from resilience.integrations.http.exchange import Exchange, attempt_is_late
 from resilience.integrations.http.rules import NotRepeatable
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.bodies import (
-    AsyncLimitedStream,
-    ClosingStream,
     LimitedStream,
     OneShotStream,
+    TaskStream,
     body_in,
     is_in_memory,
     with_body,
@@ -169,20 +168,6 @@ class _Sending(Exchange):
         status = str(error)[:3] if isinstance(error, _PROXY_ERROR) else ""
         return int(status) if status.isdigit() else None
 
-    @override
-    def limit(self, response: Any) -> Any:
-        deadline = self.body_deadline
-        if deadline < inf and not is_in_memory(response):
-            response.stream = self._limited(response.stream, deadline, self.body_is_late)
-        elif self._timeouts is not None:
-            self._timeouts.deadline = inf  # the deadline of the attempt does not apply to the body
-        return response
-
-    def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
-        if self._timeouts is not None:  # in tasks, a timer cuts the body off instead
-            self._timeouts.deadline, self._timeouts.late = inf if self.in_tasks else deadline, late
-        return (AsyncLimitedStream if self.in_tasks else LimitedStream)(stream, deadline, late)
-
 
 @final
 class BlockingSending(_Sending):
@@ -198,6 +183,19 @@ class BlockingSending(_Sending):
         finally:
             response.close()
 
+    @override
+    def limit(self, response: Any) -> Any:
+        if self.body_deadline < inf and not is_in_memory(response):
+            response.stream = self._limited(response.stream, self.body_deadline, self.body_is_late)
+        elif self._timeouts is not None:
+            self._timeouts.deadline = inf  # the deadline of the attempt does not apply to the body
+        return response
+
+    def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> LimitedStream:
+        if self._timeouts is not None:
+            self._timeouts.deadline, self._timeouts.late = deadline, late
+        return LimitedStream(stream, deadline, late)
+
 
 @final
 class AsyncSending(_Sending):
@@ -208,9 +206,13 @@ class AsyncSending(_Sending):
     @override
     async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
         try:
-            response = await self._transport.handle_async_request(self._prepared(ctx, left, headers))
+            prepared = self._prepared(ctx, left, headers)
+            timeouts = self._timeouts
+            response = await self._transport.handle_async_request(prepared)
             if not is_in_memory(response):
-                response.stream = ClosingStream(response.stream)
+                response.stream = TaskStream(response.stream)
+            if timeouts is not None:
+                timeouts.deadline = inf  # a timer cuts the body off instead
             return await self._read(response, ctx) if self.settings.read_body and _has_body(response) else response
         except BaseException:
             if self._progress is not None:
@@ -219,13 +221,18 @@ class AsyncSending(_Sending):
             raise
 
     async def _read(self, response: Any, ctx: Context) -> Any:
-        stream = response.stream
         if waits_until(ctx) < inf:
-            stream = self._limited(stream, ctx.deadline, attempt_is_late)
+            response.stream.limit(ctx.deadline, attempt_is_late)
         try:
-            return with_body(response, b"".join([piece async for piece in stream]))
+            return with_body(response, b"".join([piece async for piece in response.stream]))
         finally:
             await response.aclose()
+
+    @override
+    def limit(self, response: Any) -> Any:
+        if self.body_deadline < inf and not is_in_memory(response):
+            response.stream.limit(self.body_deadline, self.body_is_late)
+        return response
 
     @override
     def _release_request(self) -> None:

@@ -18,7 +18,7 @@ import h2.exceptions
 import h2.settings
 import pytest
 
-from resilience import DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded, deadline
+from resilience import DeadlineExceeded, Hedge, Policy, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations.http import Rules
 from tests.callers import wait_until
 from tests.conftest import FakeClock
@@ -295,6 +295,25 @@ async def test_each_wait_of_an_attempt_is_limited_to_the_time_left(
     async with kit.client(policy, kit.library.MockTransport(handler)) as client:
         await client.get("http://example.org/", timeout=60)
     assert seen == ([60, 60, 60] if enforced and not kit.world.blocking else [10, 7, 4])
+
+
+async def test_the_deadline_of_an_attempt_that_wins_a_race_does_not_apply_to_its_body(tasks_kit: Httpx) -> None:
+    """It is removed from the client's timeouts also if another attempt has begun since."""
+    seen: list[Any] = []
+
+    async def handler(request: Any) -> Any:
+        seen.append(request.extensions["timeout"])
+        while len(seen) == 1:
+            await anyio.sleep(0.01)
+        if seen[0] is not request.extensions["timeout"]:
+            await anyio.sleep(PATIENCE)
+        return tasks_kit.library.Response(200)
+
+    policy = Timeout(PATIENCE, cooperative=True).wrap(Hedge(0.01))
+    inner = tasks_kit.library.MockTransport(handler)
+    async with tasks_kit.client(policy, inner, rules=Rules(limit_body=False)) as client:
+        assert (await client.get("http://example.org/", timeout=60)).status_code == 200
+    assert seen[0].get("read") == 60  # as httpcore does, when it begins to read the body
 
 
 # --- the deadline of a body ------------------------------------------------------------------

@@ -190,22 +190,6 @@ class LiveCircuit:
         """Whether this code runs inside a call that this circuit has admitted."""
         return any(it.circuit is self and it.admission is not None for it in get_enclosing())
 
-    def _is_among_callers(self) -> bool:
-        """Whether the call that `settle` records was made inside another call of this circuit.
-
-        For calls without an `Admitted`: to set and reset its variable alone would let each successful call take half
-        as long again, and nothing else tells child tasks and threads of their parent. Instead, a call that fails looks
-        for `CircuitBreaker.around` with this circuit in the frames of its thread or task.
-        """
-        frame: FrameType | None = sys._getframe(3)  # past this function, `settle`, and its caller
-        while frame is not None and frame is not forks.starting_frame:
-            code = frame.f_code
-            # Only of breakers: before 3.13, reading the locals of a Retry's frame would keep its last failure alive.
-            if code.co_name == "around" and "circuit" in code.co_varnames and frame.f_locals.get("circuit") is self:
-                return True
-            frame = frame.f_back
-        return False
-
     def has_counted(self, error: Exception, since: int) -> bool:
         """Whether a nested call has counted this failure, or a cause of it, since `failures` was `since`."""
         return self.failures != since and is_marked(error, id(self), since)
@@ -317,7 +301,7 @@ class LiveCircuit:
         else:
             on_result = self.rules.on_result
             has_failed = ended is not DONE and on_result is not None and rejects(on_result, ended.value)
-        if has_failed and admission.quiet and self._is_among_callers():
+        if has_failed and _encloses_caller(admission):
             return  # the enclosing call counts instead
         if has_failed or (has_failed is not None and not admission.quiet):  # otherwise nothing would change
             failure = _text_of(ended) if has_failed else None
@@ -386,6 +370,25 @@ class LiveCircuit:
         self._reporting = False
         if isinstance(self.machine.period, HalfOpen):
             self.machine.period.probes.clear()
+
+
+def _encloses_caller(admission: Admission) -> bool:
+    """Whether the call that `settle` records was made inside a call without an `Admitted`, in the same period.
+
+    To set and reset the variable of an `Admitted` alone would let each successful call take half as long again, and
+    nothing else tells child tasks and threads of their parent. Instead, a call that fails looks for
+    `CircuitBreaker.around` with this admission, which is its period, in the frames of its thread or task.
+    """
+    frame: FrameType | None = sys._getframe(3)  # past this function, `settle`, and its caller
+    while frame is not None and frame is not forks.starting_frame:
+        code = frame.f_code
+        # Only of breakers: before 3.13, reading the locals of a Retry's frame would keep its last failure alive.
+        if code.co_name == "around" and "admission" in code.co_varnames:
+            variables = frame.f_locals
+            if variables.get("admission") is admission and variables.get("noted") is None:
+                return True
+        frame = frame.f_back
+    return False
 
 
 def _text_of(failed: Failed) -> str:

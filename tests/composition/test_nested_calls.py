@@ -491,6 +491,51 @@ def failure_of_another_caller(breaker: CircuitBreaker) -> None:
     contextvars.Context().run(breaker.capture, raising)
 
 
+@both_ways
+async def test_a_handled_inner_failure_does_not_count_although_another_caller_failed_meanwhile(
+    world: World, run: Any
+) -> None:
+    """From then on calls are noted, but the outer one began before."""
+    breaker = CircuitBreaker(2)
+
+    async def answers(ctx: Any = None) -> str:
+        in_threads(lambda: failure_of_another_caller(breaker))
+        assert isinstance(await failure_of(run(world, breaker, fail)), Boom)
+        with pytest.raises(Boom), breaker.guard():
+            raise Boom("no")
+        return "fine"
+
+    assert await run(world, breaker, answers) == "fine"
+    assert breaker.state is CLOSED
+
+
+@both_ways
+async def test_an_inner_failure_counts_if_the_circuit_was_closed_manually_meanwhile(world: World, run: Any) -> None:
+    """The result of the outer call no longer counts."""
+    breaker = CircuitBreaker(1)
+
+    async def answers(ctx: Any = None) -> str:
+        breaker.close()
+        assert isinstance(await failure_of(run(world, breaker, fail)), Boom)
+        return "fine"
+
+    assert await called(world, breaker, answers) == "fine"
+    assert breaker.state is OPEN
+
+
+def test_a_failure_in_a_predicate_that_judges_a_noted_call_counts() -> None:
+    """By then, that call has ended."""
+
+    def is_bad(result: object) -> bool:
+        failure_of_another_caller(breaker)
+        return True
+
+    breaker = CircuitBreaker(3, on_result=is_bad)
+    failure_of_another_caller(breaker)
+    assert breaker.execute(lambda ctx: "bad") == "bad"
+    assert breaker.state is OPEN
+
+
 @pytest.mark.parametrize("earlier", [0, 1])
 def test_a_failure_that_another_breaker_counted_counts_here_too(earlier: int) -> None:
     """Also if this breaker counted another failure meanwhile."""

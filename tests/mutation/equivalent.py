@@ -88,16 +88,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     ],
     "policies/live_circuit.py": [
         ("assert self.rules.probe is not None", "pass", _FOR_CHECKERS),
-        (
-            'if frame.f_code.co_name == "around" and frame.f_locals.get("circuit") is self:',
-            'if ((frame.f_locals.get("circuit") is self)):',
-            f"{_QUICK_WAY}: it inspects the variables of fewer frames",
-        ),
-        (
-            "if has_failed and admission.quiet and self._is_among_callers():",
-            "if ((has_failed) and (self._is_among_callers())):",
-            f"{_QUICK_WAY}: where calls are noted, one inside another is not admitted",
-        ),
         ("return False", "pass", _FALSE_ANYWAY),
         ("self.failures: int = 0", "self.failures: int = 1", _NOTED_ONLY),
         (

@@ -102,7 +102,7 @@ BARS = (
     Bar(f"{scale.HOSTS}: made, the 20,000th", "itself", 25_000, unit="ns"),
     Bar(f"{scale.HOSTS}: found", "itself", 1500, unit="ns"),
     Bar(f"{scale.TASKS}: bytes while it runs", "itself", 1500, unit="bytes"),
-    Bar(f"{scale.CLIENTS}: a call / with 1,000", "itself", 1.0),
+    Bar(f"{scale.CLIENTS}: {scale.CELL}", "itself", 1.0),
     Bar(f"{scale.THREADS}: after 3 s", "itself", 4, unit="threads"),
 )
 

@@ -7,9 +7,10 @@ import gc
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from typing import TypeAlias
 
 from benchmarks.cells import Result, Wanted, name_of
 from benchmarks.functions import answer
@@ -22,6 +23,8 @@ from resilience.testing import Simulation
 HOSTS = "standard(), a host"
 TASKS = "asyncio, a task under five"
 CLIENTS = "simulation of 30,000 clients"
+CELL = "a call / with 1,000"
+WITHOUT = "without policies"
 THREADS = "threads after a burst"
 
 
@@ -31,12 +34,17 @@ def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterato
         (HOSTS, "made and called", "bytes", lambda: _bytes_of_a_host(20 if small else 1000), 1),
         (HOSTS, "made, the 20,000th", "ns", lambda: _time_to_make(10 if small else 20_000), 3),
         (HOSTS, "found", "ns", lambda: _time_to_find(10 if small else 2000), effort.rounds),
-        (CLIENTS, "a call / with 1,000", "", lambda: _slower_with_clients(50 if small else 1000), 3),
         (THREADS, "after 3 s", "threads", lambda: _threads_left(20 if small else 200, 0.01 if small else 3.0), 1),
     ]
     for group, cell, unit, function, rounds in cells:
         if wanted(name_of(group, cell)):
             yield Result(group, cell, unit, {OURS: [function() for _ in range(rounds)]})
+    if wanted(CLIENTS):
+        samples: dict[str, list[float]] = {OURS: [], WITHOUT: []}
+        for _ in range(3):
+            for name, protect in ((OURS, _protected), (WITHOUT, _unprotected)):
+                samples[name].append(_slower_with_clients(50 if small else 1000, protect))
+        yield Result(CLIENTS, CELL, "", samples)
     if wanted(TASKS):
         sizes = {
             it.name: [_bytes_of_a_task(it, 20 if small else 1000)]
@@ -127,22 +135,36 @@ def _bytes_of_a_task(library: Library, tasks: int) -> float:
 # --- simulated clients ---
 
 
-def _slower_with_clients(few: int) -> float:
-    return _time_per_simulated_call(30 * few, 5.0) / _time_per_simulated_call(few, 30.0)
+#: Makes the call of a simulated client from what is called.
+Protection: TypeAlias = Callable[[Simulation, Callable[[object], Awaitable[None]]], Callable[[], Awaitable[None]]]
 
 
-def _time_per_simulated_call(clients: int, seconds: float) -> float:
-    calls = count()
+def _protected(simulation: Simulation, call: Callable[[object], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
     policy = Policy.wrap(Fallback(None), Timeout(30.0), Retry(3), CircuitBreaker(FailureRatio(0.5)), Timeout(10.0))
+    return lambda: simulation.execute(policy, call)
+
+
+def _unprotected(simulation: Simulation, call: Callable[[object], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    return lambda: call(None)
+
+
+def _slower_with_clients(few: int, protection: Protection) -> float:
+    return _time_per_simulated_call(30 * few, 5.0, protection) / _time_per_simulated_call(few, 30.0, protection)
+
+
+def _time_per_simulated_call(clients: int, seconds: float, protection: Protection) -> float:
+    calls = count()
     with Simulation(seed=1) as simulation:
 
-        async def call(ctx: object) -> None:
+        async def work(ctx: object) -> None:
             next(calls)
             await simulation.sleep(0.05)
 
+        call = protection(simulation, work)
+
         async def client() -> None:
             while simulation.now() < seconds:
-                await simulation.execute(policy, call)
+                await call()
                 await simulation.sleep(simulation.rng.expovariate(1.0))
 
         for _ in range(clients):

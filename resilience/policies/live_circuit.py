@@ -301,7 +301,7 @@ class LiveCircuit:
         else:
             on_result = self.rules.on_result
             has_failed = ended is not DONE and on_result is not None and rejects(on_result, ended.value)
-        if has_failed and _encloses_caller(admission):
+        if has_failed and (self.encloses_caller() or _encloses_caller(admission)):
             return  # the enclosing call counts instead
         if has_failed or (has_failed is not None and not admission.quiet):  # otherwise nothing would change
             failure = _text_of(ended) if has_failed else None

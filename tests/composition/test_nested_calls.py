@@ -471,6 +471,26 @@ async def test_a_failed_guard_inside_a_successful_call_does_not_count(world: Wor
 
 
 @both_ways
+async def test_a_handled_failure_inside_a_guard_does_not_count(world: World, run: Any) -> None:
+    breaker = CircuitBreaker(1)
+    with breaker.guard():
+        assert isinstance(await failure_of(run(world, breaker, fail)), Boom)
+    assert breaker.state is CLOSED
+
+
+@both_ways
+async def test_handled_failures_of_child_tasks_of_a_guard_do_not_count(tasks_world: World, run: Any) -> None:
+    breaker = CircuitBreaker(1)
+
+    async def handles() -> None:
+        assert isinstance(await failure_of(run(tasks_world, breaker, fail)), Boom)
+
+    async with breaker.guard(), anyio.create_task_group() as group:
+        group.start_soon(handles)
+    assert breaker.state is CLOSED
+
+
+@both_ways
 async def test_a_failure_inside_a_call_of_another_breaker_counts(world: World, run: Any) -> None:
     outer, inner = CircuitBreaker(1), CircuitBreaker(1)
 

@@ -75,9 +75,15 @@ TESTS = {
     "policies/fallback.py": ["policies/test_fallback.py", *_EVERY_POLICY],
     "policies/guard.py": _BREAKER,
     "policies/live_circuit.py": [
-        *(*_BREAKER, "policies/test_machines.py", "policies/test_observe_only.py", "composition/test_nested_calls.py"),
+        *(
+            *_BREAKER,
+            "policies/test_machines.py",
+            "policies/test_observe_only.py",
+            "composition/test_nested_calls.py",
+            "composition/test_nested_trees.py",
+        ),
     ],
-    "policies/marks.py": [*_BREAKER, "composition/test_nested_calls.py"],
+    "policies/marks.py": [*_BREAKER, "composition/test_nested_calls.py", "composition/test_nested_trees.py"],
     "policies/retry_state.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/retry.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "state/quantiles.py": ["state/test_quantiles.py", "policies/test_hedge_delay.py"],

@@ -183,9 +183,10 @@ class Alarm:
         try:
             now = max(now, clock.now())
         finally:
-            others = [it for it in alarms_of(self.loop) if it is not self and it.rings_at <= now]
-            for alarm in sorted([self, *others], key=_is_firm):  # those that give way read `cancelling()` first
-                alarm._fire_due(now)
+            inheriting = find_inheriting_alarm(self.loop)
+            if inheriting is not None and inheriting.rings_at <= now:
+                inheriting._fire_due(now)  # before others cancel tasks: its timers read `cancelling()` now
+            self._fire_due(now)
 
     def _fire_due(self, now: float) -> None:
         """Fire all entries that are due by now, and set the alarm for the earliest deadline left."""
@@ -212,7 +213,6 @@ def cancel(task: Any) -> None:
 
 
 _deadline = attrgetter("deadline")
-_is_firm = attrgetter("is_firm")
 
 
 @final
@@ -268,7 +268,7 @@ def _find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: 
     return known.by_limit.setdefault(limit, Alarm(loop, is_firm=limit is not None))
 
 
-def alarms_of(loop: asyncio.AbstractEventLoop) -> list[Alarm]:
-    """Return the alarms of the loop that runs in this thread."""
+def find_inheriting_alarm(loop: asyncio.AbstractEventLoop) -> Alarm | None:
+    """Return the alarm of the timers that inherit a deadline, if the loop that runs in this thread has one."""
     known = _of_thread.alarms
-    return [*known.by_limit.values()] if known.loop is loop else []
+    return known.by_limit.get(None) if known.loop is loop else None

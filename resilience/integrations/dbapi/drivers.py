@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 
 
 def is_of(package: str, name: str, it: object) -> bool:
     """Whether the class of `it`, or one of its bases, has this name and is in this package."""
-    return any(kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in type(it).__mro__)
+    return _is_kind(type(it), package, name)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_kind(kind: type, package: str, name: str) -> bool:
+    return any(each.__name__ == name and each.__module__.partition(".")[0] == package for each in kind.__mro__)
 
 
 def is_sqlite(connection: object) -> bool:

@@ -222,9 +222,10 @@ def test_locks_of_listeners_and_integrations_do_not_block_the_child() -> None:
     """Logs, metrics, the dashboard and clients are often set up before a server forks its workers."""
     forked(
         """
-        import gc, logging
+        import gc, logging, sqlite3
         import httpx, prometheus_client
         from resilience.integrations import dashboard, opentelemetry, prometheus
+        from resilience.integrations.dbapi import StatementLimits
         from resilience.integrations.httpx import ResilienceTransport
         from resilience.integrations.logging import log_events
         from resilience.testing import virtual, virtual_time
@@ -247,6 +248,8 @@ def test_locks_of_listeners_and_integrations_do_not_block_the_child() -> None:
             with virtual_time():
                 retry.call(int)
             board._watch.log.since(0)
+            with deadline(60), StatementLimits(sqlite3.connect(":memory:")):
+                pass
             assert isinstance(transport._transport_of(httpx), httpx.HTTPTransport)
 
         ours = [prometheus, opentelemetry, virtual, *(instance for instance in gc.get_objects() if is_ours(instance))]

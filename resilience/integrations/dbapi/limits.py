@@ -13,6 +13,7 @@ from contextlib import nullcontext, suppress
 from math import inf
 from typing import Any, Final, final
 
+from resilience import forks
 from resilience.ambient import current_context
 from resilience.callables import maybe_await
 from resilience.clock import clock
@@ -23,6 +24,9 @@ from resilience.runtimes.workers import Job, pool
 
 #: Seconds between two interruptions once the deadline has passed, so that later statements are interrupted as well.
 _INTERRUPT_INTERVAL: Final = 0.01
+
+#: For how many seconds, at most, the thread that interrupts sleeps. If no connection has a deadline then, it ends.
+_LONGEST_SLEEP: Final = 0.5
 
 #: The units in which PostgreSQL shows a setting, in milliseconds.
 _UNITS: Final = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -78,8 +82,6 @@ class SQLiteLimits:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._busy_timeout: int | None = None
-        self._has_ended = False
-        self._changed = threading.Condition()  # held during an interruption: once `end` is done, there is none
 
     async def begin(self, ctx: Context) -> None:
         """Limit the connection to the deadline of a context."""
@@ -87,23 +89,74 @@ class SQLiteLimits:
         (own,) = await _execute(self._connection, "PRAGMA busy_timeout")
         self._busy_timeout = own
         await _execute(self._connection, f"PRAGMA busy_timeout = {min(own, milliseconds)}")
-        pool.begin(Job(self._interrupt_from, (ctx.deadline,), {}))  # a pooled worker: a new thread would take longer
+        _interrupter.add(self, ctx.deadline)
+
+    def interrupt(self) -> None:
+        """Interrupt the statement that the connection executes."""
+        drive(maybe_await(self._connection.interrupt()))
 
     async def end(self) -> None:
         """Remove the limits; a no-op if none were set."""
         if self._busy_timeout is not None:
-            with self._changed:
-                self._has_ended = True
-                self._changed.notify_all()
+            _interrupter.remove(self)
             await _execute(self._connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
 
-    def _interrupt_from(self, deadline: float) -> None:
-        with suppress(Exception), self._changed:  # a closed connection raises
-            while not self._has_ended:
-                left = deadline - clock.now()
-                if left <= 0:
-                    drive(maybe_await(self._connection.interrupt()))
-                self._changed.wait(min(max(left, _INTERRUPT_INTERVAL), threading.TIMEOUT_MAX))
+
+@final
+class _Interrupter:
+    """Interrupts all limited connections from their deadlines on, in one thread for the process.
+
+    To give each its own worker, and to wake that worker again at the end, would take longer than most units of work.
+    The thread is a pooled worker too, which wakes at the earliest deadline.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, as in the child of a fork, which has none of its parent's threads."""
+        self._lock = threading.RLock()  # held during an interruption: once `remove` is done, there is none
+        self._changed = threading.Condition(self._lock)
+        self._deadlines: dict[SQLiteLimits, float] = {}
+        self._wakes_at = -inf
+        self._is_running = False
+
+    def add(self, limits: SQLiteLimits, deadline: float) -> None:
+        with self._changed:
+            self._deadlines[limits] = deadline
+            if not self._is_running:
+                self._is_running = pool.begin(Job(self._run, (), {}))
+            elif deadline < self._wakes_at:
+                self._changed.notify()
+
+    def remove(self, limits: SQLiteLimits) -> None:
+        with self._changed:
+            self._deadlines.pop(limits, None)
+
+    def _run(self) -> None:
+        with self._changed:
+            try:
+                while self._deadlines:
+                    left = min(self._deadlines.values()) - clock.now()
+                    if left <= 0:
+                        self._interrupt(clock.now())
+                    sleep = min(max(left, _INTERRUPT_INTERVAL), _LONGEST_SLEEP)
+                    self._wakes_at = clock.now() + sleep
+                    self._changed.wait(sleep)
+            finally:
+                self._is_running = False
+
+    def _interrupt(self, now: float) -> None:
+        for limits, deadline in self._deadlines.copy().items():
+            if deadline <= now:
+                try:
+                    limits.interrupt()
+                except Exception:  # its connection was closed
+                    self._deadlines.pop(limits, None)
+
+
+_interrupter: Final = _Interrupter()
+forks.reset_after_fork(_interrupter, _Interrupter.reset)
 
 
 def milliseconds_left(ctx: Context) -> int:

@@ -137,6 +137,25 @@ def test_a_block_occupies_no_thread_after_its_end(path: Path, monkeypatch: pytes
     wait_until(lambda: bool(workers.pool.idle))
 
 
+def test_one_thread_interrupts_all_connections(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each from its own deadline on, also if that of an earlier block is later. One that was closed is left out."""
+    monkeypatch.setattr(workers.pool, "idle", deque())
+    first, second, closed = (connecting(path)() for _ in range(3))
+    with closing(first), closing(second), deadline(PATIENCE), StatementLimits(first):
+        assert second.execute("select 1").fetchone() == (1,)
+        with pytest.raises(sqlite3.ProgrammingError), deadline(0.01), StatementLimits(closed):
+            closed.close()
+            time.sleep(0.1)
+        for _ in range(2):
+            began = time.monotonic()
+            with deadline(0.05), StatementLimits(second), pytest.raises(sqlite3.OperationalError, match="interrupted"):
+                second.execute(FOREVER).fetchall()
+            assert time.monotonic() - began < 0.4  # before the thread would wake by itself
+        assert first.execute(LONG).fetchone() == (100_000,)
+        assert not workers.pool.idle
+    wait_until(lambda: len(workers.pool.idle) == 1)
+
+
 def test_a_row_factory_does_not_break_the_limits() -> None:
     """A connection may return dictionaries as rows: the deadline still reaches the database."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sqlite3
+from typing import Any
 
 
 def is_of(package: str, name: str, it: object) -> bool:
@@ -12,7 +13,7 @@ def is_of(package: str, name: str, it: object) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _is_kind(kind: type, package: str, name: str) -> bool:
+def _is_kind(kind: Any, package: str, name: str) -> bool:
     return any(each.__name__ == name and each.__module__.partition(".")[0] == package for each in kind.__mro__)
 
 

@@ -116,7 +116,6 @@ class AdaptiveLimit(Policy[Never]):
         self._failures = Matcher(on, ())
         self._on_change = optional_listener("on_change", on_change)
         self._permits = LivePermits(self.name, initial, queue, max_wait, observe_only, _limit_exceeded)
-        self._lock: threading.RLock
         self._reset()
         forks.reset_after_fork(self, AdaptiveLimit._reset)
 

@@ -40,10 +40,9 @@ class RepeatCap(Policy[Never]):
     _resilience_shares = "limit"
 
     def __init__(self, repeats: int, *, name: str | None = None) -> None:
+        self._resilience_set_up(locals())
         checks.not_bare("@RepeatCap(2)", repeats)
         self._repeats = checks.whole("repeats", repeats, least=0)
-        self._resilience_set_name(name)
-        self._resilience_settings = {"repeats": repeats, "name": name}
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:

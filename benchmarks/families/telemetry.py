@@ -1,4 +1,8 @@
-"""The cost that listeners, metrics, traces and logs add to a call under five policies."""
+"""The cost that listeners, metrics, traces and logs add to a call under five policies.
+
+Hand-written metrics are one histogram and one counter. "The same series" are those that our metrics consist of: how
+long the attempt took, how much time it had left when it began, and how long the execution took.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import repeat
 from time import perf_counter, perf_counter_ns
 from typing import Any, TypeAlias
@@ -16,21 +21,30 @@ from benchmarks.libraries import Library
 from benchmarks.libraries.ours import new_four
 from benchmarks.timing import DEPTHS, SYNC, Effort, at_depth
 from resilience import Timeout, events
+from resilience.integrations.telemetry import DURATION_BUCKETS
 
 GROUP = "telemetry"
 CELL = "added to a call"
+
+#: The limit of the call in seconds.
+SECONDS = 5.0
+#: The histograms that our metrics consist of, and the labels of a success.
+SERIES = ("attempt", "remaining", "execution")
+OUTCOME = {"pipeline": "benchmark", "operation": "answer", "outcome": "success"}
 
 Call: TypeAlias = Callable[[], Any]
 
 #: A context manager that switches on a kind of telemetry, and yields the function to time.
 Listening: TypeAlias = Callable[[Call], AbstractContextManager[Call]]
 
+Record: TypeAlias = Callable[[float], object]
+
 
 def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
     """Time each kind of telemetry in turn, each beside the plain call, because most kinds affect the whole process."""
     if not wanted(f"{GROUP}: {CELL}"):
         return
-    call = new_four(Timeout(5.0, cooperative=True), name="benchmark")(answering(SYNC))
+    call = new_four(Timeout(SECONDS, cooperative=True), name="benchmark")(answering(SYNC))
     kinds = contestants()
     samples: dict[str, list[float]] = {name: [] for name in kinds}
     calls = _calls_in(effort.batch, call)
@@ -96,6 +110,24 @@ def _logging(call: Call) -> AbstractContextManager[Call]:
     return _subscribed(lambda: log_events(logging.Logger("benchmark", level=logging.INFO)), call)
 
 
+def _recording(attempt: Record, remaining: Record, execution: Record) -> Listening:
+    """Record the series that our metrics consist of."""
+
+    def listening(call: Call) -> AbstractContextManager[Call]:
+        def measured() -> Any:
+            began = perf_counter()
+            result = call()
+            elapsed = perf_counter() - began
+            attempt(elapsed)
+            remaining(SECONDS)
+            execution(elapsed)
+            return result
+
+        return nullcontext(measured)
+
+    return listening
+
+
 def _prometheus() -> dict[str, Listening]:
     from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -104,6 +136,10 @@ def _prometheus() -> dict[str, Listening]:
     registry, apart, mine = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     duration = Histogram("duration_seconds", "", ("operation",), registry=mine).labels("answer")
     total = Counter("calls", "", ("operation", "outcome"), registry=mine).labels("answer", "success")
+    series = [
+        Histogram(name, "", OUTCOME, registry=mine, buckets=DURATION_BUCKETS).labels(*OUTCOME.values()).observe
+        for name in SERIES
+    ]
 
     def manually(call: Call) -> AbstractContextManager[Call]:
         def measured() -> Any:
@@ -121,6 +157,7 @@ def _prometheus() -> dict[str, Listening]:
             lambda: instrument(registry=apart, attempts=False), call
         ),
         "Prometheus, hand-written": manually,
+        "Prometheus, the same series": _recording(*series),
     }
 
 
@@ -134,9 +171,10 @@ def _opentelemetry() -> dict[str, Listening]:
     provider, apart, mine = (MeterProvider([InMemoryMetricReader()]) for _ in range(3))
     meter, tracer_provider = mine.get_meter("benchmark"), TracerProvider()
     duration, total = meter.create_histogram("duration"), meter.create_counter("calls")
+    series = [partial(meter.create_histogram(name).record, attributes=OUTCOME) for name in SERIES]
     tracer = tracer_provider.get_tracer("benchmark")
     attributes = {"operation": "answer", "outcome": "success"}
-    policies = Tracing(tracer_provider=tracer_provider), new_four(Timeout(5.0, cooperative=True))
+    policies = Tracing(tracer_provider=tracer_provider), new_four(Timeout(SECONDS, cooperative=True))
     traced = policies[0].wrap(policies[1])(answering(SYNC))
 
     def manually(call: Call) -> AbstractContextManager[Call]:
@@ -162,6 +200,7 @@ def _opentelemetry() -> dict[str, Listening]:
             lambda: instrument(meter_provider=apart, attempts=False), call
         ),
         "OpenTelemetry, hand-written": manually,
+        "OpenTelemetry, the same series": _recording(*series),
         "a span": lambda call: nullcontext(traced),
         "a span, hand-written": spanned,
     }

@@ -9,11 +9,12 @@ from typing import Any
 
 def is_of(package: str, name: str, it: object) -> bool:
     """Whether the class of `it`, or one of its bases, has this name and is in this package."""
-    return _is_kind(type(it), package, name)
+    kind: Any = type(it)  # mypy takes no class for hashable
+    return _is_kind(kind, package, name)
 
 
 @functools.lru_cache(maxsize=256)
-def _is_kind(kind: Any, package: str, name: str) -> bool:
+def _is_kind(kind: type[Any], package: str, name: str) -> bool:
     return any(each.__name__ == name and each.__module__.partition(".")[0] == package for each in kind.__mro__)
 
 

@@ -139,7 +139,7 @@ def _is_network_error(error: Exception) -> bool:
         return all(transient(leaf) for leaf in error.exceptions)
     if isinstance(error, OSError):
         if isinstance(error, (ConnectionError, TimeoutError)):
-            return _facts_of(type(error)).test is not _never
+            return True
         socket = sys.modules.get("socket")  # imported by any code that resolves names; an import here would take 2 ms
         if socket is not None and isinstance(error, socket.gaierror):
             return bool(error.errno == socket.EAI_AGAIN)
@@ -262,7 +262,7 @@ def _always(error: Any) -> bool:
 
 
 def _never(error: Any) -> bool:
-    return False
+    return False  # pragma: no cover (`_find_facts` answers for the class)
 
 
 def _is_unknown(error: Any) -> bool:

@@ -32,7 +32,7 @@ from resilience.outcome import StoppedIteration
 from resilience.record import Named, Record
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
-from resilience.runtimes.driving import Suspended, drive, misuse_of, needs_event_loop
+from resilience.runtimes.driving import Suspended, drive, misuse_of, needs_event_loop, run_chain
 from resilience.runtimes.lowering import lower
 from resilience.runtimes.tasks import TASKS
 
@@ -86,17 +86,21 @@ def compose_for_threads(policies: Sequence[Composable]) -> Stage:
     for policy in reversed(policies):
         factory = None if policy.races else lower(policy)
         if factory is None:
-            return partial(_driven, compose(policies, enter_driven, in_threads=True))
+            return _driven(compose(policies, enter_driven, in_threads=True))
         stage = factory(drive, policy, stage)
     return stage
 
 
-def _driven(stage: Stage, ctx: Context) -> Any:
-    """Run a chain of coroutines in the calling thread."""
-    result = drive(stage(ctx))
-    if type(result) is CoroutineType:
-        refuse_forgotten_await(ctx._executed, ctx._function, result)
-    return result
+def _driven(stage: Stage) -> Stage:
+    """Return the stage that runs a chain of coroutines in the calling thread."""
+
+    def driven(ctx: Context) -> Any:
+        result = run_chain(stage(ctx))
+        if type(result) is CoroutineType:
+            refuse_forgotten_await(ctx._executed, ctx._function, result)
+        return result
+
+    return driven
 
 
 async def _without_event_loop(policy: Composable, stage: Stage, ctx: Context) -> Any:

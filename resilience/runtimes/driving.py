@@ -1,9 +1,10 @@
-"""Run a coroutine that never suspends to its end, with one `send`."""
+"""Run a coroutine that never suspends to its end, with one `send`: a chain, or what a policy or a client awaits."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable
+import types
+from collections.abc import Awaitable, Generator
 from inspect import CO_COROUTINE
 from types import CoroutineType
 from typing import Any, Final, TypeVar, final
@@ -28,6 +29,43 @@ class Suspended(GeneratorExit):
         self.error: SuspensionMisuse = error
 
 
+def run_chain(chain: Awaitable[T]) -> T:
+    """Run the chain of an execution, as `drive` does, and return its result.
+
+    A coroutine that is driven returns its result in a `StopIteration`, which takes a seventh of the time of a call
+    under one policy. Instead, a *runner* awaits the chain, and yields the result. After that, an interrupt may come
+    before this function returns: too late for a policy, but not for code that is driven by one.
+    """
+    coroutine: Any = chain if type(chain) is CoroutineType else _awaited(chain)
+    try:
+        runner = _idle_runners.pop()
+    except IndexError:
+        runner = _new_runner()
+    result = runner.send(coroutine)
+    if coroutine.cr_suspended:
+        raise _ended(coroutine, coroutine.__qualname__)
+    _idle_runners.append(runner)  # not one that an error has ended
+    return result  # type: ignore[no-any-return]
+
+
+#: The runners that no call uses. Calls may be nested, or run in several threads at once.
+_idle_runners: Final[list[Generator[Any, Any, None]]] = []
+
+
+def _new_runner() -> Generator[Any, Any, None]:
+    runner = _run_each()
+    next(runner)
+    return runner
+
+
+@types.coroutine
+def _run_each() -> Generator[Any, Any, None]:
+    """Run each coroutine that is sent in, and yield what it returns, without keeping that."""
+    coroutine = yield
+    while True:
+        coroutine = yield (yield from coroutine)
+
+
 def drive(awaitable: Awaitable[T], lowered: object = None) -> T:
     """Run an awaitable that never suspends, usually a coroutine, and return its result.
 
@@ -45,13 +83,19 @@ def drive(awaitable: Awaitable[T], lowered: object = None) -> T:
         if lowered is not None and needs_event_loop(failure, 1):
             raise Suspended(misuse_of(type(lowered).__qualname__, failure)) from None
         raise
-    error = suspension(coroutine, coroutine.__qualname__ if lowered is None else type(lowered).__qualname__)
-    coroutine.close()
+    error = _ended(coroutine, coroutine.__qualname__ if lowered is None else type(lowered).__qualname__)
     raise error if lowered is None else Suspended(error)
 
 
 async def _awaited(awaitable: Awaitable[T]) -> T:
     return await awaitable
+
+
+def _ended(coroutine: Any, culprit: str) -> SuspensionMisuse:
+    """Close a coroutine that suspended, and return the error for it."""
+    error = suspension(coroutine, culprit)
+    coroutine.close()
+    return error
 
 
 def suspension(coroutine: Any, culprit: str) -> SuspensionMisuse:

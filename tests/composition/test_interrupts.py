@@ -53,6 +53,7 @@ from resilience.runtimes import workers
 from resilience.work import Gate
 from tests.callers import followers, outcome_of, wait_until
 from tests.conftest import Boom, drive
+from tests.custom import HandingOn
 
 OURS = str(Path(resilience.__file__).parent)
 
@@ -183,6 +184,8 @@ SCENES: dict[str, Callable[[CircuitBreaker, Bulkhead], Any]] = {
         Timeout(60, cooperative=True), Fallback(handler=lambda failure, ctx: "instead")
     ).call(failing),
     "a race": race,
+    "a driven chain": lambda breaker, bulkhead: HandingOn(Policy.wrap(bulkhead, breaker)).call(int),
+    "a driven chain that fails": lambda breaker, bulkhead: HandingOn(Policy.wrap(bulkhead, breaker)).call(failing),
     "a pipeline": lambda breaker, bulkhead: Policy.wrap(
         Fallback("instead", on=BaseException), Timeout(60, cooperative=True), breaker, bulkhead, Retry(1)
     ).call(failing),

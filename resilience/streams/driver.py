@@ -109,7 +109,9 @@ class Driver:
                 with suppress(Closed, GeneratorExit):
                     await self.wait(self.step(Closed() if runtime.items else GeneratorExit()))
         finally:
-            self.is_over, self.is_busy = True, False
+            self.is_over, self.is_busy, self.take = True, False, _no_source
+            if execution is not None and runtime.host is BLOCKING:
+                self._run(execution.close)  # an interrupt may have come between two steps
             if runtime.left_open is not None:  # the event loop closes asynchronous generators itself
                 its = (None if type(it) is types.AsyncGeneratorType else it for it in runtime.left_open)
                 await close_all(runtime, *its)

@@ -284,18 +284,23 @@ def interrupted_in_flight(make: Callable[[], SingleFlight | Cache], at: int) -> 
     return interruptions.count
 
 
-def test_an_interrupt_anywhere_in_a_stream_leaves_nothing_held_once_it_is_closed() -> None:
-    at_each_place(interrupted_in_stream, 30)
+@pytest.mark.parametrize("pulls", [1, 3])
+def test_an_interrupt_anywhere_in_a_stream_leaves_nothing_held_once_it_is_closed(pulls: int) -> None:
+    """Also in the call that closes it."""
+    at_each_place(partial(interrupted_in_stream, pulls), 30)
 
 
-def interrupted_in_stream(at: int) -> int:
+def interrupted_in_stream(pulls: int, at: int) -> int:
     breaker, bulkhead = CircuitBreaker(1, open_for=[0.0]), Bulkhead(1)
     breaker.capture(lambda ctx: 1 / 0)
-    stream = Policy.wrap(Fallback([], on=BaseException), bulkhead, breaker, Retry(1)).streaming().call(iter, "ab")
+    pipeline = Policy.wrap(Fallback([], on=BaseException), bulkhead, breaker, Retry(1))
+    stream = pipeline.streaming().call(iter, "ab")
     with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
-        for _ in stream:
-            pass
+        for _ in range(pulls):
+            next(stream, None)
+        stream.close()
     stream.close()
+    assert next(stream, None) is None, f"it goes on after an interrupt at place {at}"
     assert bulkhead.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
     assert breaker.stats().probes == 0, f"a probe is out after an interrupt at place {at}"
     return interruptions.count

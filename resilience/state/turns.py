@@ -93,7 +93,6 @@ class Turns(Generic[W]):
         self.replace(rates, quota)
         self._queue: deque[Turn[W]] = deque()
         self._plan: Rates | None = None
-        self._plan_ends = -inf
         self._plan_error = 0.0  # by how many seconds the plan may be too early
 
     def take(self, costs: Units, now: float) -> bool:

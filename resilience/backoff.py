@@ -45,6 +45,11 @@ class Randomness(Protocol):
 SHARED_RANDOMNESS: Randomness = random
 
 
+def happens(share: float, rng: Randomness | None) -> bool:
+    """Draw whether something happens that happens in this share of the cases."""
+    return (SHARED_RANDOMNESS if rng is None else rng).uniform(0.0, 1.0) < share
+
+
 class Backoff(ABC):
     """A schedule of delays. Immutable; may be shared by any number of policies and threads."""
 

@@ -18,8 +18,8 @@ from typing import Never, TypeVar, final
 
 from typing_extensions import override
 
-from resilience import backoff, checks, forks
-from resilience.backoff import Randomness
+from resilience import checks, forks
+from resilience.backoff import Randomness, happens
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
@@ -209,8 +209,7 @@ class AdaptiveThrottle(Policy[Never]):
         """Draw whether to reject this call. If so, count it and return the rejection rate; otherwise return 0."""
         self._update_window()
         rate = self._rate
-        source = backoff.SHARED_RANDOMNESS if self._rng is None else self._rng
-        if not rate or source.uniform(0.0, 1.0) >= rate:
+        if not rate or not happens(rate, self._rng):
             return 0.0
         with self._lock:
             self._rejected += 1

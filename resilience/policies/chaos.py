@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Never, Ty
 
 from typing_extensions import override
 
-from resilience import backoff, checks, forks
-from resilience.backoff import Randomness
+from resilience import checks, forks
+from resilience.backoff import Randomness, happens
 from resilience.callables import name_of
 from resilience.checks import Duration
 from resilience.clock import clock
@@ -255,10 +255,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
     def _draw(self, ctx: Context) -> bool:
         """Draw whether this call is affected. If so, count it."""
         switch = self._find_switch()
-        if switch is None or (self._when is not None and not self._when(ctx)):
-            return False
-        source = backoff.SHARED_RANDOMNESS if self._rng is None else self._rng
-        if source.uniform(0.0, 1.0) >= switch.rate:
+        if switch is None or (self._when is not None and not self._when(ctx)) or not happens(switch.rate, self._rng):
             return False
         with self._lock:
             self._injected += 1

@@ -18,17 +18,35 @@ _TIMED_OUT = classes("TimeoutException")
 _BYTES = classes("ByteStream")
 
 
-@final
-class LimitedStream(Stream):
-    """A body with a deadline in blocking code. The time is checked before each wait for more data.
+class _Limited:
+    """The body of a response, perhaps with a deadline.
 
-    :param late: creates the error for a body that is not read by the deadline.
+    :param timeouts: those with the deadline of the attempt, which does not apply to the body; None if there are none.
     """
 
-    def __init__(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> None:
+    _deadline = inf
+    _late: Callable[[], Exception]
+
+    def __init__(self, stream: Any, timeouts: Any) -> None:
         self._stream = stream
-        self._deadline = deadline
-        self._late = late
+        self._timeouts = timeouts
+        if timeouts is not None:
+            timeouts.deadline = inf
+
+    def limit(self, deadline: float, late: Callable[[], Exception]) -> None:
+        """Set the deadline, before the body is read. `late` creates the error for a body that is not read by then."""
+        self._deadline, self._late = deadline, late
+
+
+@final
+class LimitedStream(_Limited, Stream):
+    """A body in blocking code. The time is checked before each wait for more data, and the timeouts limit that wait."""
+
+    @override
+    def limit(self, deadline: float, late: Callable[[], Exception]) -> None:
+        super().limit(deadline, late)
+        if self._timeouts is not None:
+            self._timeouts.deadline, self._timeouts.late = deadline, late
 
     @override
     def __iter__(self) -> Iterator[bytes]:
@@ -51,22 +69,13 @@ class LimitedStream(Stream):
 
 
 @final
-class TaskStream(AsyncStream):
-    """The body of a response in a task, with a close that no cancellation cuts off: a policy may discard the response.
+class AsyncLimitedStream(_Limited, AsyncStream):
+    """A body in a task. A wait for more data is cut off at the deadline. No cancellation cuts off the close.
 
-    A wait for more data is cut off at the deadline, if there is one.
+    So a policy that discards the response closes it completely.
     """
 
     _chunks: Any = None
-    _deadline = inf
-    _late: Callable[[], Exception]
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def limit(self, deadline: float, late: Callable[[], Exception]) -> None:
-        """Set the deadline, before the body is read. `late` creates the error for a body that is not read by then."""
-        self._deadline, self._late = deadline, late
 
     @override
     def __aiter__(self) -> AsyncIterator[bytes]:

@@ -17,9 +17,9 @@ from resilience.integrations.http.exchange import Exchange, attempt_is_late
 from resilience.integrations.http.rules import NotRepeatable
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.bodies import (
+    AsyncLimitedStream,
     LimitedStream,
     OneShotStream,
-    TaskStream,
     body_in,
     is_in_memory,
     with_body,
@@ -118,8 +118,7 @@ class _Sending(Exchange):
     )
     timed_out: ClassVar[tuple[type[Exception], ...]] = classes("TimeoutException")
 
-    _timeouts: _Timeouts | None = None  # of the last attempt, if they replace those of the client
-    _progress: _Progress | None = None
+    _progress: _Progress | None = None  # of the last attempt
 
     def __init__(self, settings: Settings, request: Any, library: ModuleType, transport: Any) -> None:
         try:
@@ -133,27 +132,30 @@ class _Sending(Exchange):
         self._request = request
         self._transport = transport
 
-    def _prepared(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
-        """Return the request for one attempt. The client's own request is not changed."""
-        request = self._request
-        self._timeouts = self._progress = None
+    def _prepared(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> tuple[Any, _Timeouts | None]:
+        """Return the request for one attempt, and the timeouts that replace those of the client, if any do.
+
+        The client's own request is not changed.
+        """
+        request, timeouts = self._request, None
+        self._progress = None
         changes: dict[str, Any] = {}
         # A thread needs them even if a timer abandons it, so that it ends. A task must not have them beside a timer: a
         # timeout while httpcore cleans up after the cancellation would lose the connection.
         if left is not None and (not self.in_tasks or waits_until(ctx) < inf):
             given = request.extensions.get("timeout") or {}
-            self._timeouts = changes["timeout"] = _Timeouts(given, left, ctx.deadline)
+            timeouts = changes["timeout"] = _Timeouts(given, left, ctx.deadline)
         if left is not None and self.why_not_once_sent is not None:
             self._progress = _Progress(ctx.deadline, request.extensions.get("trace"))
             changes["trace"] = self._progress.atrace if self.in_tasks else self._progress.trace
         if not changes and not headers:
-            return request
+            return request, timeouts
         prepared = object.__new__(type(request))  # `copy.copy` would drop the stream
         prepared.__dict__ = {**vars(request), "extensions": {**request.extensions, **changes}}
         if headers:
             prepared.headers = type(request.headers)(request.headers)
             prepared.headers.update(headers)
-        return prepared
+        return prepared, timeouts
 
     @override
     def was_never_sent(self) -> bool:
@@ -168,6 +170,12 @@ class _Sending(Exchange):
         status = str(error)[:3] if isinstance(error, _PROXY_ERROR) else ""
         return int(status) if status.isdigit() else None
 
+    @override
+    def limit(self, response: Any) -> Any:
+        if self.body_deadline < inf and not is_in_memory(response):
+            response.stream.limit(self.body_deadline, self.body_is_late)
+        return response
+
 
 @final
 class BlockingSending(_Sending):
@@ -175,26 +183,17 @@ class BlockingSending(_Sending):
 
     @override
     async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
-        response = self._transport.handle_request(self._prepared(ctx, left, headers))
+        prepared, timeouts = self._prepared(ctx, left, headers)
+        response = self._transport.handle_request(prepared)
+        if not is_in_memory(response):
+            response.stream = LimitedStream(response.stream, timeouts)
         if not (self.settings.read_body and _has_body(response)):
             return response
+        response.stream.limit(ctx.deadline, attempt_is_late)
         try:
-            return with_body(response, b"".join(self._limited(response.stream, ctx.deadline, attempt_is_late)))
+            return with_body(response, b"".join(response.stream))
         finally:
             response.close()
-
-    @override
-    def limit(self, response: Any) -> Any:
-        if self.body_deadline < inf and not is_in_memory(response):
-            response.stream = self._limited(response.stream, self.body_deadline, self.body_is_late)
-        elif self._timeouts is not None:
-            self._timeouts.deadline = inf  # the deadline of the attempt does not apply to the body
-        return response
-
-    def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> LimitedStream:
-        if self._timeouts is not None:
-            self._timeouts.deadline, self._timeouts.late = deadline, late
-        return LimitedStream(stream, deadline, late)
 
 
 @final
@@ -206,13 +205,10 @@ class AsyncSending(_Sending):
     @override
     async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
         try:
-            prepared = self._prepared(ctx, left, headers)
-            timeouts = self._timeouts
+            prepared, timeouts = self._prepared(ctx, left, headers)
             response = await self._transport.handle_async_request(prepared)
             if not is_in_memory(response):
-                response.stream = TaskStream(response.stream)
-            if timeouts is not None:
-                timeouts.deadline = inf  # a timer cuts the body off instead
+                response.stream = AsyncLimitedStream(response.stream, timeouts)
             return await self._read(response, ctx) if self.settings.read_body and _has_body(response) else response
         except BaseException:
             if self._progress is not None:
@@ -227,12 +223,6 @@ class AsyncSending(_Sending):
             return with_body(response, b"".join([piece async for piece in response.stream]))
         finally:
             await response.aclose()
-
-    @override
-    def limit(self, response: Any) -> Any:
-        if self.body_deadline < inf and not is_in_memory(response):
-            response.stream.limit(self.body_deadline, self.body_is_late)
-        return response
 
     @override
     def _release_request(self) -> None:

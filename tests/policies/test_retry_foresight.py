@@ -199,6 +199,18 @@ async def test_a_refusal_of_a_circuit_that_opens_during_the_wait_has_a_note(worl
     assert error.__notes__[0].endswith("failed with Boom(reset)")
 
 
+async def test_a_refusal_after_a_bad_result_has_a_note_and_no_earlier_error_as_context(
+    world: World, clock: FakeClock
+) -> None:
+    """The last failure is the result, which cannot be a context."""
+    script = Script(Boom("reset"), None, Rejected("busy"))
+    retry = Retry(5, on=Boom, on_result=lambda it: it is None, backoff=[0])
+    error = await world.attempt(retry, script.function())
+    assert isinstance(error, Rejected)
+    assert error.__context__ is None
+    assert error.__notes__[0].endswith("failed with Boom(reset), result(NoneType)")
+
+
 async def test_a_refusal_in_an_except_block_has_the_last_failure_as_context(world: World, clock: FakeClock) -> None:
     """The context of that one is the error that the caller handles."""
     handled, last = KeyError("outside"), Boom("last")

@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Callable
 from datetime import timedelta
+from enum import IntEnum
 from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
@@ -498,6 +499,13 @@ def test_a_sleep_of_an_invalid_number_of_seconds_is_refused(seconds: Any) -> Non
 
     with pytest.raises((TypeError, ValueError), match="seconds"):
         Sleeping().execute(lambda ctx: "never")
+
+
+def test_a_member_of_an_int_enumeration_is_a_whole_number() -> None:
+    limits = IntEnum("limits", {"NONE": 0, "FEW": 2})
+    assert Bulkhead(limits.FEW).stats().limit == 2
+    with pytest.raises(ValueError, match="limit must be at least 1"):
+        Bulkhead(limits.NONE)
 
 
 def test_valid_arguments_at_the_bounds_are_accepted() -> None:

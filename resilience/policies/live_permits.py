@@ -188,9 +188,8 @@ class Slot:
             if machine.queue:
                 await self._permits.wait(ctx, runtime)
                 self._held = machine
-            else:
-                while self._permits.make_room(ctx) and not self._take(machine):
-                    pass
+            while self._held is None and self._permits.make_room(ctx):
+                self._take(machine)
         finally:
             self._waits = False
 

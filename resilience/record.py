@@ -31,7 +31,7 @@ def _on_one_line(kind: str, message: str) -> str:
 class History(list[tuple[str, str]]):
     """Type and message of the first three and the last three failures, so that its size is bounded."""
 
-    left_out = 0  # how many failures between them are not in it
+    left_out: int = 0  # how many failures between them are not in it
 
     def add(self, failed: Failed) -> None:
         """Add a failure."""

@@ -97,6 +97,8 @@ class Attempts:
 class Attempt(Block):
     """One attempt: suppresses an error of its block while another attempt can be made."""
 
+    __slots__ = ("_attempts", "entered", "number")
+
     def __init__(self, attempts: Attempts, number: int) -> None:
         self._attempts = attempts
         self._ctx = self._token = None
@@ -117,7 +119,7 @@ class Attempt(Block):
     def __exit__(  # type: ignore[override]  # it may suppress the error
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        super().__exit__(kind, error, traceback)
+        Block.__exit__(self, kind, error, traceback)
         if error is None:
             self._attempts.succeeded()
         return isinstance(error, Exception) and self._attempts.holds_back(error)

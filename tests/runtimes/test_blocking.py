@@ -151,6 +151,16 @@ def test_a_function_that_needs_an_event_loop_is_no_suspension_of_a_policy(policy
     assert Fallback("x").wrap(policy).call(function) == "x"
 
 
+def test_a_runtime_error_of_a_handler_is_no_suspension() -> None:
+    """It is raised as it is."""
+
+    def handler(failure: Failure, ctx: Context) -> None:
+        raise RuntimeError("busy")
+
+    with pytest.raises(RuntimeError, match=r"^busy$"):
+        Fallback(handler=handler).execute(lambda ctx: 1 / 0)
+
+
 def test_a_suspension_is_the_outcome_in_the_event_of_the_execution() -> None:
     ended: list[ExecutionFinished] = []
     ctx = Context()

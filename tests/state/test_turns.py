@@ -108,6 +108,23 @@ def test_turns_behind_one_that_has_held_them_up_are_not_late(end: Callable[[Any,
     assert (second.has_begun, third.has_begun, third.due) == (True, False, 2.1)
 
 
+def test_a_bucket_alone_decides_by_one_token() -> None:
+    """With two tokens, two callers could charge it at the same time. A queue or a report takes the token away."""
+    turns: Turns[str] = Turns((Spread(1, 1.0, 3, 1.0),), Quota())
+    for _ in range(2):
+        assert turns.take(COST, 0.0)
+        assert turns.fast_path == [None]
+    turns.change(lambda: turns.quota.learn(9, 5.0, 0.0), 0.0)
+    assert turns.take(COST, 0.0)
+    assert turns.fast_path == []
+    assert turns.take(COST, 5.0)
+    assert turns.fast_path == [None]
+    joined(turns, "a", 5.0)
+    assert turns.fast_path == []
+    for rate in (Window(2, 1.0), Spread(1, 1.0, 2)):
+        assert turns_of(rate).fast_path == []
+
+
 def test_a_turn_lets_the_first_one_begin_before_it_and_is_then_woken() -> None:
     """Timers of the same instant fire in any order. It does not wait beyond its own limit."""
     turns = turns_of(Window(1, 1.0))

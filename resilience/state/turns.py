@@ -6,7 +6,8 @@ stalled delays no other: after its instant, later waiters go first. A waiter tha
 waiter behind it may start earlier; the first of the queue is woken if its timer is now too late.
 
 Timers of the same instant fire in any order. So a waiter that may begin lets the first of the queue begin before it, if
-that may begin, too, and is then woken in its turn; but it waits only milliseconds for one that does not come.
+that may begin, too, and is then woken in its turn; but it waits only milliseconds for one that does not come, and no
+other turn waits for that one again.
 
 The instants come from a plan: the rates as they will be after all waiters have begun at their instants. A newcomer is
 added at its end. Any change of the order or the rates discards the plan; it is rebuilt when it is next needed.
@@ -54,7 +55,8 @@ class Turn(Generic[W]):
     """
 
     __slots__ = (
-        *("costs", "due", "has_begun", "instant", "joined", "latest", "let_begin", "patience", "waiter", "waits"),
+        *("costs", "due", "has_begun", "instant", "is_late", "joined", "latest", "let_begin", "patience"),
+        *("waiter", "waits"),
     )
 
     def __init__(self, costs: Units, latest: float, waiter: W) -> None:
@@ -67,6 +69,7 @@ class Turn(Generic[W]):
         self.waits: bool = False
         self.has_begun: bool = False
         self.let_begin: Turn[W] | None = None  # the first turn that it has waited for
+        self.is_late: bool = False  # whether a turn has waited for this one in vain
         self.patience: float = ORDER_PATIENCE
 
 
@@ -242,9 +245,11 @@ class Turns(Generic[W]):
         return rates, at
 
     def _lets_first_begin_locked(self, turn: Turn[W], now: float) -> bool:
-        """Whether this turn now waits for the first one, which may begin as well: once for each first turn."""
+        """Whether this turn now waits for the first one, which may begin as well, unless one has done so in vain."""
         first = self._queue[0]
-        if turn.let_begin is first or self._earliest_locked(first) > now + EPSILON:
+        if turn.let_begin is first:
+            first.is_late = True
+        if first.is_late or self._earliest_locked(first) > now + EPSILON:
             return False
         turn.let_begin = first
         turn.due = min(now + turn.patience, turn.latest)

@@ -155,6 +155,19 @@ def test_a_turn_waits_once_for_each_first_one_and_each_time_for_longer() -> None
     assert third.has_begun
 
 
+def test_no_turn_waits_for_a_first_one_that_another_has_waited_for_in_vain() -> None:
+    """Its event loop is blocked, and delays all turns behind it by milliseconds once, not each of them."""
+    turns = turns_of(Window(3, 1.0))
+    assert turns.take((2.0, 1.0), 0.0)
+    _, second, third = joined(turns, "stalled"), joined(turns, "b"), joined(turns, "c")
+    turns.go(second, 1.0)
+    assert (second.has_begun, second.due) == (False, 1.02)
+    turns.go(second, 1.02)
+    turns.go(third, 1.02)
+    assert second.has_begun
+    assert third.has_begun
+
+
 def test_leaving_wakes_the_first_caller_once_if_its_turn_is_earlier_now() -> None:
     """It does not for a change of a millisecond."""
     turns = turns_of(Spread(1, 1.0, 1))

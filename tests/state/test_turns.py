@@ -115,6 +115,7 @@ def test_a_bucket_alone_decides_by_one_token() -> None:
         assert turns.take(COST, 0.0)
         assert turns.fast_path == [None]
     turns.change(lambda: turns.quota.learn(9, 5.0, 0.0), 0.0)
+    assert turns.fast_path == []
     assert turns.take(COST, 0.0)
     assert turns.fast_path == []
     assert turns.take(COST, 5.0)

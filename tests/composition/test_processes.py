@@ -223,6 +223,7 @@ def test_locks_of_listeners_and_integrations_do_not_block_the_child() -> None:
     forked(
         """
         import gc, logging, sqlite3
+        from contextlib import closing
         import httpx, prometheus_client
         from resilience.integrations import dashboard, opentelemetry, prometheus
         from resilience.integrations.dbapi import StatementLimits
@@ -248,7 +249,7 @@ def test_locks_of_listeners_and_integrations_do_not_block_the_child() -> None:
             with virtual_time():
                 retry.call(int)
             board._watch.log.since(0)
-            with deadline(60), StatementLimits(sqlite3.connect(":memory:")):
+            with closing(sqlite3.connect(":memory:")) as connection, deadline(60), StatementLimits(connection):
                 pass
             assert isinstance(transport._transport_of(httpx), httpx.HTTPTransport)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import nullcontext
 from math import inf
 from typing import Any, cast, final
@@ -155,15 +155,25 @@ def _call(ctx: Context) -> Any:
 def _open(ctx: Context) -> tuple[Any, Any]:
     """Call the function; return its result and the iterator of its items."""
     source = _call(ctx)
+    if not isinstance(source, Iterable) and hasattr(type(source), "__enter__"):
+        source = _entered(ctx, source)
+    return source, iter(_with_items(ctx, source))
+
+
+def _entered(ctx: Context, manager: Any) -> Iterator[Any]:
+    """Yield the items of a stream that a client returns as a context manager."""
+    with manager as source:
+        yield from _with_items(ctx, source)
+
+
+def _with_items(ctx: Context, source: Any) -> Iterable[Any]:
     if isinstance(source, Iterable):
-        return source, iter(source)
-    if is_awaitable(source) or hasattr(type(source), "__aiter__"):
+        return source
+    what = f"{name_of(ctx._function)} returned {type(source).__name__}"
+    if is_awaitable(source) or any(hasattr(type(source), it) for it in ("__aiter__", "__aenter__")):
         close_coroutine(source)
-        raise AwaitableMisuse(
-            f"{name_of(ctx._function)} returned {type(source).__name__}, which is asynchronous: "
-            "use `.acall` or `.aexecute`"
-        )
-    raise ArgumentMisuse(f"{name_of(ctx._function)} returned {type(source).__name__}, which has no items")
+        raise AwaitableMisuse(f"{what}, which is asynchronous: use `.acall` or `.aexecute`")
+    raise ArgumentMisuse(f"{what}, which has no items")
 
 
 async def _aopen(ctx: Context, limits: Limits, until: float) -> tuple[Any, Any]:
@@ -174,10 +184,24 @@ async def _aopen(ctx: Context, limits: Limits, until: float) -> tuple[Any, Any]:
             source = _call(ctx)
             if is_awaitable(source):
                 source = await source
-            if not hasattr(type(source), "__aiter__"):
-                raise AwaitableMisuse(
-                    f"{name_of(ctx._function)} returned {type(source).__name__}, which is no asynchronous iterator: "
-                    "use `.call` or `.execute`"
-                )
-            return source, source.__aiter__()
+            if not hasattr(type(source), "__aiter__") and hasattr(type(source), "__aenter__"):
+                source = _aentered(ctx, source)
+            return source, _iterator_of(ctx, source)
     raise limits.exceeded(until, limits.first)
+
+
+async def _aentered(ctx: Context, manager: Any) -> AsyncIterator[Any]:
+    async with manager as source:
+        items = _iterator_of(ctx, source)
+        try:
+            async for item in items:
+                yield item
+        finally:
+            await ctx.runtime.close(items)
+
+
+def _iterator_of(ctx: Context, source: Any) -> Any:
+    if not hasattr(type(source), "__aiter__"):
+        what = f"{name_of(ctx._function)} returned {type(source).__name__}, which is no asynchronous iterator"
+        raise AwaitableMisuse(f"{what}: use `.call` or `.execute`")
+    return source.__aiter__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from math import inf
 from typing import Any, ParamSpec, TypeAlias, TypeVar, final, overload
 
@@ -31,8 +32,13 @@ T = TypeVar("T")
 #: What an asynchronous function returns: an iterator of its items, or a coroutine of one.
 _Async: TypeAlias = AsyncIterator[T] | Coroutine[Any, Any, AsyncIterator[T]]
 
-#: The same, for functions that are called as asynchronous ones: also any other awaitable.
-_Awaited: TypeAlias = AsyncIterator[T] | Awaitable[AsyncIterator[T]]
+#: The same, for functions that are called as asynchronous ones: also any other awaitable, or a context manager.
+_Awaited: TypeAlias = (
+    AsyncIterator[T] | Awaitable[AsyncIterator[T]] | AbstractAsyncContextManager[AsyncIterator[T], bool | None]
+)
+
+#: What a blocking function returns: its items, or a context manager of them.
+_Items: TypeAlias = Iterable[T] | AbstractContextManager[Iterable[T], bool | None]
 
 
 def _is_async(fn: Any) -> bool:
@@ -87,7 +93,7 @@ class Streaming:
     @overload
     def __call__(self, fn: Callable[P, _Async[T]], /) -> Callable[P, AsyncGenerator[T, None]]: ...
     @overload
-    def __call__(self, fn: Callable[P, Iterable[T]], /) -> Callable[P, Generator[T, None, None]]: ...
+    def __call__(self, fn: Callable[P, _Items[T]], /) -> Callable[P, Generator[T, None, None]]: ...
     def __call__(self, fn: Any) -> Any:
         """Decorate a function that returns items: each call of it is a stream under the policy.
 
@@ -133,7 +139,7 @@ class Streaming:
     @overload
     def call(self, fn: Callable[P, _Async[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]: ...
     @overload
-    def call(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]: ...
+    def call(self, fn: Callable[P, _Items[T]], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]: ...
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Return the items of `fn(*args, **kwargs)`."""
         self._check(fn)
@@ -149,7 +155,7 @@ class Streaming:
     @overload
     def execute(self, fn: Callable[[Context], _Async[T]], ctx: Context | None = None) -> AsyncGenerator[T, None]: ...
     @overload
-    def execute(self, fn: Callable[[Context], Iterable[T]], ctx: Context | None = None) -> Generator[T, None, None]: ...
+    def execute(self, fn: Callable[[Context], _Items[T]], ctx: Context | None = None) -> Generator[T, None, None]: ...
     def execute(self, fn: Callable[..., Any], ctx: Context | None = None) -> Any:
         """Return the items of `fn(ctx)`."""
         self._check(fn)

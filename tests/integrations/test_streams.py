@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
 from tests.integrations import llm_server as llm
-from tests.integrations.sdks import ANTHROPIC, OPENAI, SDK
+from tests.integrations.sdks import ANTHROPIC, OPENAI, QUESTION
 from tests.integrations.servers import Answer, FlakyServer
 
 SDKS = {"openai": OPENAI, "anthropic": ANTHROPIC}
@@ -72,6 +73,8 @@ async def aread(client: httpx.AsyncClient) -> AsyncIterator[str]:
 def text_of(item: Any) -> str | None:
     if isinstance(item, str):
         return item
+    if hasattr(item, "chunk"):  # of a helper, which also yields the text of each chunk
+        return text_of(item.chunk)
     if hasattr(item, "choices"):
         return str(item.choices[0].delta.content)
     return item.delta.text if item.type == "content_block_delta" else None
@@ -139,22 +142,32 @@ def test_a_stream_is_opened_again_until_its_first_item(case: Case, server: Flaky
     assert len(server.requests) == 3
 
 
-@pytest.mark.parametrize("sdk", SDKS.values(), ids=SDKS)
-def test_a_stream_of_a_wrapped_client_is_used_like_its_own(sdk: SDK, server: FlakyServer) -> None:
-    """Awaited where that is, and in a `with` block."""
-    server.script(sdk.path, llm.openai_error(503), sdk.stream("a", "b"), llm.openai_error(503), sdk.stream("a", "b"))
-    streaming = Retry(3, on=Exception, backoff=[0]).streaming()
-    method = "messages.create" if sdk is ANTHROPIC else "chat.completions.create"
+#: The methods that open a stream: its client's own, and its helper, which returns a context manager.
+METHODS = {
+    "openai": ("chat.completions.create", {"stream": True}),
+    "openai helper": ("chat.completions.stream", {}),
+    "anthropic": ("messages.create", {"stream": True}),
+    "anthropic helper": ("messages.stream", {}),
+}
 
-    with sdk.make("", server.url, max_retries=0) as client:
-        wrapped = streaming.proxy(client, method)
-        with sdk.ask(wrapped, stream=True) as stream:
-            assert [text for text in map(text_of, stream) if text] == ["a", "b"]
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stream_of_a_wrapped_client_is_used_like_its_own(name: str, server: FlakyServer) -> None:
+    """Awaited where that is, and in a `with` block."""
+    sdk, (method, options) = SDKS[name.partition(" ")[0]], METHODS[name]
+    server.script(sdk.path, llm.openai_error(503), sdk.stream("a", "b"), llm.openai_error(503), sdk.stream("a", "b"))
+    streaming = Retry(3, on=Exception, backoff=[0]).streaming(first=20)
+
+    def ask(client: Any) -> Any:
+        return attrgetter(method)(client)(**{**QUESTION, "max_tokens": 9, **options})
+
+    with sdk.make("", server.url, max_retries=0) as client, ask(streaming.proxy(client, method)) as stream:
+        assert [text for text in map(text_of, stream) if text] == ["a", "b"]
 
     async def main() -> None:
         async with sdk.make("Async", server.url, max_retries=0) as client:
-            wrapped = streaming.aproxy(client, method)
-            async with await sdk.ask(wrapped, stream=True) as stream:
+            opened = ask(streaming.aproxy(client, method))
+            async with await opened if options else opened as stream:
                 assert [text async for item in stream if (text := text_of(item))] == ["a", "b"]
 
     asyncio.run(main())

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from resilience.work import Once
 from tests.callers import run_all
 from tests.conftest import Boom, World
 from tests.functions import quick
-from tests.streams.sources import Source, anext_of, outcome, paced, streamed
+from tests.streams.sources import Consumed, Source, anext_of, outcome, paced, streamed
 
 
 async def test_any_callable_that_returns_an_iterator_may_be_a_source(world: World) -> None:
@@ -63,10 +64,53 @@ async def test_any_callable_that_returns_an_iterator_may_be_a_source(world: Worl
     assert [it async for it in streaming.aproxy(client, "task").task(2)] == [0, 1]
 
 
+class Manager:
+    """A stream that has to be entered, as those of the helpers of some clients."""
+
+    def __init__(self, source: Any, log: list[str]) -> None:
+        self.source = source
+        self.log = log
+
+    def __enter__(self) -> Any:
+        self.log.append("entered")
+        if self.log.count("entered") == 1:
+            raise Boom("reset")
+        return self.source
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self.log.append("left")
+
+    async def __aenter__(self) -> Any:
+        return self.__enter__()
+
+    async def __aexit__(self, *error: object) -> None:
+        self.__exit__(*error)
+
+
+@pytest.mark.parametrize("limits", [{}, {"first": 5.0, "idle": 5.0}], ids=["unlimited", "limited"])
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_context_manager_is_entered_for_its_items(world: World, number: int, limits: Any) -> None:
+    """With the first pull of each attempt; and left at the end of the stream."""
+    log: list[str] = []
+    streaming = quick().streaming(**limits)
+    call: Any = streaming.call if world.blocking else streaming.acall
+    stream = Consumed(world, call(lambda: Manager(Source(world, [1, 2]).function(), log)))
+    assert log == []
+    if number == 1:
+        assert await stream.next() == 1
+        await stream.close()
+    else:
+        assert await stream.all() == [1, 2]
+    assert log == ["entered", "entered", "left"]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda it: list(it.call(lambda: 5)), "has no items"),
+        (lambda it: list(it.call(lambda: Manager(5, ["entered"]))), "returned int, which has no items"),
+        (lambda it: list(it.call(lambda: aclosing(paced()))), "use `.acall` or `.aexecute`"),
+        (lambda it: asyncio.run(anext_of(it.acall(lambda: Manager(5, ["entered"])))), "use `.call` or `.execute`"),
         (lambda it: list(it.call(lambda: paced())), "use `.acall` or `.aexecute`"),
         (lambda it: list(it.call(lambda: anext_of(it))), "use `.acall` or `.aexecute`"),
         (lambda it: list(Fallback(paced(1)).streaming().call(lambda: [1 / 0])), "must have items"),

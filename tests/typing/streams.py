@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Hashable, Iterator, Mapping
-from contextlib import aclosing, closing
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from typing import Any, assert_type
 
 from resilience import (
@@ -58,6 +58,16 @@ def returns_async(start: int) -> AsyncIterator[int]:
     return async_iterator(start)
 
 
+@contextmanager
+def opened(start: int) -> Iterator[list[int]]:
+    yield [start]
+
+
+@asynccontextmanager
+async def aopened(start: int) -> AsyncIterator[AsyncIterator[int]]:
+    yield async_iterator(start)
+
+
 def of_context(ctx: Context) -> Iterator[float]:
     yield ctx.remaining()
 
@@ -98,6 +108,8 @@ async def called() -> None:
     assert_type(streaming.call(coroutine, 1), AsyncGenerator[int, None])
     assert_type(streaming.acall(returns_async, 1), AsyncGenerator[int, None])
     assert_type(streaming.acall(coroutine, 1), AsyncGenerator[int, None])
+    assert_type(streaming.call(opened, 1), Generator[int, None, None])
+    assert_type(streaming.acall(aopened, 1), AsyncGenerator[int, None])
     assert_type(streaming.call(json.loads, "[]"), Any)
     assert_type(streaming.execute(of_context), Generator[float, None, None])
     assert_type(streaming.execute(aof_context, Context(timeout=5)), AsyncGenerator[float, None])

@@ -59,12 +59,12 @@ def returns_async(start: int) -> AsyncIterator[int]:
 
 
 @contextmanager
-def opened(start: int) -> Iterator[list[int]]:
+def opened(start: int) -> Generator[list[int]]:
     yield [start]
 
 
 @asynccontextmanager
-async def aopened(start: int) -> AsyncIterator[AsyncIterator[int]]:
+async def aopened(start: int) -> AsyncGenerator[AsyncIterator[int]]:
     yield async_iterator(start)
 
 

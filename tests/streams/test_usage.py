@@ -247,7 +247,7 @@ async def test_a_source_cannot_pull_its_own_stream(tasks_world: World) -> None:
 
 
 def test_two_threads_cannot_pull_at_the_same_time(threads: World) -> None:
-    """Neither the first item nor a later one: the source is in one thread at a time."""
+    """Neither the first item nor a later one: the source is in one thread at a time. Nor can they close it."""
     entered, may_continue = threading.Semaphore(0), threading.Semaphore(0)
 
     def items() -> Iterator[int]:
@@ -261,8 +261,10 @@ def test_two_threads_cannot_pull_at_the_same_time(threads: World) -> None:
 
     def pull_meanwhile() -> None:
         assert entered.acquire(timeout=10)
-        with pytest.raises(RuntimeError, match="waited for"):
+        with pytest.raises(ValueError, match="already executing"):  # as of a generator
             next(stream)
+        with pytest.raises(RuntimeError, match="waited for"):
+            stream.close()
         may_continue.release()
 
     for _ in range(2):

@@ -114,8 +114,10 @@ class Flight:
         outer = _enclosing.get()
         try:
             # Before `_join`: once this caller leads, a signal handler may call for this key, and must not wait for it.
-            running = [it for it in outer if not it._is_over]  # a task may outlive the call in which it was started
-            self._token = _enclosing.set((*running, self))
+            if outer:  # a task may outlive the call in which it was started
+                self._token = _enclosing.set((*(it for it in outer if not it._is_over), self))
+            else:
+                self._token = _enclosing.set((self,))
             self._join()
         except BaseException as error:  # an interrupt, or keys that cannot be compared: `with` calls no `__exit__`
             _enclosing.set(outer)

@@ -65,7 +65,7 @@ class Attempts:
         if error is None or self._state is None:
             return None
         try:
-            if not (self._state.begins_at_once() or await self._state.wait(runtime)):
+            if not (self._state.begins_at_once(runtime) or await self._state.wait(runtime)):
                 self._state.conclude()
                 raise error
         finally:

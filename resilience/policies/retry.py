@@ -149,7 +149,7 @@ class Retry(Policy[Never]):
                     state = state or RetryState(self._rules, ctx, began)
                     if not (
                         state.continues(error, self._refused_until(ctx))
-                        and (state.begins_at_once() or await state.wait(ctx.runtime))
+                        and (state.begins_at_once(ctx.runtime) or await state.wait(ctx.runtime))
                     ):
                         state.conclude()
                         raise
@@ -164,7 +164,7 @@ class Retry(Policy[Never]):
                     except BaseException:  # no caller will see the result
                         await ctx.runtime.close(result)
                         raise
-                    if not (continues and (state.begins_at_once() or await state.wait(ctx.runtime))):
+                    if not (continues and (state.begins_at_once(ctx.runtime) or await state.wait(ctx.runtime))):
                         state.conclude()
                         return result
                 attempt = state.begin_next()

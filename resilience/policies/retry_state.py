@@ -129,13 +129,13 @@ class RetryState:
             emit(BudgetSpent, rules.policy, ctx, repeat="retry")
         return refused
 
-    def begins_at_once(self) -> bool:
+    def begins_at_once(self, runtime: Runtime) -> bool:
         """Whether the next attempt begins at once, as there is no delay and nothing to close.
 
         From the second retry on, it is always false in a task, which must let others run: otherwise, endless retries
         could starve them, and the timers and cancellations that the event loop delivers.
         """
-        if self._delay or (self.attempt > 1 and self._ctx.runtime is not BLOCKING):
+        if self._delay or (self.attempt > 1 and runtime is not BLOCKING):
             return False
         return closable(self._last) is None
 

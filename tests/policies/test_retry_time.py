@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import threading
@@ -97,6 +98,27 @@ async def test_endless_retries_without_a_delay_starve_no_other_task_and_can_be_c
         while len(calls) < 10:
             await anyio.sleep(0)
         group.cancel_scope.cancel()
+    assert len(calls) < 20
+
+
+def test_endless_attempts_without_a_delay_starve_no_task_of_a_loop_inside_a_blocking_call() -> None:
+    """The context around the block is that of a thread, although the block itself runs in a task."""
+    calls: list[int] = []
+
+    async def fails() -> None:
+        calls.append(1)
+        if len(calls) == 1000:
+            raise Other
+        raise Boom
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(retried_block, Retry(None, on=Boom, backoff=[0]), fails)
+            while len(calls) < 10:
+                await anyio.sleep(0)
+            group.cancel_scope.cancel()
+
+    Retry().execute(lambda ctx: asyncio.run(main()))
     assert len(calls) < 20
 
 

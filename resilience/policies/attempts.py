@@ -81,11 +81,15 @@ class Attempts:
                 self._state.explain(error)
             return False
         self._state = self._state or RetryState(self._rules, self.ctx, self._began)
-        if not self._state.continues(error):
-            self._state.conclude()
-            return False
-        self._failed = error
-        return True
+        try:
+            if self._state.continues(error):
+                self._failed = error
+            else:
+                self._state.conclude()
+        finally:
+            if self._failed is None:  # no cycle: error -> traceback -> frame of the block -> this object -> error
+                self._state.release_last()
+        return self._failed is not None
 
     def succeeded(self) -> None:
         """Record that a block succeeded."""

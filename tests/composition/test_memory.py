@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -321,6 +321,22 @@ async def tries_in_a_block(world: World, watched: Watched) -> None:
                 watched.fail()
 
 
+async def backoff_raises_for_a_block(world: World, watched: Watched) -> None:
+    def no_delays() -> Iterator[float]:
+        raise Boom
+        yield 0
+
+    attempts = Retry(3, on=Boom, backoff=no_delays).attempts()
+    if world.blocking:
+        for attempt in attempts:
+            with attempt:
+                watched.fail()
+    else:
+        async for attempt in attempts:
+            with attempt:
+                watched.fail()
+
+
 async def fails_in_blocks(world: World, watched: Watched) -> None:
     breaker, bulkhead = CircuitBreaker(), Bulkhead(1)
     if world.blocking:
@@ -454,6 +470,7 @@ SCENARIOS: dict[str, Scenario] = {
     "misuse": is_misused,
     "misuse, without a parameter": cannot_take_the_context,
     "attempts()": tries_in_a_block,
+    "attempts(), the backoff raises": backoff_raises_for_a_block,
     "blocks": fails_in_blocks,
     "KeyboardInterrupt": calls(five_policies, raises(KeyboardInterrupt)),
     "GeneratorExit": calls(five_policies, raises(GeneratorExit)),

@@ -88,9 +88,11 @@ class AsyncLimitedStream(_Limited, AsyncStream):
 
     @override
     async def aclose(self) -> None:
-        if hasattr(self._chunks, "aclose"):
-            await self._chunks.aclose()
-        await close_completely(self._stream.aclose(), self._stream)
+        try:
+            if not getattr(self._chunks, "ag_running", True):  # not if another task is reading: its wait fails instead
+                await self._chunks.aclose()
+        finally:
+            await close_completely(self._stream.aclose(), self._stream)
 
 
 def is_in_memory(response: Any) -> bool:

@@ -368,3 +368,46 @@ async def test_closing_a_body_closes_the_inner_stream(tasks_kit: Httpx) -> None:
     async with contextlib.aclosing(response.stream.__aiter__()) as chunks:
         assert await anext(chunks) == b"a"
     assert ended == ["ended"]
+
+
+async def test_a_body_can_be_closed_while_another_task_reads_it(tasks_kit: Httpx, server: FlakyServer) -> None:
+    """The reader gets an error of the client, as without a policy."""
+    url = server.script("/", Answer(body=[b"a", b"b"], drip=threading.Event()))
+    async with tasks_kit.client(Timeout(PATIENCE)) as client, client.stream("GET", url) as response:
+        began = anyio.Event()
+
+        async def reader() -> None:
+            with pytest.raises(tasks_kit.library.ReadError):
+                async for _ in response.aiter_raw():
+                    began.set()
+
+        with anyio.fail_after(PATIENCE / 4):
+            async with anyio.create_task_group() as group:
+                group.start_soon(reader)
+                await began.wait()
+                await anyio.sleep(0)  # until it waits for the next piece
+                await response.aclose()
+
+
+async def test_a_body_whose_close_is_cancelled_is_closed(tasks_kit: Httpx) -> None:
+    ended: list[str] = []
+    with anyio.CancelScope() as scope:
+
+        class Chunks(tasks_kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                try:
+                    yield b"a"
+                finally:
+                    scope.cancel()
+                    await anyio.sleep(0)
+
+            async def aclose(self) -> None:
+                ended.append("closed")
+
+        library = tasks_kit.library
+        transport = tasks_kit.make(Timeout(PATIENCE), tasks_kit.mock(library.Response(200, stream=Chunks())))
+        response = await transport.handle_async_request(library.Request("GET", "http://example.org/"))
+        await anext(response.stream.__aiter__())
+        await response.aclose()
+    assert scope.cancelled_caught
+    assert ended == ["closed"]

@@ -267,6 +267,7 @@ class Turns(Generic[W]):
 
     def _leave_locked(self, turn: Turn[W], held_until: float) -> Woken[W]:
         turn.waits = False  # no call since the check of `waits`, so it leaves only once
+        turn.let_begin = None  # no chain: a turn -> the one that it let begin -> the one before that
         with contextlib.suppress(ValueError):
             self._queue.remove(turn)
         self._plan = None

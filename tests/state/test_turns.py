@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -167,6 +168,26 @@ def test_no_turn_waits_for_a_first_one_that_another_has_waited_for_in_vain() -> 
     turns.go(third, 1.02)
     assert second.has_begun
     assert third.has_begun
+
+
+def test_a_turn_that_has_begun_keeps_no_earlier_one_alive() -> None:
+    """Otherwise, in a queue that never empties, each would keep all before it."""
+
+    class Waiter:
+        pass
+
+    turns: Turns[Waiter] = Turns((Window(3, 1.0),), Quota())
+    assert turns.take((2.0, 1.0), 0.0)
+    waiters = [Waiter() for _ in range(2)]
+    gone = ref(waiters[0])
+    first, second = (Turn(COST, inf, it) for it in waiters)
+    for turn in (first, second):
+        turns.join(turn, 0.0)
+    turns.go(second, 1.0)
+    turns.go(first, 1.0)
+    turns.go(second, 1.0)
+    del first, turn, waiters
+    assert gone() is None
 
 
 def test_leaving_wakes_the_first_caller_once_if_its_turn_is_earlier_now() -> None:

@@ -123,11 +123,11 @@ class _Interrupter:
 
     def add(self, limits: SQLiteLimits, deadline: float) -> None:
         with self._changed:
-            self._deadlines[limits] = deadline
             if not self._is_running:
                 self._is_running = pool.begin(Job(self._run, (), {}))
             elif deadline < self._wakes_at:
                 self._changed.notify()
+            self._deadlines[limits] = deadline  # only now: if no thread can begin, there are no limits to remove
 
     def remove(self, limits: SQLiteLimits) -> None:
         with self._changed:

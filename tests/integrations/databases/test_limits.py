@@ -14,8 +14,8 @@ import psycopg2
 import psycopg2.extras
 import pytest
 
-from resilience import DeadlineExceeded, Retry, deadline
-from resilience.integrations.dbapi import StatementLimits, unit_of_work
+from resilience import DeadlineExceeded, Retry, WorkersExhausted, deadline
+from resilience.integrations.dbapi import StatementLimits, limits, unit_of_work
 from resilience.runtimes import workers
 from tests.callers import wait_until
 from tests.conftest import FakeClock
@@ -154,6 +154,25 @@ def test_one_thread_interrupts_all_connections(path: Path, monkeypatch: pytest.M
         assert first.execute(LONG).fetchone() == (100_000,)
         assert not workers.pool.idle
     wait_until(lambda: len(workers.pool.idle) == 1)
+
+
+def test_a_connection_whose_limits_could_not_be_set_is_not_interrupted(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor by a thread that is started later, for another connection."""
+
+    def refuse(job: object) -> bool:
+        raise WorkersExhausted("no thread")
+
+    wait_until(lambda: not limits._interrupter._is_running)
+    with closing(connecting(path)()) as connection, closing(connecting(path)()) as other:
+        with monkeypatch.context() as patch, deadline(0.01), pytest.raises(WorkersExhausted):
+            patch.setattr(workers.pool, "begin", refuse)
+            with StatementLimits(connection):
+                pass
+        with deadline(PATIENCE), StatementLimits(other):
+            time.sleep(0.05)
+            assert connection.execute(LONG).fetchone() == (100_000,)
 
 
 def test_a_row_factory_does_not_break_the_limits() -> None:

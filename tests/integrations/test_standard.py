@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -114,10 +115,10 @@ def test_a_host_is_identified_by_scheme_name_and_port() -> None:
     ]
 
 
-@pytest.mark.parametrize("make", [str, httpx.URL, yarl.URL])
+@pytest.mark.parametrize("make", [str, httpx.URL, yarl.URL, partial(yarl.URL, encoded=True)])
 @pytest.mark.parametrize("url", ["https://Example.org./a", "http://[::1]:8000/", "ws://xn--bcher-kva.example/"])
 def test_the_url_of_a_client_is_that_of_the_same_host(make: Callable[[str], Any], url: str) -> None:
-    """A string, or an object of httpx or aiohttp, which writes the name in Unicode."""
+    """A string, or an object of httpx or aiohttp, which writes the name in Unicode, or as its user has written it."""
     policies = standard()
     assert policy_for(policies, make(url)) is policies.for_host(url)
     assert len(policies.policies) == 1

@@ -85,5 +85,5 @@ def _origin_in(url: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _origin_of(scheme: str, host: str | bytes, port: int | None) -> str:
-    name = (host.decode() if isinstance(host, bytes) else host).removesuffix(".")
+    name = (host.decode() if isinstance(host, bytes) else host).lower().removesuffix(".")  # yarl may keep the case
     return f"{scheme}://{f'[{name}]' if ':' in name else name}:{port or DEFAULT_PORTS.get(scheme, 0)}"

@@ -10,6 +10,7 @@ import functools
 import inspect
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from math import inf
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Never, Self, SupportsIndex, TypeAlias, final, overload
@@ -131,8 +132,15 @@ class Policy(Executable[D_co]):
         return super().__reduce_ex__(protocol)
 
     def _resilience_set_up(self, parameters: Mapping[str, Any]) -> None:
-        """Keep the parameters of a constructor, `locals()` in its first line, as the settings; set the given name."""
-        self._resilience_settings = {key: value for key, value in parameters.items() if key != "self"}
+        """Keep the parameters of a constructor, `locals()` in its first line, as the settings; set the given name.
+
+        Durations are kept in seconds.
+        """
+        self._resilience_settings = {
+            key: value.total_seconds() if isinstance(value, timedelta) else value
+            for key, value in parameters.items()
+            if key != "self"
+        }
         self._resilience_set_name(parameters["name"])
 
     def _resilience_set_name(self, name: str | None) -> None:

@@ -228,6 +228,21 @@ def test_a_caller_that_a_pause_moves_beyond_its_limit_is_refused(limit: dict[str
     assert limiter.stats().rejected == 2
 
 
+async def test_a_caller_that_learns_too_late_of_its_refusal_is_told_zero_seconds(tasks_world: World) -> None:
+    """Its event loop was blocked until after its turn, which a pause had moved beyond its limit."""
+    limiter = RateLimiter(Rate(1, per=0.1), max_wait=0.15)
+    limiter.call(int)
+
+    async def block() -> None:
+        limiter.pause(0.2)
+        time.sleep(0.3)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(block)
+        error = await works(tasks_world, limiter)
+    assert (str(error), error.retry_after) == ("its turn comes in 0 s", 0)
+
+
 def test_callers_that_will_be_refused_delay_no_new_caller() -> None:
     """After a pause of 10 s a new caller with 30 s begins first, though three callers with 5 s were before it."""
     limiter = RateLimiter(Rate(1, burst=1))

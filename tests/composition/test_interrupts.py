@@ -306,6 +306,23 @@ def interrupted_in_stream(pulls: int, at: int) -> int:
     return interruptions.count
 
 
+def test_an_interrupt_anywhere_in_a_stream_leaves_nothing_held_once_it_has_ended() -> None:
+    """Its consumer may go on after an interrupt, and need not close it."""
+    at_each_place(interrupted_between_items, 30)
+
+
+def interrupted_between_items(at: int) -> int:
+    bulkhead = Bulkhead(1)
+    stream = bulkhead.streaming().call(iter, "abc")
+    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+        for _ in range(4):
+            next(stream, None)
+    while next(stream, None) is not None:
+        pass
+    assert bulkhead.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
+    return interruptions.count
+
+
 @pytest.mark.parametrize("end", [int, failing], ids=["returns", "fails"])
 @pytest.mark.parametrize("make", [SingleFlight, lambda: Cache(60)], ids=["single flight", "cache"])
 def test_an_interrupt_anywhere_in_a_leader_leaves_no_follower_waiting(

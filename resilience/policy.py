@@ -132,10 +132,7 @@ class Policy(Executable[D_co]):
         return super().__reduce_ex__(protocol)
 
     def _resilience_set_up(self, parameters: Mapping[str, Any]) -> None:
-        """Keep the parameters of a constructor, `locals()` in its first line, as the settings; set the given name.
-
-        Durations are kept in seconds.
-        """
+        """Keep a constructor's parameters (`locals()`) as the settings, with durations in seconds; set the name."""
         self._resilience_settings = {
             key: value.total_seconds() if isinstance(value, timedelta) else value
             for key, value in parameters.items()
@@ -235,16 +232,12 @@ class Pipeline(Policy[D_co]):
         for listener in listeners:
             checks.plain_function("listeners", listener, ("event",))
         chain: list[Policy[Any]] = []
-        keeps_record = uses_workers = foresees = False
         for part in parts:
             chain += part._as_chain() if type(part) is Pipeline else (part,)
-            keeps_record = keeps_record or part._resilience_keeps_record
-            uses_workers = uses_workers or part._resilience_uses_workers
-            foresees = foresees or part._resilience_foresees
         self._resilience_listeners = listeners
-        self._resilience_keeps_record = keeps_record
-        self._resilience_uses_workers = uses_workers
-        self._resilience_foresees = foresees
+        self._resilience_keeps_record = any(it._resilience_keeps_record for it in parts)
+        self._resilience_uses_workers = any(it._resilience_uses_workers for it in parts)
+        self._resilience_foresees = any(it._resilience_foresees for it in parts)
         self._parts, self._chain = tuple(parts), tuple(chain)
         self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads
 

@@ -130,14 +130,14 @@ class RetryState:
         return refused
 
     def begins_at_once(self, runtime: Runtime) -> bool:
-        """Whether the next attempt begins at once, as there is no delay and nothing to close.
+        """Whether the next attempt begins at once, as there is no delay and nothing to close, and it is not too late.
 
         From the second retry on, it is always false in a task, which must let others run: otherwise, endless retries
         could starve them, and the timers and cancellations that the event loop delivers.
         """
         if self._delay or (self.attempt > 1 and runtime is not BLOCKING):
             return False
-        return closable(self._last) is None
+        return closable(self._last) is None and self._why_late() is None
 
     async def wait(self, runtime: Runtime) -> bool:
         """Close the discarded result or response, and wait; return false if it is then too late for another attempt."""
@@ -181,7 +181,7 @@ class RetryState:
             self._last = None
 
     def _why_late(self) -> _Reason | None:
-        """Return the limit that has passed in a wait that took too long; None if the next attempt may begin."""
+        """Return the limit that has passed in a callback or a wait; None if the next attempt may begin."""
         if self._ctx.expired:
             return "deadline"
         most = self._rules.max_elapsed

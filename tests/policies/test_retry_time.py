@@ -203,6 +203,19 @@ async def test_no_attempt_begins_after_a_wait_that_oversleeps_the_time_limit(
     assert [(event.reason, event.attempts, event.elapsed) for event in ends] == [(reason, 1, 2.0 + late)]
 
 
+@pytest.mark.parametrize("limit", [{"timeout": 1.0}, {"max_elapsed": 1.0}], ids=["deadline", "max_elapsed"])
+async def test_no_attempt_begins_after_a_callback_that_takes_until_the_time_limit(
+    world: World, clock: FakeClock, limit: dict[str, float]
+) -> None:
+    """Not even the first retry, if it has no delay."""
+    last = limit.get("max_elapsed")
+    retry = Retry(on=Boom, backoff=[0], max_elapsed=last, on_retry=lambda event: clock.advance(1.0))
+    script = Script(Boom(), "fine")
+    error = await run(world, retry, script, Context(timeout=limit.get("timeout")))
+    assert isinstance(error, Boom)
+    assert script.calls == 1
+
+
 async def test_a_closed_result_is_not_returned_after_a_wait_that_oversleeps_the_deadline(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,11 +127,7 @@ class AdaptiveThrottle(Policy[Never]):
         try:
             result = await call(ctx)
         except Exception as error:
-            was_refused = self._failures.judge(error)
-            if was_refused:
-                self._count_refused()
-            elif was_refused is not None:
-                self._count_accepted()
+            self._count_error(error)
             raise
         try:
             if self._on_result is not None and rejects(self._on_result, result):
@@ -140,7 +136,9 @@ class AdaptiveThrottle(Policy[Never]):
         except BaseException:  # no caller will see the result
             await ctx.runtime.close(result)
             raise
-        self._count_accepted()
+        if clock.now() >= self._next_update:
+            self._update_window()
+        self._accepted.add()  # no lock: `_update_window` adds them to the window, once in each of its steps
         return result
 
     def stats(self) -> ThrottleStats:
@@ -193,10 +191,14 @@ class AdaptiveThrottle(Policy[Never]):
         # While calls are rejected, each call that ends may change the rate.
         self._next_update = -inf if self._rate else self._updated_at + self._seconds / TimeWindow.STEPS
 
-    def _count_accepted(self) -> None:
-        if clock.now() >= self._next_update:
+    def _count_error(self, error: Exception) -> None:
+        """Count a call that raised, unless its error is neutral."""
+        was_refused = self._failures.judge(error)
+        if was_refused:
+            self._count_refused()
+        elif was_refused is not None:
             self._update_window()
-        self._accepted.add()  # no lock: `_update_window` adds them to the window, once in each of its steps
+            self._accepted.add()
 
     def _count_refused(self) -> None:
         """Count a call that the service has refused, or that was rejected locally."""

@@ -45,7 +45,7 @@ class Matcher:
     :param name: the name of the policy's parameter that `on` comes from, for error messages.
     """
 
-    __slots__ = ("_ignored", "_named", "_on", "_reserved", "ignore", "on")
+    __slots__ = ("_ignored", "_on", "_reserved", "ignore", "on")
 
     def __init__(self, on: On, ignore: On, *, own: bool = False, name: str = "on") -> None:
         self.on: On = on
@@ -53,7 +53,6 @@ class Matcher:
         self._on = _condition(name, on)
         self._ignored = None if ignore == () else _condition("ignore", ignore)
         self._reserved = Misuse if own else _RESERVED
-        self._named = self._types_in_on(_OWN)
 
     def handles(self, error: Exception) -> bool:
         """Whether the policy handles this exception. An error of a predicate reaches the caller."""
@@ -79,7 +78,7 @@ class Matcher:
 
     def names(self, refusal: type[Exception]) -> bool:
         """Whether `on` names this class of refusals, a superclass or a subclass of it."""
-        return any(issubclass(refusal, it) or issubclass(it, refusal) for it in self._named)
+        return any(issubclass(refusal, it) or issubclass(it, refusal) for it in self._types_in_on(_OWN))
 
     def _types_in_on(self, kinds: type[BaseException] | tuple[type[BaseException], ...]) -> tuple[type[Any], ...]:
         """Return the types among `on` that are subclasses of `kinds`."""
@@ -95,7 +94,7 @@ class Matcher:
         """
         if isinstance(error, ExceptionGroup) and not self._types_in_on(BaseExceptionGroup):
             return any(self.is_neutral(leaf) or self.handles(leaf) for leaf in error.exceptions)
-        if isinstance(error, self._reserved) and not isinstance(error, self._named):
+        if isinstance(error, self._reserved) and not isinstance(error, self._types_in_on(_OWN)):
             return True
         return self._ignored is not None and bool(self._ignored(error))
 

@@ -42,7 +42,7 @@ from typing import Any, Final
 LIMIT: Final = 100.0  # seconds, for a whole page
 
 #: The languages of fenced blocks: `python` is executed, `text` is compared, the others are only shown.
-LANGUAGES: Final = frozenset({"python", "text", "mermaid", "shell"})
+LANGUAGES: Final = frozenset({"python", "text", "mermaid", "shell", "yaml"})
 
 _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 _EXPECTED = re.compile(r"#\s*(->|raises)\s+(.+)")

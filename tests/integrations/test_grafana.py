@@ -15,6 +15,12 @@ FOLDER = Path(__file__).parents[2] / "docs" / "integrations" / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "resilience.json").read_text(encoding="utf-8"))
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+#: The alerts of the page: the name of each, and its query.
+ALERTS = re.findall(
+    r"- alert: (\w+).*?expr: (.*?)\n +for: \d+m",
+    (FOLDER.parent / "prometheus.md").read_text(encoding="utf-8"),
+    re.DOTALL,
+)
 VARIABLES = {it["name"]: it for it in DASHBOARD["templating"]["list"]}
 
 
@@ -28,7 +34,7 @@ def exported(it: Instrument) -> set[str]:
 SERIES = {name: it for it in INSTRUMENTS for name in exported(it)}
 
 
-@pytest.mark.parametrize(("title", "query"), [*QUERIES, ("$pipeline", VARIABLES["pipeline"]["definition"])])
+@pytest.mark.parametrize(("title", "query"), [*QUERIES, *ALERTS, ("$pipeline", VARIABLES["pipeline"]["definition"])])
 def test_every_metric_of_a_query_is_exported(title: str, query: str) -> None:
     """With the labels by which it is selected and grouped."""
     names = re.findall(r"resilience_\w+", query)
@@ -39,6 +45,21 @@ def test_every_metric_of_a_query_is_exported(title: str, query: str) -> None:
     for by in re.findall(r"by \((.*?)\)", query):
         for name in names:
             assert set(by.split(", ")) - {"le"} <= set(SERIES[name].labels)
+
+
+def test_the_page_has_alerts() -> None:
+    """A gauge of circuits counts those in a state: with several hosts, more than one may be open."""
+    assert len(ALERTS) == 4
+    assert [query for _, query in ALERTS if "circuit_state" in query and not query.endswith("> 0")] == []
+
+
+def test_the_circuits_of_several_hosts_and_processes_show_the_worst_state() -> None:
+    """The gauge counts circuits with the same labels: three open ones must not add up to another state."""
+    queries = [query for _, query in QUERIES if "circuit_state" in query]
+    assert queries
+    for query in queries:
+        assert query.count("resilience_circuit_state") == query.count("clamp_max(resilience_circuit_state")
+        assert " + " not in query
 
 
 @pytest.mark.parametrize(("title", "query"), QUERIES)

@@ -139,6 +139,7 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         (_VALUE, "pass", _QUICK_WAY),
     ],
     "policies/attempts.py": [
+        ("if error is None or self._state is None:", "if ((error is None)):", _FOR_CHECKERS),
         ("return False", "pass", _FALSE_ANYWAY),
         ("return None", "pass", _RETURNS_NONE),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import pytest
@@ -62,6 +62,7 @@ async def failing(world: World, retry: Retry, steps: Steps, kind: type[BaseExcep
         ({"backoff": lambda: iter([1.0, 2.0])}, [Boom(), Boom(), None]),
         ({}, [Boom("a"), Boom("b"), Boom("c")]),
         ({}, [KeyError("k")]),
+        ({}, [Boom("first"), KeyError("not handled, and no refusal")]),
         ({"ignore": Boom}, [Boom()]),
         ({"on": Exception}, [CircuitOpen("open")]),
         ({"attempts": 2, "wrap": True}, [Boom()]),
@@ -245,6 +246,34 @@ async def test_a_retried_error_is_released_before_the_next_attempt(
         oversleep(clock, monkeypatch, 60)
         await main(5)
         assert seen == [[]] * 4
+        assert watched.alive == []
+
+
+def test_a_second_attempt_that_is_not_entered_causes_a_warning(threads: World) -> None:
+    """Like a first one."""
+    with pytest.warns(RuntimeWarning, match="Retry: an attempt was not entered"):
+        for attempt in Retry(on=Boom, backoff=[0]).attempts():
+            if attempt.number == 1:
+                with attempt:
+                    raise Boom
+
+
+def test_an_error_of_a_backoff_leaves_no_reference_cycle(threads: World) -> None:
+    """Between blocks, the failure is kept; a block that is not followed by another one releases it."""
+    watched = Watched()
+
+    def delays() -> Iterator[float]:
+        raise ZeroDivisionError
+        yield 0.0
+
+    def main() -> None:
+        for attempt in Retry(on=Boom, backoff=delays).attempts():
+            with attempt:
+                watched.fail()
+
+    with no_collector():
+        with pytest.raises(ZeroDivisionError):
+            main()
         assert watched.alive == []
 
 

@@ -251,11 +251,12 @@ async def test_a_retried_error_is_released_before_the_next_attempt(
 
 def test_a_second_attempt_that_is_not_entered_causes_a_warning(threads: World) -> None:
     """Like a first one."""
-    with pytest.warns(RuntimeWarning, match="Retry: an attempt was not entered"):
-        for attempt in Retry(on=Boom, backoff=[0]).attempts():
-            if attempt.number == 1:
-                with attempt:
-                    raise Boom
+    attempts = Retry(on=Boom, backoff=[0]).attempts()
+    with next(attempts):
+        raise Boom
+    assert next(attempts).number == 2
+    with pytest.warns(RuntimeWarning, match="Retry: an attempt was not entered"), pytest.raises(StopIteration):
+        next(attempts)
 
 
 def test_an_error_of_a_backoff_leaves_no_reference_cycle(threads: World) -> None:

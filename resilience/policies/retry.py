@@ -35,8 +35,7 @@ class Retry(Policy[Never]):
     """Retry a call that failed for a reason that may not persist.
 
     The caller gets the call's own last exception (or result), with a note that says how many attempts were made, in
-    what time, and what each failed with. (The time starts when the first attempt begins or, if there is no deadline, no
-    limit and no listener that needs the clock then, when that attempt fails.)
+    what time, and what each failed with.
 
     :param attempts: the maximum number of calls, the first one included: 3 by default, at least 1, which is no retry;
         None is as many as time allows.
@@ -62,6 +61,8 @@ class Retry(Policy[Never]):
     :param name: the name of this policy in errors and events; "Retry" by default.
     :param rng: source of randomness for the backoff: `random.Random(seed)` makes it repeatable. Its `uniform` must
         return seconds, zero or more: anything else raises a `ValueError` or `TypeError`.
+    :raises RetriesExhausted: with `wrap=True`, when it gives up.
+    :raises DeadlineExceeded: if the time is up before the first attempt.
 
     The first retry of an execution begins at once if it has no delay, and nothing has to be closed. From the second on,
     a task lets other tasks run before a retry without a delay: even `Retry(None, backoff=[0])` starves no event loop,

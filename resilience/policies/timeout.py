@@ -27,24 +27,24 @@ T = TypeVar("T")
 class Timeout(Policy[Never]):
     """Limit how long a call may take; when the time is up, its caller gets `TimeoutExceeded`.
 
-    :param seconds: the limit for everything inside this policy: retries and their waits, queues, the function.
-        More than zero.
+    :param seconds: the limit in seconds for everything inside this policy: retries and their waits, queues, the
+        function. More than zero.
     :param cooperative: whether only to set the deadline; not by default. Nothing is cut off; code that reads the
         context (our own policies, `ctx.timeout()` passed to a client) respects it. It uses no thread and no scope,
         costs almost nothing, and is the right choice for clients that belong to one thread (sqlite3, Django's ORM). A
         late result is returned; a function that took more than twice its limit, and over a second more than it, is
         reported by a `RuntimeWarning`.
-    :param on_timeout: called with a `TimedOut` when the limit cut a call off.
+    :param on_timeout: called with a `TimedOut` when the limit cut a call off, or was already over.
     :param name: the name of this policy in errors and events; "Timeout" by default.
+    :raises TimeoutExceeded: when the limit is over.
+    :raises DeadlineExceeded: if the budget of the context ends earlier, or at the same instant.
+    :raises WorkersExhausted: in threads, if too many abandoned functions are still running.
 
     Under asyncio the task is cancelled once, as `asyncio.timeout` does; under trio by a cancel scope. In blocking code
     only the function runs on a worker thread, and is abandoned: it continues until it ends by itself, and
     `Timeout.abandoned()` counts it until then. At `Timeout.max_abandoned` of them in the process, the next call is
     refused with `WorkersExhausted`. While the interpreter shuts down and can start no thread, the function runs in the
     calling thread, with its deadline, but cannot be cut off; a warning is logged.
-
-    If the budget of the context ends earlier, or at the same instant, it fires then, and the error is
-    `DeadlineExceeded`.
 
     >>> from resilience import Timeout
     >>> Timeout(2.0).execute(lambda ctx: ctx.remaining() <= 2.0)

@@ -125,7 +125,14 @@ class ResilienceTransport(_InnerTransports, Transport):
 
 @final
 class AsyncResilienceTransport(_InnerTransports, AsyncTransport):
-    """A `ResilienceTransport` for an `AsyncClient`, under asyncio and trio. The parameters are the same.
+    """A `ResilienceTransport` for an `AsyncClient`, under asyncio and trio, with the same parameters and errors.
+
+    :param policy: a policy, or one for each host (`resilience.integrations.http.standard()`, `PerHost`).
+    :param transport: the transport that sends; by default the `AsyncHTTPTransport` of the client's library. It has the
+        network options (`verify`, `http2`, `limits`, `proxy`): those of the client have no effect.
+    :param rules: which responses are failures, and which requests may be sent again.
+    :param propagate_to: hosts that receive the time left, or a `wire.Propagation`; none by default.
+    :param read_body: whether an attempt includes the whole body, read into memory. Not for streams.
 
     If a `Timeout` in the policy cancels an attempt at its deadline, the client's own timeouts are not changed.
     """

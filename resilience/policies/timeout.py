@@ -51,7 +51,7 @@ class Timeout(Policy[Never]):
     True
     """
 
-    #: How many abandoned calls may be running in this process before new ones are refused.
+    #: How many abandoned calls may be running in this process before new ones are refused; 128 by default.
     max_abandoned: ClassVar[int] = DEFAULT_MAX_ABANDONED
 
     def __init__(

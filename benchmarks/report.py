@@ -116,8 +116,10 @@ def bars(verdicts: Iterable[Verdict]) -> str:
     for verdict in verdicts:
         bar = verdict.bar
         against = bar.against if verdict.opponent == bar.against else f"{bar.against}: {verdict.opponent}"
-        limit = f"{'at least' if bar.at_least else 'at most'} {bar.limit:g} {bar.unit}".rstrip()
-        rows.append([bar.title, against, limit, f"{verdict.value:.3g}", "pass" if verdict.met else "FAIL"])
+        limit = f"{'at least' if bar.at_least else 'at most'} {_quantity(bar.limit, bar.unit)}"
+        if bar.unit not in {"", "ns"}:
+            limit += f" {bar.unit}"
+        rows.append([bar.title, against, limit, _quantity(verdict.value, bar.unit), "pass" if verdict.met else "FAIL"])
     return _aligned(rows)
 
 

@@ -35,7 +35,8 @@ class Retry(Policy[Never]):
     """Retry a call that failed for a reason that may not persist.
 
     The caller gets the call's own last exception (or result), with a note that says how many attempts were made, in
-    what time, and what each failed with.
+    what time, and what each failed with. The time is that after the first failure if nothing needs the clock before: no
+    deadline, no `max_elapsed`, no listener.
 
     :param attempts: the maximum number of calls, the first one included: 3 by default, at least 1, which is no retry;
         None is as many as time allows.
@@ -111,7 +112,6 @@ class Retry(Policy[Never]):
     ) -> None:
         checks.not_bare("@Retry()", attempts)
         self._resilience_set_name(name)
-        self._is_timed = max_elapsed is not None or on_retry is not None
         self._rules = rules = RetryRules(
             policy=self.name,
             attempts=None if attempts is None else checks.whole("attempts", attempts),
@@ -132,7 +132,8 @@ class Retry(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         began: float | None = None
-        if self._is_timed or ctx._info is not BARE or subscribers.retries:  # otherwise needed only after a failure
+        # Otherwise, the instant is needed only after a failure.
+        if self._rules.max_elapsed is not None or ctx._info is not BARE or subscribers.retries:
             began = clock.now()
             if began >= ctx.deadline:
                 raise too_late(self.name)

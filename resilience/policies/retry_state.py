@@ -60,7 +60,7 @@ class RetryState:
     a cycle of the error, its traceback, the frame and this object.
     """
 
-    __slots__ = ("_began", "_ctx", "_delay", "_delays", "_earlier", "_last", "_rules", "attempt")
+    __slots__ = ("_began", "_ctx", "_delay", "_delays", "_earlier", "_last", "_rules", "_since", "attempt")
 
     _delay: float  # the wait before the next attempt, in seconds
     _last: Any  # the last failure, a `Failed`; None once it is released
@@ -68,7 +68,9 @@ class RetryState:
     def __init__(self, rules: RetryRules, ctx: Context, began: float | None) -> None:
         self._rules = rules
         self._ctx = ctx
+        #: When the first attempt began. If nothing needed that instant, the clock is first read after its failure.
         self._began = clock.now() if began is None else began
+        self._since = " after the first failure" if began is None else ""
         self._delays = rules.backoff.delays(rules.rng)
         self._earlier: History | None = None  # the failures before the last one, which most executions do not have
         self.attempt: int = 1  # the number of the running attempt, or of the next one
@@ -227,7 +229,8 @@ class RetryState:
     def _summary(self, attempts: int) -> str:
         self.release_last()
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        return f"{times} in {format_seconds(clock.now() - self._began)}{FAILED}{self._earlier}"
+        took = f" in {format_seconds(clock.now() - self._began)}{self._since}"
+        return f"{times}{'' if attempts == 1 and self._since else took}{FAILED}{self._earlier}"
 
 
 def too_late(policy: str) -> DeadlineExceeded:

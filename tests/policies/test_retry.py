@@ -243,6 +243,12 @@ async def test_a_retry_can_be_nested_in_itself(world: World, clock: FakeClock) -
     assert clock.sleeps == [1.0] * 3
 
 
+async def test_a_retry_inside_another_counts_its_attempts_from_one(world: World, clock: FakeClock) -> None:
+    script = Script(Boom())
+    await world.attempt(Policy.wrap(Retry(2, on=Boom), Retry(2, on=Boom)), script.function())
+    assert [ctx.attempt for ctx in script.contexts] == [1, 2, 1, 2]
+
+
 async def test_only_the_last_error_is_kept_during_the_next_attempt(world: World, clock: FakeClock) -> None:
     """It would be the context of a refusal. The frames of earlier errors are released."""
     watched = Watched()

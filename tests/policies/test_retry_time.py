@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +26,7 @@ from resilience import (
     Success,
     Timeout,
     TimeoutExceeded,
+    deadline,
     events,
 )
 from tests.conftest import Boom, FakeClock, Other, Script, Virtual, World
@@ -150,6 +152,32 @@ async def test_endless_retries_without_a_delay_end_with_the_limit_in_virtual_tim
         await anywhere.execute(Policy.wrap(Timeout(3.5), Retry(None, on=Boom, backoff=[0])), fn)
     assert began == [0, 1, 2, 3]
     assert anywhere.now() == 3.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "timeout", "note"),
+    [
+        ({}, None, "2 attempts in 3 s after the first failure"),
+        ({"attempts": 1}, None, "1 attempt"),
+        ({"max_elapsed": 60}, None, "2 attempts in 4 s"),
+        ({}, 60, "2 attempts in 4 s"),
+    ],
+)
+async def test_the_note_says_in_what_time(
+    world: World, clock: FakeClock, settings: dict[str, Any], timeout: float | None, note: str
+) -> None:
+    """The clock is not read before the first attempt if only the note would need it."""
+
+    async def fails() -> None:
+        clock.time += 1
+        raise Boom
+
+    async def call() -> None:
+        await world.call(Retry(**{"attempts": 2, "on": Boom, "backoff": [2], **settings}), fails)
+
+    with pytest.raises(Boom) as raised, nullcontext() if timeout is None else deadline(timeout):
+        await call()
+    assert notes_of(raised.value)[0].partition(", ")[0] == f"resilience: {note}"
 
 
 async def test_max_elapsed_counts_the_attempts_themselves(world: World, clock: FakeClock) -> None:

@@ -1,13 +1,12 @@
 """Turns: when each waiter may begin under one or more rates, in the order of arrival.
 
 A place in the queue is not a reservation. Each waiter sleeps, on its own timer, until the instant at which the rates
-allow it and all waiters before it. So waiters normally do not wake one another, and a waiter whose event loop is
-stalled delays no other: after its instant, later waiters go first. A waiter that gives up leaves the queue, and every
-waiter behind it may start earlier; the first of the queue is woken if its timer is now too late.
+allow it and all waiters before it. So waiters normally do not wake one another. A waiter that gives up leaves the
+queue, and every waiter behind it may start earlier; the first of the queue is woken if its timer is now too late.
 
 Timers of the same instant fire in any order. So a waiter that may begin lets the first of the queue begin before it, if
-that may begin, too, and is then woken in its turn; but it waits only milliseconds for one that does not come, and no
-other turn waits for that one again.
+that may begin, too, and is then woken in its turn. But it waits only milliseconds for waiters that do not come, because
+their event loop is stalled: they are late. Until one of them comes, the others count as if they were not in the queue.
 
 The instants come from a plan: the rates as they will be after all waiters have begun at their instants. A newcomer is
 added at its end. Any change of the order or the rates discards the plan; it is rebuilt when it is next needed.
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable
 from math import inf
 from typing import Final, Generic, TypeAlias, TypeVar, final
@@ -38,7 +36,8 @@ Rates: TypeAlias = tuple[Meter, ...]
 #: A waiter whose timer is too late by at most this many seconds is not woken.
 WAKE_TOLERANCE: Final = 1e-3
 
-#: For how many seconds, at first, a turn that may begin waits for the first one to begin; doubled with each wait.
+#: For how many seconds, at first, a turn that may begin waits for the first one to begin; doubled with each wait, so
+#: that a thousand turns of the same instant, which begin one after another, do not all look again all the time.
 ORDER_PATIENCE: Final = 0.02
 
 #: The share of a newcomer's wait by which the plan may be too early, because windows are charged when a call begins.
@@ -55,7 +54,7 @@ class Turn(Generic[W]):
     """
 
     __slots__ = (
-        *("costs", "due", "has_begun", "instant", "is_late", "joined", "latest", "let_begin", "patience"),
+        *("costs", "due", "gave_way_at", "has_begun", "instant", "is_late", "joined", "latest", "patience"),
         *("waiter", "waits"),
     )
 
@@ -65,11 +64,11 @@ class Turn(Generic[W]):
         self.waiter: W = waiter
         self.joined: float
         self.instant: float  # when the call may begin, as last computed
-        self.due: float  # until when the caller sleeps; minus infinity once it has been woken
+        self.due: float  # until when the caller sleeps
         self.waits: bool = False
         self.has_begun: bool = False
-        self.let_begin: Turn[W] | None = None  # the first turn that it has waited for
-        self.is_late: bool = False  # whether a turn has waited for this one in vain
+        self.is_late: bool = False  # whether another turn has waited in vain for this one to come
+        self.gave_way_at: float = -inf  # when it last began to wait for the first turn to begin
         self.patience: float = ORDER_PATIENCE
 
 
@@ -94,18 +93,21 @@ class Turns(Generic[W]):
         self._has_fast_path = False
         self.rejected: int = 0
         self.replace(rates, quota)
-        self._queue: deque[Turn[W]] = deque()
+        self._queue: list[Turn[W]] = []  # unlike a deque, it may be changed in the middle of a loop over it
         self._plan: Rates | None = None
+        self._plan_ends = -inf
         self._plan_error = 0.0  # by how many seconds the plan may be too early
 
     def take(self, costs: Units, now: float) -> bool:
         """Take a turn if the rates allow one now and no caller waits."""
         with self._lock:
             self._close_fast_path_locked()
-            if self._queue or _instant(self._rates, costs, now) > now + EPSILON:
+            if self._queue and self._first_locked() is not None:
+                return False
+            if _instant(self._rates, costs, now) > now + EPSILON:
                 return False
             _charge(self._rates, costs, now)
-            if self.bucket is not None and self.quota.has_expired(now):
+            if not self._queue and self.bucket is not None and self.quota.has_expired(now):
                 self._has_fast_path = True
                 self.fast_path.append(None)
             return True
@@ -141,24 +143,26 @@ class Turns(Generic[W]):
         with self._lock:
             if not turn.waits:
                 return None
-            is_first = self._queue[0] is turn
-            if not is_first and self._lets_first_begin_locked(turn, now):
-                return None
-            self._update_instant_locked(turn, is_first, now)
+            self._find_late_locked(turn, now)
+            first = self._first_locked()
+            if now < turn.latest and self._gives_way_locked(turn, first, now):
+                turn.gave_way_at, turn.due = now, min(now + turn.patience, turn.latest)
+                turn.patience *= 2
+                return self._first_to_wake_locked(now)
+            self._update_instant_locked(turn, first, now)
             if turn.instant > turn.latest:
                 self.rejected += 1
-                return self._leave_locked(turn, self._held_until_locked(now))
+                return self._leave_locked(turn, now, self._held_until_locked(now))
             if turn.instant > now + EPSILON:
                 turn.due = turn.instant
-                return None
+                return self._first_to_wake_locked(now)
             # Turns before it do not count: each is charged when it begins, and one that never begins costs nothing.
             at = self._earliest_locked(turn)
             late = [rate.take(cost, at, now) for rate, cost in zip(self._rates, turn.costs, strict=True)]
             turn.has_begun = True
-            plan = self._plan if is_first else None
-            woken = self._leave_locked(turn, -inf)
+            plan, woken = self._plan, self._leave_locked(turn, now)
             self._plan_error += max(late)
-            if self._queue and self._plan_error <= WAKE_TOLERANCE + PLAN_TOLERANCE * (self._plan_ends - now):
+            if self._plan_error <= WAKE_TOLERANCE + PLAN_TOLERANCE * (self._plan_ends - now):
                 self._plan = plan
             return woken
 
@@ -166,10 +170,10 @@ class Turns(Generic[W]):
         """Leave the queue. A no-op if the turn does not wait."""
         with self._lock:
             held_until = self._held_until_locked(now)
-            return self._leave_locked(turn, held_until) if turn.waits else None
+            return self._leave_locked(turn, now, held_until) if turn.waits else None
 
     def first(self) -> Turn[W] | None:
-        """Return the first turn of the queue."""
+        """Return the first turn of the queue, even if it is late."""
         with self._lock:
             return self._queue[0] if self._queue else None
 
@@ -180,7 +184,7 @@ class Turns(Generic[W]):
             held_until = self._held_until_locked(now)
             change()
             self._plan = None
-            return self._first_if_late_locked(held_until)
+            return self._first_to_wake_locked(now, held_until)
 
     def replace(self, rates: tuple[Spread | Window, ...], quota: Quota) -> None:
         """Replace the rates, within a `change`."""
@@ -214,7 +218,8 @@ class Turns(Generic[W]):
 
     def _next_locked(self, costs: Units, now: float) -> float:
         """Return the instant at which a newcomer could begin."""
-        if not self._queue:
+        if self._first_locked() is None:
+            self._plan = None  # it has no turns left, and does not count later uses without the queue
             return _instant(self._rates, costs, now)
         return _instant(self._plan_locked(), costs, max(now, self._plan_ends))
 
@@ -222,73 +227,77 @@ class Turns(Generic[W]):
         """Return the instant at which a turn could begin if there were no turns before it."""
         return _instant(self._rates, turn.costs, turn.joined)
 
+    def _gives_way_locked(self, turn: Turn[W], first: Turn[W] | None, now: float) -> bool:
+        """Whether a turn may begin, but the first one as well."""
+        if first is None or first is turn:
+            return False
+        return max(self._earliest_locked(first), self._earliest_locked(turn)) <= now + EPSILON
+
+    def _first_locked(self) -> Turn[W] | None:
+        """Return the first turn that counts."""
+        return next(filter(self._counts_locked, self._queue), None)
+
+    def _counts_locked(self, turn: Turn[W]) -> bool:
+        """Whether the turns behind this one wait for it: it is not late, and will not be refused."""
+        return not turn.is_late and self._earliest_locked(turn) <= turn.latest
+
+    def _find_late_locked(self, turn: Turn[W], now: float) -> None:
+        """Mark the first turns as late if this one has waited for them in vain."""
+        if turn.is_late:  # its event loop runs again, and others of it are about to come
+            self._plan = None
+            for it in self._queue:
+                it.is_late = False
+        for it in filter(self._counts_locked, self._queue):
+            if it is turn or it.due > turn.gave_way_at:
+                break
+            self.quota.closed_until = max(self.quota.closed_until, min(now, self._earliest_locked(it)))
+            it.is_late, self._plan = True, None
+
     def _plan_locked(self) -> Rates:
         """Return the plan; if there is none, make it, and set the instant of each turn."""
         if self._plan is None:
             self._plan_error = 0.0
-            self._plan, self._plan_ends = self._look_ahead_locked(None)
+            rates, at = tuple(rate.copy() for rate in self._rates), -inf
+            for turn in list(self._queue):
+                turn.instant = _instant(rates, turn.costs, max(at, turn.joined))
+                if turn.instant <= turn.latest and not turn.is_late:  # otherwise others do not wait for it
+                    at = turn.instant
+                    _charge(rates, turn.costs, at)
+            self._plan, self._plan_ends = rates, at
         return self._plan
 
-    def _look_ahead_locked(self, last: Turn[W] | None) -> tuple[Rates, float]:
-        """Set the instant of each waiting turn, up to `last`: when it may begin after all turns before it.
-
-        Return the rates as they will be after all of them have begun, and the instant of the last one.
-        """
-        rates, at = tuple(rate.copy() for rate in self._rates), -inf
-        for turn in list(self._queue):
-            turn.instant = _instant(rates, turn.costs, max(at, turn.joined))
-            if turn is last:
-                break
-            if turn.instant <= turn.latest:  # otherwise it will leave the queue
-                at = turn.instant
-                _charge(rates, turn.costs, at)
-        return rates, at
-
-    def _lets_first_begin_locked(self, turn: Turn[W], now: float) -> bool:
-        """Whether this turn now waits for the first one, which may begin as well, unless one has done so in vain."""
-        first = self._queue[0]
-        if turn.let_begin is first:
-            first.is_late = True
-        if first.is_late or self._earliest_locked(first) > now + EPSILON:
-            return False
-        turn.let_begin = first
-        turn.due = min(now + turn.patience, turn.latest)
-        turn.patience *= 2
-        return now < turn.latest
-
-    def _update_instant_locked(self, turn: Turn[W], is_first: bool, now: float) -> None:
+    def _update_instant_locked(self, turn: Turn[W], first: Turn[W] | None, now: float) -> None:
         """Set the instant at which this turn may begin."""
-        if is_first:
+        if first is turn:
             turn.instant = self._earliest_locked(turn)
             return
         self._plan_locked()
-        if turn.instant <= now + EPSILON:  # due by the plan: compute it exactly. Turns before it are late, so few
-            self._look_ahead_locked(turn)
+        if turn.instant <= now + EPSILON:  # due by the plan, which may be too early
+            self._plan = None
+            self._plan_locked()
 
-    def _leave_locked(self, turn: Turn[W], held_until: float) -> Woken[W]:
+    def _leave_locked(self, turn: Turn[W], now: float, held_until: float = -inf) -> Woken[W]:
         turn.waits = False  # no call since the check of `waits`, so it leaves only once
-        turn.let_begin = None  # no chain: a turn -> the one that it let begin -> the one before that
         with contextlib.suppress(ValueError):
             self._queue.remove(turn)
         self._plan = None
-        return self._first_if_late_locked(held_until)
+        return self._first_to_wake_locked(now, held_until)
 
     def _held_until_locked(self, now: float) -> float:
         """Return until when the first turn has held up the others: until now, or its instant if it is late."""
-        return min(now, self._earliest_locked(self._queue[0])) if self._queue else -inf
+        first = self._first_locked()
+        return -inf if first is None else min(now, self._earliest_locked(first))
 
-    def _first_if_late_locked(self, held_until: float) -> Woken[W]:
-        """Return the first turn of the queue if its caller would sleep too long.
+    def _first_to_wake_locked(self, now: float, held_until: float = -inf) -> Woken[W]:
+        """Return the first turn if its caller would sleep too long.
 
         It was held up until `held_until`, so it is not late, and makes up for nothing before that.
         """
         self.quota.closed_until = max(self.quota.closed_until, held_until)
-        if not self._queue:
+        first = self._first_locked()
+        if first is None or max(now, self._earliest_locked(first)) >= first.due - WAKE_TOLERANCE:
             return None
-        first = self._queue[0]
-        if self._earliest_locked(first) >= first.due - WAKE_TOLERANCE:
-            return None
-        first.due = -inf  # so that it is woken only once
+        first.due = now  # so that it is woken only once
         return first, first.waiter
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, replace
 from datetime import timedelta
 from math import inf, nan
@@ -526,6 +528,39 @@ def test_tasks_of_a_closed_loop_delay_no_other_caller(end: str) -> None:
     assert limiter.stats().queued == 0
     for task in tasks:
         task._log_destroy_pending = False
+
+
+def test_tasks_of_a_blocked_event_loop_take_no_turns_of_others() -> None:
+    """Others get all turns that it does not take: here ten in each 50 ms, although 15 tasks are before them."""
+    limiter = RateLimiter(Rate(10, per=0.05))
+    began: list[str] = []
+    blocked, released = threading.Event(), threading.Event()
+
+    async def call(name: str) -> None:
+        await limiter.acall(anyio.sleep, 0)
+        began.append(name)
+
+    async def gather(name: str, number: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(number):
+                group.create_task(call(name))
+            if name == "blocked":
+                await asyncio.sleep(0)
+                blocked.set()
+                released.wait(10)
+
+    with ThreadPoolExecutor() as threads:
+        while limiter.try_take() == 0:
+            pass
+        end = threads.submit(asyncio.run, gather("blocked", 15))
+        blocked.wait(10)
+        since = time.monotonic()
+        asyncio.run(gather("free", 40))
+        seconds = time.monotonic() - since
+        released.set()
+        end.result(10)
+    assert began == ["free"] * 40 + ["blocked"] * 15
+    assert seconds < 1  # 0.25 s on an idle machine
 
 
 def test_a_waiting_task_of_an_ended_trio_run_leaves_the_queue() -> None:

@@ -57,13 +57,15 @@ def test_the_plan_is_computed_again_if_a_turn_begins_much_later_than_planned(lat
 
 def test_a_turn_that_is_not_the_first_is_checked_exactly_at_its_instant() -> None:
     """Half a millisecond does not change the plan, which may be too early then."""
-    turns = turns_of(Window(1, 1.0))
-    first, _, third = (joined(turns, name) for name in "abc")
+    turns: Turns[str] = Turns((Window(2, 1.0),), Quota())
+    assert turns.take((2.0, 1.0), 0.0)
+    first = Turn((2.0, 1.0), 1e9, "a")
+    turns.join(first, 0.0)
+    _, third = joined(turns, "b"), joined(turns, "c")
     turns.go(first, 1.0005)
-    for now in (3.0, 3.0):  # at first it waits for the second one, which is late
-        turns.go(third, now)
+    turns.go(third, 2.0)
     assert not third.has_begun
-    assert third.due == pytest.approx(3.0005)
+    assert third.due == pytest.approx(2.0005)
 
 
 def test_a_turn_that_is_not_the_first_comes_earlier_if_the_rate_rises() -> None:
@@ -142,13 +144,15 @@ def test_a_turn_lets_the_first_one_begin_before_it_and_is_then_woken() -> None:
     assert second.has_begun
 
 
-def test_a_turn_waits_once_for_each_first_one_and_each_time_for_longer() -> None:
-    """The first begins at 1 s, so the second is about to; but no turn waits beyond its own limit."""
-    turns = turns_of(Window(5, 1.0))
-    assert turns.take((4.0, 1.0), 0.0)
-    first, _, third, fourth = (*(joined(turns, name) for name in "abc"), joined(turns, "d", latest=1.03))
-    turns.go(third, 1.0)
-    turns.go(first, 1.0)
+def test_a_turn_waits_longer_for_a_first_one_that_was_woken_meanwhile() -> None:
+    """The second is about to begin; but no turn waits beyond its own limit."""
+    turns = turns_of(Window(4, 1.0))
+    assert turns.take((3.0, 1.0), 0.0)
+    first, second, third, fourth = (*(joined(turns, name) for name in "abc"), joined(turns, "d", latest=1.03))
+    for turn in (third, second):
+        turns.go(turn, 1.0)
+        assert turn.due == 1.02
+    assert woken(turns.go(first, 1.01)) == "b"
     turns.go(third, 1.02)
     assert (third.has_begun, third.due) == (False, 1.06)
     turns.go(fourth, 1.02)
@@ -161,13 +165,119 @@ def test_no_turn_waits_for_a_first_one_that_another_has_waited_for_in_vain() -> 
     """Its event loop is blocked, and delays all turns behind it by milliseconds once, not each of them."""
     turns = turns_of(Window(3, 1.0))
     assert turns.take((2.0, 1.0), 0.0)
-    _, second, third = joined(turns, "stalled"), joined(turns, "b"), joined(turns, "c")
+    first, second, third = joined(turns, "stalled"), joined(turns, "b"), joined(turns, "c")
     turns.go(second, 1.0)
     assert (second.has_begun, second.due) == (False, 1.02)
     turns.go(second, 1.02)
-    turns.go(third, 1.02)
     assert second.has_begun
+    assert (first.is_late, third.is_late) == (True, False)
+    turns.go(third, 1.02)
     assert third.has_begun
+
+
+def begin(turns: Turns[str], *live: Turn[str], until: float = 9.0) -> list[float]:
+    """Let these turns come when they are due, the last of the queue first, and no others. Return when each begins."""
+    now, began = 0.0, {}
+    while waiting := [it for it in reversed(live) if it.waits and it.due <= until]:
+        turn = min(waiting, key=lambda it: it.due)
+        now = max(now, turn.due)
+        turns.go(turn, now)
+        if turn.has_begun:
+            began[turn.waiter] = now
+    return [began[it.waiter] for it in live if it.has_begun]
+
+
+@pytest.mark.parametrize(
+    ("rate", "instants"),
+    [
+        (Window(10, 1.0), [2.02] * 10 + [3.02] * 10),
+        (Spread(10, 1.0, 1), [1.62] * 3 + [1.67, 1.77, 1.87]),  # three in the quarter of a second that is made up for
+    ],
+    ids=["window", "spread"],
+)
+def test_stalled_turns_cost_those_behind_them_only_milliseconds(rate: Spread | Window, instants: list[float]) -> None:
+    """A blocked event loop has 15 turns; those behind them begin at their instants, and then as if alone."""
+    turns = turns_of(rate)
+    while turns.take(COST, 0.0):
+        pass
+    for number in range(15):
+        joined(turns, f"stalled {number}")
+    live = [joined(turns, str(number)) for number in range(len(instants))]
+    assert begin(turns, *live) == pytest.approx(instants)
+
+
+def test_stalled_turns_hold_up_no_newcomer_and_begin_first_once_they_come() -> None:
+    """Also if they do not come in their order: then those of the same event loop are about to come."""
+    turns = turns_of(Spread(2, 1.0, 1, 1.0))
+    first, second, third = (joined(turns, name) for name in "abc")
+    assert begin(turns, third, until=1.52) == [1.52]
+    assert turns.take(COST, 1.52)
+    assert turns.counts(COST, 1.52) == (2, 0.5, 0)
+    assert turns.fast_path == []
+    fourth = joined(turns, "d", 1.52)
+    assert fourth.due == 2.02
+    turns.go(second, 2.02)
+    assert (second.has_begun, second.due) == (False, 2.04)
+    assert turns.go(first, 2.02) is None
+    assert first.has_begun
+    turns.go(fourth, 2.02)
+    assert fourth.due == 3.02
+
+
+def test_the_instants_of_newcomers_are_exact_although_a_stalled_turn_waits() -> None:
+    """A plan does not count it; and no plan outlives its turns, because it does not count uses without the queue."""
+    turns = turns_of(Spread(1, 1.0, 2))
+    assert turns.take(COST, 0.0)
+    stalled, second, third = (joined(turns, name) for name in "abc")
+    assert begin(turns, second, until=2.02) == [2.02]
+    fourth = joined(turns, "d", 2.02)
+    assert fourth.due == 3.0
+    assert begin(turns, third, fourth) == [2.02, 3.0]
+    assert turns.take(COST, 4.0)
+    assert [joined(turns, name, 4.5).due for name in "ef"] == [5.0, 6.0]
+    turns.go(stalled, 4.5)
+    assert stalled.due == 5.0
+    assert joined(turns, "g", 4.5).due == 8.0
+
+
+@pytest.mark.parametrize("until", [0.0, 1.0], ids=["may begin", "is closed"])
+def test_the_first_turn_behind_a_stalled_one_is_woken_if_its_turn_is_earlier_now(until: float) -> None:
+    """A change of the rates has woken only the stalled one."""
+    turns = turns_of(Spread(1, 1.0, 1))
+    for name in ("stalled", "second"):
+        joined(turns, name)
+    assert woken(turns.change(lambda: turns.rates[0].resize(100, 1.0, 0.0), 0.0)) == "stalled"
+    newcomer = joined(turns, "newcomer", 0.5)
+    assert turns.go(newcomer, 0.5) is None
+    assert turns.change(lambda: turns.quota.learn(0, until, 0.51), 0.51) is None
+    assert woken(turns.go(newcomer, 0.52)) == "second"
+    assert newcomer.waits
+
+
+def test_those_behind_stalled_turns_make_up_for_nothing_before_these_were_due() -> None:
+    """The stalled one waited for another rate until 2 s; until then it held up the others."""
+    turns: Turns[str] = Turns((Spread(10, 1.0, 1), Window(1, 2.0)), Quota())
+    assert turns.take((0.0, 1.0, 1.0), 0.0)
+    stalled, *live = (Turn((1 - cost, cost, 1.0), 1e9, str(cost)) for cost in (1.0, 0.0, 0.0))
+    for number, turn in enumerate((stalled, *live)):
+        turn.waiter = str(number)
+        turns.join(turn, 0.0)
+    assert begin(turns, *live) == pytest.approx([2.02, 2.1])
+
+
+def test_a_turn_that_will_be_refused_does_not_change_the_order_of_those_behind_it() -> None:
+    """The first cannot begin before its limit, so the second one is woken before a newcomer comes."""
+    turns = turns_of(Window(3, 1.0))
+    assert turns.take((2.0, 1.0), 0.0)
+    refused = Turn((3.0, 1.0), 5.0, "a")
+    turns.join(refused, 0.0)
+    second, third = joined(turns, "b"), joined(turns, "c")
+    assert (second.due, third.due) == (2.0, 2.0)
+    assert woken(turns.change(lambda: turns.rates[0].resize(2, 1.0, 0.5), 0.5)) == "b"
+    newcomer = joined(turns, "d", 0.5)
+    assert begin(turns, second, third, newcomer) == [1.0, 1.0, 2.0]
+    turns.go(refused, 2.0)
+    assert (refused.waits, refused.has_begun, turns.rejected) == (False, False, 1)
 
 
 def test_a_turn_that_has_begun_keeps_no_earlier_one_alive() -> None:
@@ -201,6 +311,10 @@ def test_leaving_wakes_the_first_caller_once_if_its_turn_is_earlier_now() -> Non
     assert third.due == 1.0
     assert woken(turns.change(lambda: turns.rates[0].resize(1.0005, 1.0, 0.5), 0.5)) is None
     assert woken(turns.change(lambda: turns.rates[0].resize(4, 1.0, 0.5), 0.5)) == "c"
+    turns = turns_of(Spread(1, 1.0, 1))
+    first, _ = (joined(turns, name) for name in "ab")
+    assert woken(turns.leave(first, 1.5)) == "b"
+    assert turns.change(lambda: None, 1.6) is None
 
 
 def test_a_caller_whose_turn_would_be_too_late_is_rejected() -> None:

@@ -113,8 +113,6 @@ class RateLimiter(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         turns, has_turn = self._turns, False
-        if ctx._info is not BARE and getattr(type(ctx._function), "_resilience_asks_for_limiters", False):
-            ctx = ctx._with(limiters=(*ctx._info.limiters, self))
         began, fast_path = clock.now(), turns.fast_path
         if fast_path:
             try:
@@ -132,6 +130,8 @@ class RateLimiter(Policy[Never]):
                 self._refusal(ctx, turns.refuse(costs, began), 0.0)
                 return await call(ctx)
             began = await self._wait(costs, ctx, ctx.runtime)
+        if ctx._info is not BARE and getattr(type(ctx._function), "_resilience_asks_for_limiters", False):
+            ctx = ctx._with(limiters=(*ctx._info.limiters, self))
         try:
             result = await call(ctx)
         except Exception as error:

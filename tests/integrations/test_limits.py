@@ -171,6 +171,19 @@ def test_a_limiter_obeys_the_headers_of_responses(status: int) -> None:
         assert limiter.stats().next_turn == 0
 
 
+def test_a_limiter_that_only_observes_obeys_no_response_of_a_call_without_a_turn() -> None:
+    """As it moves nothing by the result or the error of that call either."""
+    limiter = RateLimiter(Rate(1, per=5), observe_only=True)
+    headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "30"}
+    with virtual_time() as clock, client_of(limiter, lambda _: httpx.Response(200, headers=headers)) as client:
+        assert limiter.try_take() == 0
+        client.get("http://a.test")
+        assert limiter.stats().next_turn == 5
+        clock.advance(5)
+        client.get("http://a.test")
+        assert limiter.stats().next_turn == 30
+
+
 @pytest.mark.parametrize("make", [lambda: RateLimiter(10), lambda: Retry(3).wrap(RateLimiter(10))])
 def test_a_policy_that_has_obeyed_headers_can_be_collected(make: Callable[[], Policy[Any]]) -> None:
     """A crawler creates one for each host, and drops those that it no longer needs."""

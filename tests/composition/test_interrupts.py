@@ -50,6 +50,8 @@ from resilience import (
 from resilience.clock import clock as process_clock
 from resilience.policies.flights import _enclosing
 from resilience.runtimes import workers
+from resilience.state.rates import Quota, Spread
+from resilience.state.turns import Turn, Turns
 from resilience.work import Gate
 from tests.callers import followers, outcome_of, wait_until
 from tests.conftest import Boom, drive
@@ -480,6 +482,28 @@ def interrupted_at_its_turn(form: str, at: int) -> int:
             enter(limiter.turn())
     assert limiter.stats().queued == 0, f"a place is left after an interrupt at place {at}"
     limiter.call(int)
+    return interruptions.count
+
+
+def test_an_interrupt_anywhere_loses_no_turn_behind_a_stalled_one() -> None:
+    """Also not that of the stalled one, which comes later."""
+    at_each_place(interrupted_behind_a_stalled_turn, 30)
+
+
+def interrupted_behind_a_stalled_turn(at: int) -> int:
+    turns: Turns[str] = Turns((Spread(1, 1.0, 1, 1.0),), Quota())
+    turns.take((1.0, 1.0), 0.0)
+    stalled, second = (Turn((1.0, 1.0), 9.0, name) for name in ("stalled", "second"))
+    for turn in (stalled, second):
+        turns.join(turn, 0.0)
+    turns.go(second, 2.0)
+    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+        turns.go(second, 2.02)
+    turns.leave(second, 2.02)
+    turns.go(stalled, 4.0)
+    assert stalled.has_begun, f"a stalled turn does not begin after an interrupt at place {at}"
+    assert turns.take((1.0, 1.0), 6.0), f"no turn is left after an interrupt at place {at}"
+    assert turns.fast_path == [None]
     return interruptions.count
 
 

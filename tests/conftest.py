@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,6 +31,7 @@ import hypothesis  # before anything is frozen: it looks for referrers of trio's
 import pytest
 
 from resilience import Context, Policy, current_context, events
+from resilience.clock import Waitable
 from resilience.clock import clock as process_clock
 from resilience.events.dispatch import subscribers
 from resilience.events.kinds import CallFinished, ExecutionFinished
@@ -356,7 +358,11 @@ def in_simulation() -> Virtual:
 
 
 class FakeClock:
-    """A process clock that stands still until a policy sleeps, or a test advances it."""
+    """A process clock that stands still until a policy sleeps, or a test advances it.
+
+    A thread that waits for another one, as under an enforced `Timeout`, wakes when that is done, or when the clock has
+    advanced far enough. So a test decides at which line a timeout fires. Event loops keep their own clocks.
+    """
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -377,6 +383,13 @@ class FakeClock:
         self.sleep(seconds)
         return 0.0
 
+    def wait(self, waitable: Waitable, seconds: float | None) -> bool:
+        end = inf if seconds is None else self.time + seconds
+        while not waitable.acquire(True, 0.001):
+            if self.time >= end:
+                return False
+        return True
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
@@ -385,6 +398,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     monkeypatch.setattr(process_clock, "now", fake.now)
     monkeypatch.setattr(process_clock, "sleep", fake.sleep)
     monkeypatch.setattr(process_clock, "shorten", fake.shorten)
+    monkeypatch.setattr(process_clock, "wait", fake.wait)
     return fake
 
 

@@ -249,10 +249,15 @@ async def test_a_holder_that_was_cut_off_keeps_its_claim(
     assert await once.acall(slow, "a") == "fine"
 
 
-def test_a_key_is_in_use_while_its_abandoned_call_runs_in_a_thread() -> None:
-    once, end = Once({}, key=by_order).wrap(Timeout(0.01)), threading.Event()
+def test_a_key_is_in_use_while_its_abandoned_call_runs_in_a_thread(clock: FakeClock) -> None:
+    once, end = Once({}, key=by_order).wrap(Timeout(1)), threading.Event()
+
+    def slow(order: str) -> None:
+        clock.advance(1)
+        end.wait(10)
+
     with pytest.raises(TimeoutExceeded):
-        once.call(lambda order: end.wait(10), "a")
+        once.call(slow, "a")
     with pytest.raises(KeyInUse):
         once.call(by_order, "a")
     end.set()

@@ -19,6 +19,7 @@ from resilience.errors import ArgumentMisuse
 from resilience.integrations.dbapi import OutcomeUnknown, unit_of_work
 from resilience.testing import recording
 from tests.callers import wait_until
+from tests.conftest import FakeClock
 from tests.integrations.databases.sqlite import AGAIN, PATIENCE, connecting, note, notes
 
 
@@ -93,14 +94,17 @@ class Stubborn(Policy[Any]):
 
 
 @pytest.mark.parametrize("around", [[], [AGAIN], [Stubborn()]])
-def test_the_outcome_of_a_commit_that_is_cut_off_is_unknown(path: Path, around: list[Policy[Any]]) -> None:
+def test_the_outcome_of_a_commit_that_is_cut_off_is_unknown(
+    path: Path, clock: FakeClock, around: list[Policy[Any]]
+) -> None:
     """It is not repeated, in the policy or by a Retry around the unit."""
-    policy = Policy.wrap(*around, Timeout(0.3))
+    policy = Policy.wrap(*around, Timeout(1))
     may_end = threading.Event()
 
     class Slow(sqlite3.Connection):
         def commit(self) -> None:
             super().commit()
+            clock.advance(1)
             may_end.wait(PATIENCE)
 
     with pytest.raises(OutcomeUnknown):
@@ -118,7 +122,9 @@ def test_a_committed_unit_is_not_repeated_if_its_result_is_rejected(path: Path) 
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
-def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeated(path: Path, is_cut_off: bool) -> None:
+def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeated(
+    path: Path, clock: FakeClock, is_cut_off: bool
+) -> None:
     """It ends while that commit is in progress, whose outcome is then unknown."""
     second_commits, may_end = threading.Event(), threading.Event()
     attempts: list[str] = []
@@ -129,13 +135,15 @@ def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeate
             abandoned_attempts_end()
             super().commit()
             if is_cut_off:
+                clock.advance(1)
                 may_end.wait(PATIENCE)
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-    @unit_of_work(Policy.wrap(AGAIN, Timeout(0.3)), connecting(path, kind=LostByCommitting))
+    @unit_of_work(Policy.wrap(AGAIN, Timeout(1)), connecting(path, kind=LostByCommitting))
     def add(connection: sqlite3.Connection) -> None:
         attempts.append(f"attempt {len(attempts) + 1}")
         if len(attempts) == 1:
+            clock.advance(1)
             second_commits.wait(PATIENCE)
         else:
             note(connection, attempts[-1])
@@ -165,15 +173,16 @@ def test_only_a_unit_that_may_be_committed_twice_is_hedged(path: Path, may_be_co
     assert sorted(begun) == [0, 1][: 1 + may_be_committed_twice]
 
 
-def test_an_attempt_that_is_too_late_to_commit_stops_no_other(path: Path) -> None:
+def test_an_attempt_that_is_too_late_to_commit_stops_no_other(path: Path, clock: FakeClock) -> None:
     """It has committed nothing, so the outcome of the unit is not unknown."""
     second_has_begun = threading.Event()
     attempts: list[str] = []
 
-    @unit_of_work(Policy.wrap(AGAIN, Timeout(0.3)), connecting(path))
+    @unit_of_work(Policy.wrap(AGAIN, Timeout(1)), connecting(path))
     def add(connection: sqlite3.Connection) -> None:
         attempts.append(f"attempt {len(attempts) + 1}")
         if len(attempts) == 1:
+            clock.advance(1)
             second_has_begun.wait(PATIENCE)
         elif len(attempts) == 2:
             second_has_begun.set()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import h2.config
 import h2.connection
@@ -20,7 +21,7 @@ import h2.exceptions
 import h2.settings
 import pytest
 
-from resilience import DeadlineExceeded, Hedge, Policy, Retry, Timeout, TimeoutExceeded, deadline
+from resilience import Context, Hedge, Policy, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations.http import Rules
 from tests.callers import wait_until
 from tests.conftest import FakeClock
@@ -56,17 +57,19 @@ async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(
-    sync_kit: Httpx, server: FlakyServer, method: str
+    sync_kit: Httpx, server: FlakyServer, clock: FakeClock, method: str
 ) -> None:
     """So the next one may send: the two cannot meet at the server."""
     abandoned = threading.Event()
 
     class Waiting(sync_kit.library.HTTPTransport):  # type: ignore[name-defined, misc]
         def handle_request(self, request: Any) -> Any:
+            if not abandoned.is_set():
+                clock.advance(PATIENCE)
             abandoned.wait(PATIENCE)
             return super().handle_request(request)
 
-    policy = Policy.wrap(Retry(18, backoff=[0], on_retry=lambda event: abandoned.set()), Timeout(0.3))
+    policy = Policy.wrap(Retry(2, backoff=[0], on_retry=lambda event: abandoned.set()), Timeout(PATIENCE))
     with sync_kit.library.Client(transport=sync_kit.make(policy, Waiting(verify=NO_TLS))) as client:
         if method == "GET":
             assert client.get(server.url).content == b"ok"
@@ -78,7 +81,7 @@ def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(
     assert len(server.requests) == (1 if method == "GET" else 0)
 
 
-def test_an_attempt_that_is_abandoned_while_it_connects_never_sends(sync_kit: Httpx) -> None:
+def test_an_attempt_that_is_abandoned_while_it_connects_never_sends(sync_kit: Httpx, clock: FakeClock) -> None:
     """So the next one may send, also a POST."""
     connected = threading.Event()
     attempts: list[Any] = []
@@ -88,12 +91,13 @@ def test_an_attempt_that_is_abandoned_while_it_connects_never_sends(sync_kit: Ht
         attempts.append(request)
         request.extensions["trace"]("connection.connect_tcp.started", {})
         if len(attempts) == 1:
+            clock.advance(1)
             connected.wait(PATIENCE)
         request.extensions["trace"]("http11.send_request_headers.started", {})
         sent.append(request)
         return sync_kit.library.Response(200)
 
-    transport = sync_kit.make(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.3)), sync_kit.library.MockTransport(handler))
+    transport = sync_kit.make(Policy.wrap(Retry(3, backoff=[0]), Timeout(1)), sync_kit.library.MockTransport(handler))
     with sync_kit.library.Client(transport=transport) as client:
         assert client.post("http://example.org/").status_code == 200
     connected.set()
@@ -101,7 +105,7 @@ def test_an_attempt_that_is_abandoned_while_it_connects_never_sends(sync_kit: Ht
     assert len(sent) == 1
 
 
-def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit: Httpx) -> None:
+def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit: Httpx, clock: FakeClock) -> None:
     """That the first one could not connect does not mean that the second one has not sent."""
     second_sends, over = threading.Event(), threading.Event()
     attempts: list[Any] = []
@@ -111,15 +115,18 @@ def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit:
         trace = request.extensions["trace"]
         trace("connection.connect_tcp.started", {})
         if len(attempts) == 1:
+            clock.advance(1)
             second_sends.wait(PATIENCE)
             raise sync_kit.library.ConnectError("refused, at last")
         trace("http11.send_request_headers.started", {})
         second_sends.set()
+        wait_until(lambda: Timeout.abandoned() == 0)
+        clock.advance(1)
         over.wait(PATIENCE)
         return sync_kit.library.Response(200)
 
     network = sync_kit.library.MockTransport(handler)
-    transport = sync_kit.make(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.2)), network)
+    transport = sync_kit.make(Policy.wrap(Retry(3, backoff=[0]), Timeout(1)), network)
     try:
         with sync_kit.library.Client(transport=transport) as client, pytest.raises(TimeoutExceeded):
             client.post("http://example.org/")
@@ -128,17 +135,40 @@ def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit:
     assert len(attempts) == 2
 
 
-async def test_a_post_is_repeated_if_the_connection_was_not_established(kit: Httpx, server: FlakyServer) -> None:
+class Cut(Policy[Any]):
+    """A `Timeout` that a test lets fire at a line of its own: with the clock in threads, by a cancellation in tasks."""
+
+    def __init__(self, kit: Httpx, clock: FakeClock) -> None:
+        self._in_tasks = not kit.world.blocking
+        self._timeout = Timeout(1)
+        self._clock = clock
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        self._scope: Any = anyio.CancelScope() if self._in_tasks else contextlib.nullcontext()
+        with self._scope:
+            return await self._timeout.around(call, ctx)
+        raise TimeoutExceeded
+
+    def reach(self) -> None:
+        self._clock.advance(1)
+        if self._in_tasks:
+            self._scope.cancel()
+
+
+async def test_a_post_is_repeated_if_the_connection_was_not_established(kit: Httpx, clock: FakeClock) -> None:
     """The client's trace, which the user may read too, shows that nothing was sent."""
     attempts: list[Any] = []
     traced: list[str] = []
+    limit = Cut(kit, clock)
 
     def trace(event: str, info: Any) -> Any:
         traced.append(event)
-        return None if kit.world.blocking else anyio.sleep(0)
+        if event == "connection.connect_tcp.started":
+            limit.reach()
+        return None if kit.world.blocking else anyio.lowlevel.cancel_shielded_checkpoint()
 
     with full_port() as url:
-        policy = Policy.wrap(Retry(2, backoff=[0], on_retry=attempts.append), Timeout(0.05))
+        policy = Policy.wrap(Retry(2, backoff=[0], on_retry=attempts.append), limit)
         async with kit.client(policy, timeout=None) as client:
             error = await outcome_of(client.post(url, content=kit.generator(b"a"), extensions={"trace": trace}))
             assert isinstance(error, (TimeoutExceeded, kit.library.ConnectTimeout))
@@ -244,15 +274,21 @@ def http2_server(connections: int) -> Iterator[str]:
             thread.join(PATIENCE)
 
 
-@pytest.mark.parametrize("path", ["hangs", "drips"])
-async def test_a_stream_of_http2_that_is_cut_off_is_reset(tasks_kit: Httpx, path: str) -> None:
+@pytest.mark.parametrize(("path", "awaited"), [("hangs", "headers"), ("drips", "body")])
+async def test_a_stream_of_http2_that_is_cut_off_is_reset(tasks_kit: Httpx, path: str, awaited: str) -> None:
     """httpcore forgets it, and h2 would allow no other one on that connection."""
     with http2_server(1) as url:
         async with tasks_kit.client(Timeout(PATIENCE), tasks_kit.network(http1=False, http2=True)) as client:
             for _ in range(3):
                 assert (await client.get(url)).status_code == 200
-                with deadline(0.05), pytest.raises(DeadlineExceeded):
-                    await client.get(url + path)
+                with anyio.CancelScope() as scope:
+
+                    async def trace(event: str, info: Any, scope: anyio.CancelScope = scope) -> None:
+                        if event == f"http2.receive_response_{awaited}.started":
+                            scope.cancel()
+
+                    await client.get(url + path, extensions={"trace": trace})
+                assert scope.cancelled_caught
 
 
 async def test_a_connection_of_http2_that_allows_no_more_streams_is_replaced(tasks_kit: Httpx) -> None:

@@ -252,6 +252,10 @@ def test_describe_contains_every_number(policy: Policy[Any], numbers: list[str])
     assert "\n" not in described
 
 
+def test_describe_leaves_out_a_number_without_effect() -> None:
+    assert "83" not in Retry(retry_after=False, max_retry_after=83).describe()
+
+
 #: What `describe()` says, word for word.
 DESCRIPTIONS: dict[str, Policy[Any]] = {
     "Timeout: 2.5 s for everything inside, then it is cut off": Timeout(2.5),

@@ -201,17 +201,18 @@ def test_a_call_that_joins_the_queue_wakes_a_call_that_a_free_permit_serves() ->
 
 def test_a_listener_runs_outside_the_lock_and_may_use_the_bulkhead() -> None:
     """It waits for another thread that reads the statistics and resizes the bulkhead."""
-    done: list[bool] = []
+    done: list[tuple[bool, float]] = []
 
-    def listener(event: events.CallRejected) -> None:
-        done.append(is_free(lambda: (bulkhead.stats(), bulkhead.resize(2))))
+    def listener(event: events.Event) -> None:
+        if isinstance(event, events.CallRejected):
+            done.append((is_free(lambda: (bulkhead.stats(), bulkhead.resize(2))), event.waited))
 
     bulkhead = Bulkhead(1)
     observed = bulkhead.wrap(listeners=[listener])
     with bulkhead.slot():
         assert isinstance(observed.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]
         assert bulkhead.execute(lambda ctx: "fine") == "fine"
-    assert done[0]
+    assert done == [(True, 0.0)]
 
 
 # --- event loops -------------------------------------------------------------------------------

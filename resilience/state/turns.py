@@ -252,6 +252,7 @@ class Turns(Generic[W]):
                 break
             self.quota.closed_until = max(self.quota.closed_until, min(now, self._earliest_locked(it)))
             it.is_late, self._plan = True, None
+            turn.patience = ORDER_PATIENCE
 
     def _plan_locked(self) -> Rates:
         """Return the plan; if there is none, make it, and set the instant of each turn."""

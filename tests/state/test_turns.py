@@ -254,6 +254,15 @@ def test_the_first_turn_behind_a_stalled_one_is_woken_if_its_turn_is_earlier_now
     assert newcomer.waits
 
 
+def test_each_stalled_turn_whose_turn_is_earlier_now_costs_the_same_milliseconds() -> None:
+    """One after another is woken, because the limit was raised; a wait in vain does not make the next one longer."""
+    turns = turns_of(Spread(1, 1.0, 1))
+    for name in ("stalled", "another", "a third"):
+        joined(turns, name)
+    turns.change(lambda: turns.rates[0].resize(100, 1.0, 0.0), 0.0)
+    assert begin(turns, joined(turns, "newcomer", 0.5)) == pytest.approx([0.56])
+
+
 def test_those_behind_stalled_turns_make_up_for_nothing_before_these_were_due() -> None:
     """The stalled one waited for another rate until 2 s; until then it held up the others."""
     turns: Turns[str] = Turns((Spread(10, 1.0, 1), Window(1, 2.0)), Quota())

@@ -55,9 +55,19 @@ def test_no_node_of_a_diagram_is_a_keyword_of_mermaid() -> None:
 # --- links -----------------------------------------------------------------------------------
 
 
+def prose_of(page: str) -> str:
+    return re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_no_line_of_a_sentence_is_taken_for_a_heading() -> None:
+    """The site does so with a line that begins with `#`, such as that of an issue: GitHub needs a space after it."""
+    texts = [(name, prose_of((ROOT / name).read_text(encoding="utf-8"))) for name in WRITTEN]
+    assert [(name, line) for name, text in texts for line in re.findall(r"^#+[^# \n].*", text, re.MULTILINE)] == []
+
+
 def anchors(page: str) -> set[str]:
     """Return the anchors that a Markdown renderer gives to the headings of a page."""
-    prose = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+    prose = prose_of(page)
     headings = re.findall(r"^#+ +(.+)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

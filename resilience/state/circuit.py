@@ -136,7 +136,7 @@ class Circuit:
         probes: int,
         probe_successes: int,
         probe_timeout: float | None,
-        checks_first: bool = False,
+        checks_first: bool,
     ) -> None:
         self._trip = trip
         self._checks_first = checks_first  # whether a user's function is the first probe of each half-open period

@@ -49,14 +49,14 @@ TESTS = {
         *(
             "state/test_windows.py",
             "state/test_trips.py",
-            "state/test_circuit.py",
+            "policies/test_machines.py",
             "policies/test_adaptive_throttle.py",
         ),
     ],
     "state/trips.py": [
-        *("state/test_trips.py", "state/test_circuit.py", "test_misuse.py", "test_pipeline.py", *_BREAKER),
+        *("state/test_trips.py", "policies/test_machines.py", "test_misuse.py", "test_pipeline.py", *_BREAKER),
     ],
-    "state/circuit.py": ["state/test_circuit.py", *_BREAKER],
+    "state/circuit.py": ["state/test_circuit.py", "policies/test_machines.py", *_BREAKER],
     "state/permits.py": ["state/test_permits.py", *_BULKHEAD, "policies/test_machines.py"],
     "state/rates.py": ["state/test_rates.py", *_RATES],
     "state/turns.py": ["state/test_turns.py", *_RATES],

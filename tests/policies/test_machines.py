@@ -1,7 +1,7 @@
 """Breakers and bulkheads with many concurrent calls, against simple models.
 
-The machines of `tests/state` drive the pure state; these drive the policies, as executions that suspend inside their
-function and end in any order and in any way: with a result, a failure, an ignored error or a cancellation.
+Executions suspend inside their function, and end in any order and in any way: with a result, a failure, an ignored
+error or a cancellation.
 """
 
 from __future__ import annotations
@@ -21,23 +21,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from resilience import (
-    Bulkhead,
-    BulkheadFull,
-    CircuitBreaker,
-    CircuitOpen,
-    CircuitState,
-    Context,
-    DeadlineExceeded,
-    Policy,
-    events,
-)
+from resilience import Bulkhead, BulkheadFull, CircuitBreaker, CircuitOpen, Context, DeadlineExceeded, Policy, events
 from resilience.clock import clock as process_clock
 from tests.conftest import Boom
+from tests.policies.circuit_model import (
+    CLOSED,
+    HALF_OPEN,
+    ISOLATED,
+    OPEN,
+    Condition,
+    Model,
+    ModelAdmission,
+    conditions,
+    small,
+)
 from tests.policies.machines import TasksInVirtualTime
-from tests.state.test_circuit import Condition, Model, ModelAdmission, conditions, small
-
-CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
 
 
 class Ignored(Exception):
@@ -98,10 +96,10 @@ class BreakerAgainstModel(RuleBasedStateMachine):
 
     @initialize(
         conditions=conditions,
-        periods=st.sampled_from([[5.0], [5.0, 10.0, 20.0], [40.0]]),
+        periods=st.sampled_from([[5.0], [5.0, 10.0, 20.0], [1.0, 2.0], [40.0], [0.0, 3.0]]),
         probes=small,
         successes=small,
-        probe_timeout=st.none() | st.sampled_from([1.0, 10.0]),
+        probe_timeout=st.none() | st.sampled_from([1.0, 3.0, 10.0]),
     )
     def build(
         self,
@@ -133,7 +131,7 @@ class BreakerAgainstModel(RuleBasedStateMachine):
         with patch.object(process_clock, "now", lambda: self.now):
             yield
 
-    @rule(seconds=st.sampled_from([1, 2, 5, 10, 30, 40]))
+    @rule(seconds=st.sampled_from([1, 2, 3, 5, 10, 30, 40]))
     def wait(self, seconds: int) -> None:
         self.now += seconds
 
@@ -158,7 +156,10 @@ class BreakerAgainstModel(RuleBasedStateMachine):
         how=st.sampled_from(["good", "bad", "boom", "boom", "boom", "unexpected", "ignored", "cancelled", "closed"]),
     )
     def end(self, data: st.DataObject, how: str) -> None:
-        call, expected, began = self.calls.pop(data.draw(st.integers(0, len(self.calls) - 1)))
+        self.end_one(data.draw(st.integers(0, len(self.calls) - 1)), how)
+
+    def end_one(self, index: int, how: str) -> None:
+        call, expected, began = self.calls.pop(index)
         if how in ("good", "bad", "boom", "unexpected"):
             self.model.record(expected, how in ("bad", "boom"), self.now - began, self.now)
         else:
@@ -171,6 +172,18 @@ class BreakerAgainstModel(RuleBasedStateMachine):
         }
         with self.clock():
             call.end(None if how == "closed" else endings.get(how, how))
+
+    @precondition(lambda self: self.model.state is CLOSED)
+    @rule(wait=st.booleans())
+    def outage(self, wait: bool) -> None:
+        """Slow failures until the circuit opens, and perhaps a probe: random results rarely trip a circuit."""
+        self.begin(12)
+        self.now += 3
+        while self.calls and self.model.state is CLOSED:
+            self.end_one(len(self.calls) - 1, "boom")
+        if wait and self.model.state is OPEN:
+            self.now = max(self.now, self.model.until)
+            self.begin(1)
 
     @rule(failing=st.booleans())
     def block(self, failing: bool) -> None:
@@ -207,7 +220,10 @@ class BreakerAgainstModel(RuleBasedStateMachine):
         model = self.model
         assert self.breaker.state is model.state
         assert [(event.old, event.new) for event in self.changes] == model.moves
-        assert all(isinstance(event, events.CircuitChanged) for event in self.changes)
+        for event in self.changes[-1:]:
+            assert isinstance(event, events.CircuitChanged)
+            assert (event.last_failure is None) is (event.new in (CLOSED, ISOLATED))
+            assert event.retry_after == (model.lasts if event.new is OPEN else None)
         with self.clock():
             stats = self.breaker.stats()
         assert (stats.opened, stats.rejected) == ([new for _, new in model.moves].count(OPEN), self.refused)
@@ -221,7 +237,7 @@ class BreakerAgainstModel(RuleBasedStateMachine):
 
 
 TestBreakerAgainstModel = BreakerAgainstModel.TestCase
-TestBreakerAgainstModel.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
+TestBreakerAgainstModel.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
 
 
 # --- the bulkhead ----------------------------------------------------------------------------

@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from resilience.state.permits import Permits, Ticket, TicketState
 
@@ -154,55 +151,6 @@ def test_every_order_of_five_steps(limit: int, queue: int, arrived: int) -> None
         for name in order:
             STEPS[name](crowd)
         crowd.check()
-
-
-# --- long random orders ----------------------------------------------------------------------
-
-
-class LongRandomOrders(RuleBasedStateMachine):
-    """The same steps in long random orders, with a check after each step."""
-
-    @initialize(limit=st.integers(1, 6), queue=st.integers(0, 5))
-    def build(self, limit: int, queue: int) -> None:
-        self.crowd = Crowd(limit, queue)
-
-    @rule(times=st.integers(1, 3))
-    def arrive(self, times: int) -> None:
-        for _ in range(times):
-            self.crowd.arrive()
-
-    @precondition(lambda self: self.crowd.inside)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        self.crowd.release(data.draw(st.sampled_from(self.crowd.inside)))
-
-    @precondition(lambda self: self.crowd.waiting)
-    @rule(data=st.data())
-    def time_out(self, data: st.DataObject) -> None:
-        self.crowd.time_out(data.draw(st.sampled_from(self.crowd.waiting)))
-
-    @precondition(lambda self: self.crowd.waiting)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        self.crowd.cancel(data.draw(st.sampled_from(self.crowd.waiting)))
-
-    @precondition(lambda self: self.crowd.by_ticket)
-    @rule(data=st.data())
-    def cancel_after_the_grant(self, data: st.DataObject) -> None:
-        self.crowd.cancel(data.draw(st.sampled_from(self.crowd.by_ticket)))
-
-    @rule(limit=st.integers(1, 9))
-    def resize(self, limit: int) -> None:
-        self.crowd.resize(limit)
-
-    @invariant()
-    def permits_agree_with_the_model(self) -> None:
-        if hasattr(self, "crowd"):
-            self.crowd.check()
-
-
-TestLongRandomOrders = LongRandomOrders.TestCase
-TestLongRandomOrders.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

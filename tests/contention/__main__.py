@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 
 from tests.contention import exact
+from tests.contention.storm import LOOPS, TASKS_PER_LOOP
 
 
 def machine() -> str:
@@ -28,13 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=exact.THREADS, help="the number of threads (16)")
     options = parser.parse_args(arguments)
 
-    loops = ", ".join(f"{exact.TASKS_PER_LOOP} {name} tasks" for name in exact.LOOPS)
+    loops = ", ".join(f"{TASKS_PER_LOOP} {name} tasks" for name in LOOPS)
     print(f"{options.threads} threads, {loops}, one breaker, one bulkhead of {exact.LIMIT}; {machine()}", flush=True)
-    stages, checks = exact.run(options.operations, options.threads)
-    for stage in stages:
-        rate = stage.calls / stage.seconds
-        print(f"{stage.name}: {stage.calls:,} calls in {stage.seconds:,.0f} s, {rate:,.0f} per second")
-    worlds = sum((stage.calls_by_world() for stage in stages), Counter())
+    storms, checks = exact.run(options.operations, options.threads)
+    for name, storm in zip(("counting", "moving"), storms, strict=True):
+        rate = storm.operations / storm.seconds
+        print(f"{name}: {storm.operations:,} calls in {storm.seconds:,.0f} s, {rate:,.0f} per second")
+    worlds = sum((storm.operations_by_world() for storm in storms), Counter())
     print("calls from " + ", ".join(f"{world}: {count:,}" for world, count in worlds.most_common()))
     print(f"\n{'':44} {'callers':>12} {'policies':>12}")
     for check in checks:

@@ -1,7 +1,7 @@
 """One breaker and one bulkhead with many callers: both sides count, and their sums must agree.
 
-Threads and two event loops call as fast as they can. Each caller counts the outcomes of its calls in its own book, so
-that no lock of the test synchronizes the callers; the policies count under their own locks. There are two stages:
+The callers of a storm count the outcomes of their calls, and the policies count under their own locks. There are two
+storms:
 
     counting    the circuit stays closed: each result is recorded once, even beside cancelled and refused calls
     moving      it opens and closes all the time: each refusal and each transition is counted once
@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
-import time
 from collections import Counter, deque
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,19 +21,17 @@ import anyio
 from resilience import Bulkhead, BulkheadFull, CircuitBreaker, CircuitOpen, CircuitState, events
 from resilience.state.trips import Tally, Trip
 from tests.conftest import Boom, World
-from tests.contention.storm import fine_grained_switching
+from tests.contention.storm import Storm
 from tests.policies.blocks import entered
 
 THREADS = 16
-TASKS_PER_LOOP = 12
-LOOPS = ("asyncio", "trio")
 
 LIMIT, QUEUE = 4, 34
 
-#: The share of the calls in the first stage.
+#: The share of the calls in the first storm.
 COUNTING = 0.9
 
-#: The number of failures that open the circuit in the second stage.
+#: The number of failures that open the circuit in the second storm.
 TRIPS_AT = 50
 
 #: The ways to make a call, and the policies that each of them uses.
@@ -104,6 +99,8 @@ class Subject:
             "bulkhead": self.bulkhead,
         }
         self.inside: deque[None] = deque()  # its operations are atomic, so no lock is needed
+        self.entered: deque[None] = deque()
+        self.cancelled: deque[None] = deque()  # inside the function
         self.too_many: deque[int] = deque()
 
     def enter(self) -> None:
@@ -114,137 +111,51 @@ class Subject:
     def leave(self) -> None:
         self.inside.pop()
 
-
-class Caller:
-    """Makes one call after another, and counts their outcomes in its book."""
-
-    def __init__(self, subject: Subject, world: World, seed: str) -> None:
-        self._subject = subject
-        self._rng = random.Random(seed)
-        self.world = world
-        self.book: Book = Counter()
-
-    async def work(self, shares: Iterator[int]) -> None:
-        for share in shares:
-            for _ in range(share):
-                await self._keep_the_book(self._rng.choice(WAYS))
-            await self.world.sleep(0)
-
-    async def _keep_the_book(self, way: str) -> None:
-        outcome = "cancelled"
-        may_cancel = not self.world.blocking and self._rng.random() < 0.05
+    async def operation(self, world: World, rng: random.Random) -> tuple[str, str]:
+        """Make a call, and return its way and its outcome."""
+        way, outcome = rng.choice(WAYS), "cancelled"
+        may_cancel = not world.blocking and rng.random() < 0.05
         with anyio.move_on_after(0) if may_cancel else nullcontext():
             try:
-                await self._call(way)
+                await self._call(way, world, rng)
                 outcome = "answered"
             except Exception as error:
                 outcome = _name(error)
-                await self.world.sleep(0)  # lets the calls in progress run
-        self.book[way, outcome] += 1
+                await world.sleep(0)  # lets the calls in progress run
+        return way, outcome
 
-    async def _call(self, way: str) -> None:
+    async def _call(self, way: str, world: World, rng: random.Random) -> None:
         if way == "guard":
-            async with entered(self.world, self._subject.breaker.guard()):
-                await self._function(way)
+            async with entered(world, self.breaker.guard()):
+                await self._function(way, world, rng)
         elif way == "slot":
-            async with entered(self.world, self._subject.bulkhead.slot()):
-                await self._function(way)
+            async with entered(world, self.bulkhead.slot()):
+                await self._function(way, world, rng)
         else:
-            await self.world.call(self._subject.policies[way], self._function, way)
+            await world.call(self.policies[way], self._function, way, world, rng)
 
-    async def _function(self, way: str) -> None:
+    async def _function(self, way: str, world: World, rng: random.Random) -> None:
         guarded = way in THROUGH_BULKHEAD
-        self.book[way, "entered"] += 1
+        self.entered.append(None)
         if guarded:
-            self._subject.enter()
+            self.enter()
         try:
-            chance = self._rng.random()
-            if chance < (0.03 if self.world.blocking else 0.25):
-                await self.world.sleep(0)
+            chance = rng.random()
+            if chance < (0.03 if world.blocking else 0.25):
+                await world.sleep(0)
             if chance > 0.75:
                 raise Boom("no")
         except BaseException as error:
-            self.book[way, "cancelled inside"] += not isinstance(error, Boom)
+            if not isinstance(error, Boom):
+                self.cancelled.append(None)
             raise
         finally:
             if guarded:
-                self._subject.leave()
+                self.leave()
 
 
 def _name(error: Exception) -> str:
     return {Boom: "failed", BulkheadFull: "full", CircuitOpen: "refused"}.get(type(error), repr(error))
-
-
-class Stage:
-    """A number of calls, shared among all callers."""
-
-    CHUNK = 64
-
-    def __init__(self, subject: Subject, name: str, calls: int, threads: int) -> None:
-        self._subject = subject
-        self._left = calls
-        self._taking = threading.Lock()
-        self._threads = threads
-        self.name = name
-        self.calls = calls
-        self.callers: list[Caller] = []
-        self.errors: list[BaseException] = []
-        self.seconds = 0.0
-
-    def run(self) -> Book:
-        """Run all callers, and return the sum of their books."""
-        counts = [("threads", 1)] * self._threads + [(name, TASKS_PER_LOOP) for name in LOOPS]
-        callers = [[self._caller(world) for _ in range(count)] for world, count in counts]
-        threads = [threading.Thread(target=self._work, args=[each], daemon=True) for each in callers]
-        began = time.monotonic()
-        with fine_grained_switching():
-            for thread in threads:
-                thread.start()
-            patience = began + 120 + self.calls / 1000
-            for thread in threads:
-                thread.join(max(0.0, patience - time.monotonic()))
-        self.seconds = time.monotonic() - began
-        assert not any(thread.is_alive() for thread in threads), "a world hangs"
-        if self.errors:
-            raise self.errors[0]
-        return sum((caller.book for caller in self.callers), Counter())
-
-    def calls_by_world(self) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for caller in self.callers:
-            counts[caller.world.name] += sum(n for (_, outcome), n in caller.book.items() if outcome in _ENDS)
-        return counts
-
-    def _caller(self, world: str) -> Caller:
-        self.callers.append(Caller(self._subject, World(world), f"{self.name} {len(self.callers)}"))
-        return self.callers[-1]
-
-    def _shares(self) -> Iterator[int]:
-        while not self.errors:
-            with self._taking:
-                share = min(self.CHUNK, self._left)
-                self._left -= share
-            if not share:
-                return
-            yield share
-
-    def _work(self, callers: list[Caller]) -> None:
-        world = callers[0].world
-
-        async def tasks() -> None:
-            async with anyio.create_task_group() as group:
-                for caller in callers:
-                    group.start_soon(caller.work, self._shares())
-
-        try:
-            world.run((lambda: callers[0].work(self._shares())) if world.blocking else tasks)
-        except BaseException as error:
-            self.errors.append(error)
-
-
-#: The outcomes of a call; the other entries of a book count steps inside a call.
-_ENDS = ("answered", "failed", "full", "refused", "cancelled")
-_RESULTS = ("answered", "failed")
 
 
 def of(book: Book, ways: tuple[str, ...], *outcomes: str) -> int:
@@ -252,10 +163,10 @@ def of(book: Book, ways: tuple[str, ...], *outcomes: str) -> int:
     return sum(n for (way, outcome), n in book.items() if way in ways and outcome in outcomes)
 
 
-def run(operations: int, threads: int = THREADS) -> tuple[list[Stage], list[Check]]:
+def run(operations: int, threads: int = THREADS) -> tuple[list[Storm], list[Check]]:
     """Make this number of calls, and return the counts of both sides."""
     subject = Subject()
-    counting = Stage(subject, "counting", int(operations * COUNTING), threads)
+    counting = Storm(subject.operation, int(operations * COUNTING), threads)
     book = counting.run()
     checks = [
         Check(
@@ -265,7 +176,7 @@ def run(operations: int, threads: int = THREADS) -> tuple[list[Stage], list[Chec
         Check("openings, while it must not open", of(book, WAYS, "refused"), subject.breaker.stats().opened),
     ]
     subject.trip.trips_at = TRIPS_AT
-    moving = Stage(subject, "moving", operations - counting.calls, threads)
+    moving = Storm(subject.operation, operations - counting.operations, threads)
     later = moving.run()
     opened = sum(move.new is CircuitState.OPEN for move in subject.moves)
     checks += [
@@ -278,11 +189,11 @@ def run(operations: int, threads: int = THREADS) -> tuple[list[Stage], list[Chec
 
 def _at_the_end(subject: Subject, book: Book, operations: int) -> list[Check]:
     permits = subject.bulkhead.stats()
-    ways = tuple(set(WAYS))
+    results = of(book, WAYS, "answered", "failed")
     return [
         Check("calls that the bulkhead refused", of(book, THROUGH_BULKHEAD, "full"), permits.rejected),
-        Check("calls that ended", operations, of(book, ways, *_ENDS)),
-        Check("functions entered", of(book, ways, "answered", "failed", "cancelled inside"), of(book, ways, "entered")),
+        Check("calls that ended", operations, results + of(book, WAYS, "full", "refused", "cancelled")),
+        Check("functions entered", results + len(subject.cancelled), len(subject.entered)),
         Check("calls inside beyond the limit", 0, len(subject.too_many)),
         Check("calls that are still inside", len(subject.inside), permits.in_flight),
         Check("callers that are still in the queue", 0, permits.queued),

@@ -23,12 +23,13 @@ from tests.conftest import Boom, World
 
 THREADS = 8
 TASKS_PER_LOOP = 12
+LOOPS = ("asyncio", "trio")
 
-#: Seconds after which a storm counts as hanging.
+#: Seconds after which a storm counts as hanging, besides one for each thousand operations.
 PATIENCE = 120.0
 
 #: One operation of a caller: `await operation(world, random)` returns its outcome.
-Operation = Callable[[World, random.Random], Awaitable[str]]
+Operation = Callable[[World, random.Random], Awaitable[Any]]
 
 
 @contextmanager
@@ -71,70 +72,74 @@ class Gauge:
 
 
 class Storm:
-    """A number of operations, shared among all worlds; `outcomes` counts their outcomes."""
+    """A number of operations, shared among threads and two event loops.
 
-    def __init__(self, operation: Operation, operations: int, seed: int = 42) -> None:
+    Each caller counts the outcomes of its operations in its own book, so that no lock of the test synchronizes them.
+    """
+
+    CHUNK = 16
+
+    def __init__(self, operation: Operation, operations: int, threads: int = THREADS) -> None:
         self._operation = operation
         self._left = operations
-        self._seed = seed
-        self._lock = threading.Lock()
+        self._taking = threading.Lock()
+        self._books: list[tuple[str, Counter[Any]]] = []
         self._errors: list[BaseException] = []
-        self.outcomes: Counter[str] = Counter()
+        self._callers = [("threads", 1)] * threads + [(name, TASKS_PER_LOOP) for name in LOOPS]
+        self.operations = operations
+        self.seconds = 0.0
 
-    def run(self) -> Counter[str]:
+    def run(self) -> Counter[Any]:
         """Run all operations, and return their outcomes."""
-        threads = [threading.Thread(target=self._in_a_thread, args=(number,), daemon=True) for number in range(THREADS)]
-        threads += [threading.Thread(target=self._in_a_loop, args=(name,), daemon=True) for name in ("asyncio", "trio")]
+        threads = [threading.Thread(target=self._work, args=it, daemon=True) for it in enumerate(self._callers)]
+        began = time.monotonic()
         with fine_grained_switching():
             for thread in threads:
                 thread.start()
-            end = time.monotonic() + PATIENCE
+            end = began + PATIENCE + self.operations / 1000
             for thread in threads:
                 thread.join(max(0.0, end - time.monotonic()))
+        self.seconds = time.monotonic() - began
         assert not any(thread.is_alive() for thread in threads), "a world hangs"
         if self._errors:
             raise self._errors[0]
-        return self.outcomes
+        return sum((book for _, book in self._books), Counter())
 
-    def _next(self) -> bool:
-        with self._lock:
-            self._left -= 1
-            return self._left >= 0 and not self._errors
+    def operations_by_world(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for name, book in self._books:
+            counts[name] += book.total()
+        return counts
 
-    def _count(self, outcome: str) -> None:
-        with self._lock:
-            self.outcomes[outcome] += 1
+    def _shares(self) -> Iterator[int]:
+        while not self._errors:
+            with self._taking:
+                share = min(self.CHUNK, self._left)
+                self._left -= share
+            if not share:
+                return
+            yield share
 
-    def _in_a_thread(self, number: int) -> None:
-        world, rng = World("threads"), random.Random(self._seed + number)
+    def _work(self, number: int, callers: tuple[str, int]) -> None:
+        name, count = callers
+        world = World(name)
 
-        async def caller() -> None:
-            while self._next():
-                self._count(await self._operation(world, rng))
+        async def caller(seed: str) -> None:
+            rng, book = random.Random(seed), Counter[Any]()
+            self._books.append((name, book))
+            for share in self._shares():
+                for _ in range(share):
+                    book[await self._operation(world, rng)] += 1
+                    if not world.blocking:
+                        await anyio.lowlevel.checkpoint()
 
-        with self._reported():
-            world.run(caller)
+        async def tasks() -> None:
+            async with anyio.create_task_group() as group:
+                for task in range(count):
+                    group.start_soon(caller, f"{number} {task}")
 
-    def _in_a_loop(self, name: str) -> None:
-        world, rng = World(name), random.Random(f"{self._seed}{name}")
-
-        async def caller() -> None:
-            while self._next():
-                self._count(await self._operation(world, rng))
-                await anyio.lowlevel.checkpoint()
-
-        async def main() -> None:
-            async with anyio.create_task_group() as tasks:
-                for _ in range(TASKS_PER_LOOP):
-                    tasks.start_soon(caller)
-
-        with self._reported():
-            world.run(main)
-
-    @contextmanager
-    def _reported(self) -> Iterator[None]:
         try:
-            yield
+            world.run((lambda: caller(str(number))) if world.blocking else tasks)
         except BaseException as error:  # the test's thread raises it
             self._errors.append(error)
 

@@ -7,19 +7,10 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.state.windows import CountWindow, TimeWindow
+from resilience.state.windows import TimeWindow
 
 #: Results as (seconds since the previous one, whether it was bad).
 streams = st.lists(st.tuples(st.floats(0, 40, allow_nan=False) | st.sampled_from([0.0, 0.001, 30.0]), st.booleans()))
-
-
-@given(size=st.integers(1, 12), results=st.lists(st.booleans(), max_size=60))
-def test_a_count_window_counts_the_last_results(size: int, results: list[bool]) -> None:
-    window = CountWindow(size)
-    for number, bad in enumerate(results, 1):
-        window.add(bad, 0.0)
-        latest = results[:number][-size:]
-        assert (window.total, window.bad) == (len(latest), sum(latest))
 
 
 @given(seconds=st.floats(0.5, 60), stream=streams)
@@ -38,20 +29,6 @@ def test_a_time_window_forgets_results_at_nine_tenths_of_its_length_or_later(
         at_most = [was_bad for at, was_bad in kept if now < at + seconds]
         assert len(at_least) <= window.total <= len(at_most)
         assert sum(at_least) <= window.bad <= sum(at_most)
-
-
-@given(stream=st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=60))
-def test_a_time_window_is_exact_if_results_are_at_least_a_step_apart(stream: list[tuple[int, bool]]) -> None:
-    """If no step contains two instants, the results that are younger than the window count."""
-    window = TimeWindow(10.0)
-    now = 100.0
-    kept: list[tuple[float, bool]] = []
-    for pause, bad in stream:
-        now += pause
-        kept.append((now, bad))
-        window.add(bad, now)
-        latest = [was_bad for at, was_bad in kept if now - at < 10.0]
-        assert (window.total, window.bad) == (len(latest), sum(latest))
 
 
 def test_a_result_expires_at_the_end_of_the_window_despite_rounding() -> None:

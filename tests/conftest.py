@@ -384,10 +384,11 @@ class FakeClock:
         return 0.0
 
     def wait(self, waitable: Waitable, seconds: float | None) -> bool:
-        end = inf if seconds is None else self.time + seconds
+        end, patience = inf if seconds is None else self.time + seconds, time.monotonic() + 20
         while not waitable.acquire(True, 0.001):
             if self.time >= end:
                 return False
+            assert time.monotonic() < patience, "a thread waits, and nothing advances the clock"
         return True
 
 

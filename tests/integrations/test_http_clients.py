@@ -381,14 +381,13 @@ async def test_each_hop_of_a_redirect_has_its_own_attempts(
 
 @pytest.mark.parametrize("policy", [QUICK, AlwaysTwice()], ids=["retry", "always-twice"])
 async def test_a_file_that_is_still_being_read_is_not_sent_again(
-    server: FlakyServer, blocking_client: HTTPClient, policy: Policy[Any]
+    server: FlakyServer, blocking_client: HTTPClient, clock: FakeClock, policy: Policy[Any]
 ) -> None:
     """An attempt that a Timeout has abandoned continues to read; to rewind its file would mix up both bodies."""
-    file = SlowFile(b"x" * 10)
-    async with blocking_client.open(policy.wrap(Timeout(0.5))) as send:
+    file = SlowFile(b"x" * 10, lambda: clock.advance(PATIENCE))
+    async with blocking_client.open(policy.wrap(Timeout(PATIENCE))) as send:
         error = await outcome_of(send("PUT", server.url, data=file))
         assert isinstance(error, TimeoutExceeded if policy is QUICK else NotRepeatable)
-        assert file.is_read.is_set()
         file.may_continue.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
     assert [it.body for it in server.requests] in ([b"x" * 10], [])  # httpx does not begin to send after its time
@@ -458,14 +457,22 @@ async def test_a_body_that_breaks_off_is_retried_only_if_it_is_read_in_the_attem
 
 @pytest.mark.parametrize("retried", [False, True])
 async def test_the_response_of_an_abandoned_attempt_is_closed(
-    server: FlakyServer, blocking_client: HTTPClient, retried: bool
+    server: FlakyServer, blocking_client: HTTPClient, clock: FakeClock, retried: bool
 ) -> None:
     """Its connection is free for the next attempt, or closed at the end."""
     late = threading.Event()
     url = server.script("/", Answer(body=b"x" * 999_999, hold=late), Answer(body=b"in time"))
-    again = Retry(9, backoff=[0.1], on_retry=lambda event: late.set())
-    async with blocking_client.open(again.wrap(Timeout(0.5)) if retried else Timeout(0.2)) as send:
+    again = Retry(2, backoff=[0], on_retry=lambda event: late.set())
+
+    def time_out() -> None:
+        server.wait_until(lambda: server.requests)
+        clock.advance(PATIENCE)
+
+    thread = threading.Thread(target=time_out)
+    thread.start()
+    async with blocking_client.open(Policy.wrap(*[again] * retried, Timeout(PATIENCE))) as send:
         outcome = await outcome_of(send("GET", url, stream=True))
+        thread.join()
         if retried:
             assert await outcome.read() == b"in time"
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from tests.integrations.servers import PATIENCE
@@ -70,14 +70,14 @@ async def pieces() -> AsyncIterator[bytes]:
 
 
 class SlowFile(io.BytesIO):
-    """A file whose `read` waits for the test."""
+    """A file whose `read` calls `began`, and then waits for the test."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, began: Callable[[], object]) -> None:
         super().__init__(data)
-        self.is_read = threading.Event()
+        self._began = began
         self.may_continue = threading.Event()
 
     def read(self, size: int | None = -1) -> bytes:
-        self.is_read.set()
+        self._began()
         assert self.may_continue.wait(PATIENCE)
         return super().read(size)

@@ -380,7 +380,7 @@ async def test_a_body_whose_next_chunk_has_always_arrived_is_cut_off(tasks_kit: 
 
     inner = tasks_kit.mock(tasks_kit.library.Response(200, stream=Endless()))
     async with tasks_kit.client(Timeout(0.05), inner) as client:
-        with pytest.raises(TimeoutExceeded), anyio.fail_after(1):
+        with pytest.raises(TimeoutExceeded), anyio.fail_after(PATIENCE):
             await client.get("http://example.org/")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Pipeline, Policy, Retry, Timeout
+from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Keyed, Pipeline, Policy, Retry, Timeout
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, fails
@@ -429,7 +429,7 @@ async def test_handled_inner_failures_do_not_count(world: World, depth: int, run
 
 
 @both_ways
-@pytest.mark.parametrize("inside", [Timeout(5.0), Hedge(5.0)])
+@pytest.mark.parametrize("inside", [Timeout(5.0), Hedge(5.0), Keyed(lambda key: Timeout(5.0), lambda *args: 1)])
 async def test_a_handled_failure_on_a_worker_does_not_count(threads: World, inside: Policy, run: Any) -> None:
     """The frames of the outer call are in another thread, so such a pipeline notes each call."""
     breaker = CircuitBreaker(1)

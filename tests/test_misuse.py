@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import sys
 import types
 import warnings
@@ -38,6 +39,7 @@ from resilience import (
     events,
 )
 from resilience.backoff import Constant, Decorrelated
+from resilience.callables import name_of
 from resilience.clock import FOREVER
 from resilience.clock import clock as process_clock
 from resilience.errors import BulkheadFull
@@ -220,7 +222,8 @@ def test_arguments_that_are_nearly_misuses_are_accepted() -> None:
 
 def test_a_fallback_used_as_a_bare_decorator_is_refused_when_called() -> None:
     """`Fallback(fetch)` is legal: it answers with the function. But it is no replacement for `fetch`."""
-    bare: Any = Fallback(fetch)
+    with pytest.warns(RuntimeWarning, match="did you mean"):
+        bare: Any = Fallback(fetch)
     for call in (bare, lambda: bare("url"), lambda: bare(url="url"), lambda: bare(fetch, "url")):
         with refused(TypeError, "answers with fetch", "did you mean @Fallback"):
             call()
@@ -229,6 +232,17 @@ def test_a_fallback_used_as_a_bare_decorator_is_refused_when_called() -> None:
     assert bare.call(raising) is fetch
     assert bare(fetch)() == "fetched"
     assert bare(staticmethod(fetch)).__func__() == "fetched"
+
+
+@pytest.mark.parametrize("value", [fetch, coroutine, lambda failure, ctx: "answer", Client().fetch], ids=name_of)
+def test_a_function_as_the_value_of_a_fallback_causes_a_warning_that_names_the_handler(value: Any) -> None:
+    """It answers with the function itself. A handler that returns the function does the same without the warning."""
+    name = re.escape(name_of(value))
+    words = f"answers with the function {name} itself.*did you mean Fallback.handler={name}.*failure, ctx: {name}"
+    with pytest.warns(RuntimeWarning, match=words) as caught:
+        assert Fallback(value).call(raising) is value
+    assert [warning.filename for warning in caught] == [__file__]
+    assert Fallback(handler=lambda failure, ctx: value).call(raising) is value
 
 
 def raising() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
+from types import FunctionType, MethodType
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import override
@@ -41,8 +42,9 @@ _NOT_GIVEN: Final[Any] = _NotGiven()
 class Fallback(Policy[A_co], Generic[A_co]):
     """Answer with a value, or with the result of a handler, when the call failed.
 
-    :param value: the answer, returned as it is, even if it is falsy or callable; None by default. The result that it
-        replaces is closed, if it can be; so is the response that a failure carries.
+    :param value: the answer, returned as it is, even if it is falsy or callable; None by default. A function or method
+        is reported by a `RuntimeWarning`: write `handler=` to have it called, and a `handler` that returns it to answer
+        with it. The result that the value replaces is closed, if it can be; so is the response that a failure carries.
     :param handler: called as `handler(failure, ctx)` to make the answer, where `failure` is `Failure(error)` or the
         `Success(value)` that was not good enough. May be asynchronous in asynchronous code. What it raises reaches the
         caller, with the original error as its context.
@@ -117,6 +119,8 @@ class Fallback(Policy[A_co], Generic[A_co]):
     ) -> None:
         if handler is not None and value is not _NOT_GIVEN:
             raise ValueError(f"give a value or a handler, not both: value={value!r}, handler={handler!r}")
+        if isinstance(value, (FunctionType, MethodType)):
+            checks.warn(_hint_for_function(name_of(value)))
         self._value: A_co = None if value is _NOT_GIVEN else value  # type: ignore[assignment]  # Fallback[None]
         self._handler = checks.optional_callable("handler", handler, ("failure", "ctx"))
         self._failures = Matcher(on, ignore, own=True)
@@ -196,3 +200,12 @@ class Fallback(Policy[A_co], Generic[A_co]):
     def describe(self) -> str:
         answer = repr(self._value) if self._handler is None else f"what {self._handler!r} makes of it"
         return f"{self.name}: answers a failure with {answer}"
+
+
+def _hint_for_function(name: str) -> str:
+    """Return the warning for a function in the place of the value, where its author often expects it to be called."""
+    return (
+        f"this Fallback answers with the function {name} itself, and does not call it: did you mean "
+        f"Fallback(handler={name}), or @Fallback(...) with the answer in it? For a function as the answer, write "
+        f"Fallback(handler=lambda failure, ctx: {name})"
+    )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import errno
 import re
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 from weakref import ref
 
 from resilience.notes import is_handled_outside
 from resilience.outcome import describe_error
 
 #: Top-level package -> names of its exception classes for network errors: a connection could not be made or broke, or
-#: an answer did not come in time. Nothing is imported. None of them is a builtin `ConnectionError`.
+#: an answer did not come in time. Nothing is imported.
 _NETWORK_ERRORS: Final = {
+    "builtins": "ConnectionError TimeoutError",
     "http": "IncompleteRead RemoteDisconnected BadStatusLine",
     "smtplib": "SMTPServerDisconnected SMTPConnectError",
     "asyncio": "IncompleteReadError",
@@ -126,28 +126,29 @@ def transient(error: Exception) -> bool:
     status: a response is an answer. (The integrations for HTTP clients raise `TransientStatus` for responses such as a
     503; that error is transient.)
     """
-    answer = _facts_of(type(error)).answer
-    if answer is False or (answer and error.__cause__ is None and error.__context__ is None):
-        return answer
-    if not _is_network_error(error) or _involves(error, _REFUSED_CERTIFICATE):
+    if not _test_of(type(error))(error):
         return False
-    return error.__cause__ is None or _proxy_allows_retry(error.__cause__)
+    if error.__cause__ is None and error.__context__ is None:
+        return True
+    return not _involves(error, _REFUSED_CERTIFICATE) and _proxy_allows_retry(error.__cause__)
 
 
-def _is_network_error(error: Exception) -> bool:
-    if isinstance(error, ExceptionGroup):
-        return all(transient(leaf) for leaf in error.exceptions)
-    if isinstance(error, OSError):
-        if isinstance(error, (ConnectionError, TimeoutError)):
-            return True
-        socket = sys.modules.get("socket")  # imported by any code that resolves names; an import here would take 2 ms
-        if socket is not None and isinstance(error, socket.gaierror):
-            return bool(error.errno == socket.EAI_AGAIN)
-        if type(error) is OSError and error.errno is None:
-            return _is_failed_connect(error)
-        if error.errno in _NETWORK_ERRNOS:
-            return True
-    return _facts_of(type(error)).test(error)
+def _are_transient(group: Any) -> bool:
+    return all(map(transient, group.exceptions))
+
+
+def _is_of_connecting(error: Any) -> bool:
+    """Whether an `OSError` means that a connection could not be made or broke."""
+    if type(error) is OSError and error.errno is None:
+        return _is_failed_connect(error)
+    return error.errno in _NETWORK_ERRNOS
+
+
+def _is_temporary(error: Any) -> bool:
+    """Whether a name could not be resolved now, but may be later."""
+    import socket  # the code that raises this error has imported it; at the top, it would take 2 ms
+
+    return bool(error.errno == socket.EAI_AGAIN)
 
 
 def _is_failed_connect(error: OSError) -> bool:
@@ -202,7 +203,7 @@ def _proxy_allows_retry(cause: BaseException | None) -> bool:
     """Whether no proxy error in this chain of causes rules out a retry."""
     left = _MAX_CAUSES
     while isinstance(cause, Exception) and left:
-        if _facts_of(type(cause)).test is _proxy_may_connect:
+        if _test_of(type(cause)) is _proxy_may_connect:
             return _proxy_may_connect(cause)
         cause, left = cause.__cause__, left - 1
     return True
@@ -211,50 +212,28 @@ def _proxy_allows_retry(cause: BaseException | None) -> bool:
 _Test: TypeAlias = Callable[[Any], bool]
 
 
-class _Facts(NamedTuple):
-    """What the class of an exception says about it.
-
-    :param answer: what `transient` returns for all exceptions of the class, if true only for those without a cause and
-        a context; None if it depends on the exception.
-    :param test: the test of its exceptions.
-    """
-
-    answer: bool | None
-    test: _Test
-
-
-#: Finding the facts takes 3 us, and most exceptions have one of a few classes. Weak, because a program may create
+#: Finding the test takes 3 us, and most exceptions have one of a few classes. Weak, because a program may create
 #: classes at run time: a reference is removed together with its class. (A `WeakKeyDictionary` takes twice as long.)
-_known: dict[ref[type[Exception]], _Facts] = {}
+_known: dict[ref[type[Exception]], _Test] = {}
 
 
-def _facts_of(kind: type[Exception]) -> _Facts:
+def _test_of(kind: type[Exception]) -> _Test:
     if type(kind) is not type:  # a metaclass may define `__eq__` or `__hash__` of its classes
-        return _find_facts(kind)
-    facts = _known.get(ref(kind))
-    if facts is None:
-        facts = _known[ref(kind, _known.pop)] = _find_facts(kind)
-    return facts
-
-
-def _find_facts(kind: type[Exception]) -> _Facts:
-    test = _find_test(kind)
-    answer: bool | None = None
-    if test is _never:
-        answer = False
-    elif issubclass(kind, ExceptionGroup) or _is_named(kind, _REFUSED_CERTIFICATE):
-        answer = None
-    elif issubclass(kind, (ConnectionError, TimeoutError)) or test is _always:
-        answer = True
-    elif test is _is_unknown and not issubclass(kind, OSError):
-        answer = False
-    return _Facts(answer, test)
+        return _find_test(kind)
+    test = _known.get(ref(kind))
+    if test is None:
+        test = _known[ref(kind, _known.pop)] = _find_test(kind)
+    return test
 
 
 def _find_test(kind: type[Exception]) -> _Test:
     """Return the test of the first class in the `__mro__` that has one, matched by package and name."""
+    if _is_named(kind, _REFUSED_CERTIFICATE):
+        return _never
+    if issubclass(kind, ExceptionGroup):
+        return _are_transient
     names = ((str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__)
-    return next((_TESTS[name] for name in names if name in _TESTS), _is_unknown)
+    return next((_TESTS[name] for name in names if name in _TESTS), _never)
 
 
 def _always(error: Any) -> bool:
@@ -262,10 +241,6 @@ def _always(error: Any) -> bool:
 
 
 def _never(error: Any) -> bool:
-    return False  # pragma: no cover (`_find_facts` answers for the class)
-
-
-def _is_unknown(error: Any) -> bool:
     return False
 
 
@@ -354,6 +329,8 @@ def _each(table: Mapping[str, str], test: _Test) -> dict[tuple[str, str], _Test]
 
 #: Package and name of a class -> the test of its exceptions.
 _TESTS: Final[dict[tuple[str, str], _Test]] = {
+    **_each({"builtins": "OSError"}, _is_of_connecting),
+    **_each({"socket": "gaierror"}, _is_temporary),
     **_each(_NETWORK_ERRORS, _always),
     **_each(_PERMANENT_ERRORS, _never),
     **_each(_TLS_ERRORS, _has_ended_tls),

@@ -42,6 +42,13 @@ _CO_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _CO_ITERABLE = inspect.CO_ITERABLE_COROUTINE  # a generator made awaitable by `types.coroutine`
 
 
+def without_partials(fn: Any) -> Any:
+    """Return the function of a `functools.partial`, also of one of another one; anything else as it is."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn
+
+
 def is_coroutine_function(fn: object) -> bool:
     """Whether calling `fn` returns a coroutine: an `async def`, a method or partial of one, an async `__call__`.
 
@@ -58,8 +65,7 @@ def is_coroutine_function(fn: object) -> bool:
 
 def _is_coroutine_function(fn: object) -> bool:
     require_callable(fn)
-    while isinstance(fn, functools.partial):
-        fn = fn.func
+    fn = without_partials(fn)
     if _is_mock(fn):
         return False
     if inspect.iscoroutinefunction(fn) or _is_marked(fn):
@@ -95,8 +101,7 @@ def require_callable(fn: object) -> None:
 
 def is_generator_function(fn: object) -> bool:
     """Whether calling `fn` only returns a generator, synchronous or not, and runs none of its code."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
+    fn = without_partials(fn)
     if _has_generator_code(fn):
         return True
     return type(fn) is not FunctionType and _has_generator_code(getattr(type(fn), "__call__", None))
@@ -109,9 +114,7 @@ def _has_generator_code(fn: object) -> bool:
 
 def is_block_function(fn: object) -> bool:
     """Whether `fn` was made by `contextlib.contextmanager` or `asynccontextmanager`."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return getattr(fn, "__code__", None) in _BLOCK_CODES
+    return getattr(without_partials(fn), "__code__", None) in _BLOCK_CODES
 
 
 #: Each function made by `contextlib` has one of these code objects.
@@ -168,8 +171,7 @@ def name_of(fn: object) -> str:
     """Return the qualified name of a callable, or of its type if it has none."""
     if type(fn) is FunctionType:
         return fn.__qualname__
-    while isinstance(fn, functools.partial):
-        fn = fn.func
+    fn = without_partials(fn)
     for attribute in ("_resilience_operation", "__qualname__"):  # the first is that of an object that is no function
         if isinstance(name := getattr(fn, attribute, None), str):
             return name

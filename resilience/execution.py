@@ -21,7 +21,7 @@ from types import CoroutineType
 from typing import Any, Protocol, TypeAlias
 
 from resilience.ambient import get_ambient, innermost_open, timer_here
-from resilience.callables import close_coroutine, is_awaitable, is_coroutine_function
+from resilience.callables import close_coroutine, is_awaitable, is_coroutine_function, without_partials
 from resilience.context import BareContext, Context
 from resilience.endings import end_execution
 from resilience.errors import ArgumentMisuse, AwaitableMisuse
@@ -128,8 +128,7 @@ def _is_ours(policy: object) -> bool:
 
 def refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> None:
     """Raise if the result of a chain is the coroutine of an inner stage, which a policy has called but not awaited."""
-    while isinstance(function, partial):
-        function = function.func
+    function = without_partials(function)
     code = result.cr_code
     called = [getattr(it, "__code__", None) for it in (function, type(function).__call__)]
     has_not_begun = code in (*NOT_ENTERED, *called, _plain.__code__, _without_event_loop.__code__)

@@ -196,10 +196,6 @@ class Policy(Executable[D_co]):
         """Return the instant on the process clock until which all calls will be refused; -infinity if there is none."""
         return -inf
 
-    def _resilience_races(self) -> bool:
-        """Return whether any policy of the chain may run the rest of it several times at once."""
-        return self.races
-
 
 @final
 class Pipeline(Policy[D_co]):
@@ -335,10 +331,6 @@ class Pipeline(Policy[D_co]):
     @override
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
         return self._chain
-
-    @override
-    def _resilience_races(self) -> bool:
-        return any(part._resilience_races() for part in self._parts)
 
     @override
     def _resilience_blocking(self) -> Stage:

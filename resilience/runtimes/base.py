@@ -148,7 +148,7 @@ def refuse_undeclared_race(ctx: Any) -> None:
     :param ctx: a `Context`, which is defined above this module.
     """
     executed = ctx._executed
-    if executed is None or not executed._resilience_races():
+    if executed is None or not any(it.races for it in executed._resilience_chain()):
         where = "outside an execution" if executed is None else f"inside {executed.name}"
         raise RaceMisuse(f"a race {where}, which says nothing of it: set `races = True` in the class of the policy")
 

@@ -233,7 +233,7 @@ class Pipeline(Policy[D_co]):
         self._resilience_listeners = listeners
         self._resilience_keeps_record = any(it._resilience_keeps_record for it in parts)
         # What may race may also be a `Keyed`, whose policies are not known yet, such as a Timeout.
-        self._resilience_uses_workers = any(it._resilience_uses_workers or it._resilience_races() for it in parts)
+        self._resilience_uses_workers = any(it._resilience_uses_workers or it.races for it in chain)
         self._resilience_foresees = any(it._resilience_foresees for it in parts)
         self._parts, self._chain = tuple(parts), tuple(chain)
         self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads

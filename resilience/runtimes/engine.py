@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextvars import copy_context
 from heapq import heappush
 from math import inf
 from typing import Any, TypeAlias, final
@@ -261,7 +260,6 @@ class EngineRace(Race):
     def __init__(self, engine: Engine, call: Callable[[Any], Awaitable[Any]], plan: Plan[Any]) -> None:
         super().__init__(engine.runtime, call, plan)
         self._engine = engine
-        self._variables = copy_context()
         self._scheduled: ScheduledCall | None = None
 
     @override

@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 from math import inf
 from typing import Any, final
 
@@ -42,6 +43,7 @@ class Race(ABC):
         self._is_decided = False
         self._error: BaseException | None = None  # the error that `run` raises
         self._waiter: Waiter | None = None
+        self._variables = copy_context()  # those of the caller: each attempt beside the first runs in a copy
 
     async def run(self) -> None:
         """Run the race to its end."""

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from contextvars import copy_context
 from math import inf
 from typing import Any, final
 
@@ -28,7 +27,6 @@ class AsyncioRace(Race):
         super().__init__(runtime, call, plan)
         self._task = task
         self._loop = task.get_loop()
-        self._variables = copy_context()
         self.deadline: float  # when the next attempt is due, for the alarm
         self._alarm: Alarm | None = None
         self._has_cancelled = False  # the caller's task, which runs the first attempt

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from contextvars import copy_context
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, final
@@ -24,7 +23,6 @@ class TrioRace(Race):
     def __init__(self, runtime: Runtime, call: Callable[[Any], Awaitable[Any]], plan: Plan[Any]) -> None:
         super().__init__(runtime, call, plan)
         self._trio: Any = sys.modules["trio"]
-        self._variables = copy_context()
         self._scheduled: ScheduledCall | None = None
 
     @override

@@ -112,12 +112,7 @@ def _has_generator_code(fn: object) -> bool:
     return isinstance(flags, int) and bool(flags & _CO_GENERATOR)  # not an int: `fn` is a mock
 
 
-def is_block_function(fn: object) -> bool:
-    """Whether `fn` was made by `contextlib.contextmanager` or `asynccontextmanager`."""
-    return getattr(without_partials(fn), "__code__", None) in _BLOCK_CODES
-
-
-#: Each function made by `contextlib` has one of these code objects.
+#: Each function made by `contextlib.contextmanager` or `asynccontextmanager` has one of these code objects.
 _BLOCK_CODES = (
     contextlib.contextmanager(iter).__code__,
     contextlib.asynccontextmanager(aiter).__code__,
@@ -131,7 +126,7 @@ def why_lazy(fn: object) -> str | None:
             f"{name_of(fn)} is a generator function: calling it only makes the generator, so nothing that it does "
             "would be protected; use `policy.streaming()` in the place of the policy, or decorate what each step calls"
         )
-    if is_block_function(fn):
+    if getattr(without_partials(fn), "__code__", None) in _BLOCK_CODES:
         return (
             f"{name_of(fn)} makes a context manager, whose work is done in the `with` block, where no policy sees it; "
             "put `for attempt in retry.attempts(): with attempt:` around the block, or decorate what it calls"

@@ -6,6 +6,7 @@ import errno
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeAlias
 from weakref import ref
 
@@ -169,10 +170,6 @@ def _has_transient_cause(error: Any) -> bool:
     return isinstance(cause, Exception) and all(it is not error for it in _related(cause)) and transient(cause)
 
 
-def _has_ended_tls(error: BaseException) -> bool:
-    return _involves(error, _ENDED_TLS)
-
-
 def _involves(error: BaseException, names: frozenset[str]) -> bool:
     """Whether this error, or one in its causes, contexts and groups, is of a class with one of these names."""
     return any(_is_named(type(each), names) for each in _related(error))
@@ -333,7 +330,7 @@ _TESTS: Final[dict[tuple[str, str], _Test]] = {
     **_each({"socket": "gaierror"}, _is_temporary),
     **_each(_NETWORK_ERRORS, _always),
     **_each(_PERMANENT_ERRORS, _never),
-    **_each(_TLS_ERRORS, _has_ended_tls),
+    **_each(_TLS_ERRORS, partial(_involves, names=_ENDED_TLS)),
     **_each(_PROXY_ERRORS, _proxy_may_connect),
     **_each({"grpc": "RpcError"}, _is_unavailable),
     # An integration has marked the error for a status as repeatable.

@@ -209,7 +209,9 @@ class RetryState:
         failed = self._last
         error = failed if isinstance(failed, Exception) else None
         if self._rules.wrap:
-            raise self._exhausted(failed) from error
+            attempts, last = self.attempt, as_outcome(failed)
+            summary = self._summary(attempts)
+            raise RetriesExhausted(summary, policy=self._rules.policy, attempts=attempts, last=last) from error
         if error is not None:
             annotate(error, self._summary(self.attempt), replaces=FAILED)
 
@@ -221,10 +223,6 @@ class RetryState:
         context = refusal.__context__
         if isinstance(failed, Exception) and (context is None or is_handled_outside(context)):
             refusal.__context__ = failed
-
-    def _exhausted(self, failed: Failed) -> RetriesExhausted:
-        attempts, last = self.attempt, as_outcome(failed)
-        return RetriesExhausted(self._summary(attempts), policy=self._rules.policy, attempts=attempts, last=last)
 
     def _summary(self, attempts: int) -> str:
         self.release_last()

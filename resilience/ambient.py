@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import TypeAlias
 
 from resilience import forks
-from resilience.context import NO_KEYWORDS, BareContext, Context
+from resilience.context import NO_KEYWORDS, BlankContext, Context
 from resilience.info import BARE, NO_INFO
 from resilience.runtimes.base import Timer
 
@@ -51,7 +51,7 @@ def _bare_context() -> Context | None:
     while frame is not None and frame is not forks.starting_frame:
         if frame.f_code.co_name == "protected":
             ctx = frame.f_locals.get("inner")
-            if isinstance(ctx, BareContext) and (ctx._info is BARE or ctx._info is NO_INFO):
+            if isinstance(ctx, BlankContext) and (ctx._info is BARE or ctx._info is NO_INFO):
                 return ctx
         frame = frame.f_back
     return None
@@ -79,7 +79,7 @@ def restore_ambient(token: AmbientToken) -> None:
 _ROOT = Context()
 
 
-class BlockContext(BareContext):  # type: ignore[misc]  # final for users
+class BlockContext(BlankContext):  # type: ignore[misc]  # final for users
     """The context of a block, which may still be ambient after the end of the block."""
 
     __slots__ = ("is_over", "outer")

@@ -247,7 +247,7 @@ class Context:
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
-class BareContext(Context):  # type: ignore[misc]  # final for users
+class BlankContext(Context):  # type: ignore[misc]  # final for users
     """A context whose attributes are all set by the code that makes it: the public constructor takes twice the time."""
 
     __slots__ = ()
@@ -257,7 +257,7 @@ class BareContext(Context):  # type: ignore[misc]  # final for users
 
 def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) -> Context:
     """Make the context to pass inwards."""
-    child: Context = BareContext()
+    child: Context = BlankContext()
     child.deadline = deadline
     child.attempt = attempt
     child.runtime = parent.runtime

@@ -65,7 +65,7 @@ def _without_init(kind: type[ResilienceError]) -> ResilienceError:
 class Rejected(ResilienceError):
     """The call was not made: a policy refused it before the function was entered.
 
-    Its attributes are slots, because refusals must be fast: see `bare`.
+    Its attributes are slots, because refusals must be fast: see `blank`.
 
     :param retry_after: seconds after which another attempt may be admitted; None if that is unknown.
     """
@@ -79,7 +79,7 @@ class Rejected(ResilienceError):
 
 #: Makes a refusal from its class and message, without `__init__`; the caller sets every attribute. With this, an open
 #: circuit refuses a call in two thirds of the time.
-bare: Any = Exception.__new__
+blank: Any = Exception.__new__
 
 
 class CircuitOpen(Rejected):

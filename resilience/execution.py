@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeAlias
 
 from resilience.ambient import get_ambient, innermost_open, timer_here
 from resilience.callables import close_coroutine, is_awaitable, is_coroutine_function, without_partials
-from resilience.context import BareContext, Context
+from resilience.context import BlankContext, Context
 from resilience.endings import end_execution
 from resilience.errors import ArgumentMisuse, AwaitableMisuse
 from resilience.events.dispatch import subscribers
@@ -159,7 +159,7 @@ def protect(
         nonlocal stage
         if stage is None:
             stage = executed._resilience_blocking()
-        inner: Context = BareContext()  # `current_context` finds it here; inlined: 6 % of a call under four policies
+        inner: Context = BlankContext()  # `current_context` finds it here; inlined: 6 % of a call under four policies
         inner.deadline = inf
         inner.attempt = 1
         inner.runtime = BLOCKING
@@ -202,7 +202,7 @@ def aprotect(
     info = NO_INFO if takes_context else BARE
 
     async def protected(*args: Any, **kwargs: Any) -> Any:
-        inner: Context = BareContext()  # inlined, as in `protect`
+        inner: Context = BlankContext()  # inlined, as in `protect`
         inner.deadline = inf
         inner.attempt = 1
         inner.runtime = runtime

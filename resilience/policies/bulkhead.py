@@ -11,7 +11,7 @@ from typing_extensions import override
 from resilience import checks
 from resilience.checks import Duration
 from resilience.context import Context
-from resilience.errors import BulkheadFull, bare
+from resilience.errors import BulkheadFull, blank
 from resilience.policies.live_permits import LivePermits, Slot
 from resilience.policy import Call, Policy
 from resilience.state.permits import ONE_PERMIT
@@ -134,7 +134,7 @@ class Bulkhead(Policy[Never]):
 
 
 def _bulkhead_full(policy: str, limit: int, queue: int, why: str) -> BulkheadFull:
-    error: BulkheadFull = bare(BulkheadFull, why)
+    error: BulkheadFull = blank(BulkheadFull, why)
     error.policy = policy
     error.retry_after = None
     error.limit = limit

@@ -20,7 +20,7 @@ from resilience.circuit_state import CircuitState
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.counter import Counter
-from resilience.errors import CircuitIsolated, CircuitOpen, Misuse, bare
+from resilience.errors import CircuitIsolated, CircuitOpen, Misuse, blank
 from resilience.events.dispatch import emit, report_refusal, subscribers
 from resilience.events.kinds import CircuitChanged
 from resilience.info import Listener
@@ -281,7 +281,7 @@ class LiveCircuit:
         """Count and report a refused call, and return its error."""
         rules = self.rules
         self._rejected.add()
-        error: CircuitOpen = bare(CircuitIsolated if type(period) is Isolated else CircuitOpen, period.why)
+        error: CircuitOpen = blank(CircuitIsolated if type(period) is Isolated else CircuitOpen, period.why)
         error.policy = rules.policy
         error.retry_after = period.until - now if type(period) is Open else None
         error.state = period.state

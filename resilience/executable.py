@@ -55,13 +55,10 @@ class Executable(ABC, Generic[D_co]):
         """Return the policies that a call meets, outermost first."""
         return (self,)
 
-    def _resilience_blocking(self) -> Stage:
-        """Return the chain of these policies, for blocking code."""
-        return compose_for_threads(self._resilience_chain())
-
-    def _resilience_tasks(self, innermost: Stage) -> Stage:
-        """Return the chain of these policies around an innermost stage, for tasks."""
-        return compose(self._resilience_chain(), innermost)
+    def _resilience_stage(self, innermost: Stage | None) -> Stage:
+        """Return the chain of these policies: around an innermost stage for tasks; with None, for blocking code."""
+        chain = self._resilience_chain()
+        return compose_for_threads(chain) if innermost is None else compose(chain, innermost)
 
     def _resilience_hint(self) -> str:
         """Return a hint for the error message if this is called with something that it cannot decorate."""

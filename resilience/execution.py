@@ -49,9 +49,7 @@ class Executed(Named, Protocol):
 
     def _resilience_chain(self) -> Sequence[object]: ...
 
-    def _resilience_blocking(self) -> Stage: ...
-
-    def _resilience_tasks(self, innermost: Stage) -> Stage: ...
+    def _resilience_stage(self, innermost: Stage | None) -> Stage: ...
 
 
 class Composable(Protocol):
@@ -158,7 +156,7 @@ def protect(
     def protected(*args: Any, **kwargs: Any) -> Any:
         nonlocal stage
         if stage is None:
-            stage = executed._resilience_blocking()
+            stage = executed._resilience_stage(None)
         inner: Context = BlankContext()  # `current_context` finds it here; inlined: 6 % of a call under four policies
         inner.deadline = inf
         inner.attempt = 1
@@ -197,7 +195,7 @@ def aprotect(
     :param is_lazy: whether a call of `function` begins no work, as with a coroutine function.
     """
     innermost = enter_task if is_lazy else enter_awaitable
-    stage = executed._resilience_tasks(innermost)
+    stage = executed._resilience_stage(innermost)
     is_observed = ctx is not None or bool(executed._resilience_listeners) or executed._resilience_keeps_record
     info = NO_INFO if takes_context else BARE
 

@@ -236,7 +236,7 @@ class Pipeline(Policy[D_co]):
         self._resilience_uses_workers = any(it._resilience_uses_workers or it.races for it in chain)
         self._resilience_foresees = any(it._resilience_foresees for it in parts)
         self._parts, self._chain = tuple(parts), tuple(chain)
-        self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads
+        self._composed: dict[Stage | None, Stage] = {}  # by the argument of `_resilience_stage`
 
     @property
     def policies(self) -> tuple[Policy[Any], ...]:
@@ -333,17 +333,10 @@ class Pipeline(Policy[D_co]):
         return self._chain
 
     @override
-    def _resilience_blocking(self) -> Stage:
-        stage = self._composed.get(None)
-        if stage is None:
-            stage = self._composed[None] = super()._resilience_blocking()
-        return stage
-
-    @override
-    def _resilience_tasks(self, innermost: Stage) -> Stage:
+    def _resilience_stage(self, innermost: Stage | None) -> Stage:
         stage = self._composed.get(innermost)
         if stage is None:
-            stage = self._composed[innermost] = super()._resilience_tasks(innermost)
+            stage = self._composed[innermost] = super()._resilience_stage(innermost)
         return stage
 
 

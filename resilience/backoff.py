@@ -24,7 +24,7 @@ from typing_extensions import override
 from resilience import checks
 from resilience.checks import Duration
 from resilience.clock import FOREVER
-from resilience.formats import format_number
+from resilience.formats import format_call
 
 __all__ = ["Backoff", "Constant", "Decorrelated", "Exponential", "Jitter", "Linear", "Randomness"]
 
@@ -91,7 +91,7 @@ class Constant(_Envelope):
         super().__init__(jitter)
 
     def __repr__(self) -> str:
-        return f"Constant({format_number(self.delay)}{_jitter_arg(self.jitter, 'none')})"
+        return format_call("Constant", self.delay, jitter=(self.jitter, "none"))
 
     @override
     def _curve(self) -> Iterator[float]:
@@ -113,7 +113,7 @@ class Linear(_Envelope):
         super().__init__(jitter)
 
     def __repr__(self) -> str:
-        return f"Linear({format_number(self.step)}{_cap_arg(self.cap)}{_jitter_arg(self.jitter, 'none')})"
+        return format_call("Linear", self.step, cap=(self.cap, None), jitter=(self.jitter, "none"))
 
     @override
     def _curve(self) -> Iterator[float]:
@@ -142,8 +142,8 @@ class Exponential(_Envelope):
         super().__init__(jitter)
 
     def __repr__(self) -> str:
-        factor = "" if self.factor == 2.0 else f", factor={format_number(self.factor)}"
-        return f"Exponential({format_number(self.base)}{factor}{_cap_arg(self.cap)}{_jitter_arg(self.jitter, 'full')})"
+        factor, cap, jitter = (self.factor, 2.0), (self.cap, None), (self.jitter, "full")
+        return format_call("Exponential", self.base, factor=factor, cap=cap, jitter=jitter)
 
     @override
     def _curve(self) -> Iterator[float]:
@@ -171,7 +171,7 @@ class Decorrelated(Backoff):
             raise ValueError(f"cap must be at least base ({self.base!r}), not {cap!r}")
 
     def __repr__(self) -> str:
-        return f"Decorrelated({format_number(self.base)}{_cap_arg(self.cap)})"
+        return format_call("Decorrelated", self.base, cap=(self.cap, None))
 
     @override
     def delays(self, rng: Randomness | None = None) -> Iterator[float]:
@@ -256,11 +256,3 @@ def _shares_of(jitter: object) -> tuple[float, float] | None:
 def _draw(rng: Randomness, low: float, high: float) -> float:
     # A user's source of randomness may return anything, such as NaN.
     return checks.seconds("what rng.uniform() returned", rng.uniform(low, high), zero=True)
-
-
-def _cap_arg(cap: float | None) -> str:
-    return "" if cap is None else f", cap={format_number(cap)}"
-
-
-def _jitter_arg(jitter: Jitter, default: str) -> str:
-    return "" if jitter == default else f", jitter={jitter!r}"

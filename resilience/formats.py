@@ -21,3 +21,17 @@ def format_seconds(value: float) -> str:
 def format_percent(share: float) -> str:
     """Return a share as a percentage; 0.07 is 7 %, not 7.000000000000001 %."""
     return f"{format_number(round(100 * share, 10))} %"
+
+
+def format_call(function: str, *arguments: object, **keywords: tuple[object, object]) -> str:
+    """Return a call as text: `Rate(60, per=60)`.
+
+    :param keywords: pairs of a value and its default, which is left out.
+    """
+    shown = [_argument(it) for it in arguments]
+    shown += [f"{name}={_argument(value)}" for name, (value, default) in keywords.items() if value != default]
+    return f"{function}({', '.join(shown)})"
+
+
+def _argument(value: object) -> str:
+    return format_number(value) if isinstance(value, float) else repr(value)

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, final
 from resilience import checks, forks
 from resilience.clock import clock
 from resilience.counter import Counter
-from resilience.formats import format_number
+from resilience.formats import format_call
 from resilience.notes import is_annotated
 
 #: What the note contains that a Retry adds to the last failure.
@@ -130,9 +130,7 @@ class RetryBudget:
         raise TypeError(f"{self!r} is shared by all that hold it; it cannot be copied or pickled")
 
     def __repr__(self) -> str:
-        parts = [format_number(self._ratio), f"saved={format_number(self._saved)}"]
-        parts += [f"per_second={format_number(self._per_second)}"] if self._per_second else []
-        return f"RetryBudget({', '.join(parts)})"
+        return format_call("RetryBudget", self._ratio, saved=(self._saved, None), per_second=(self._per_second, 0))
 
 
 def as_budget(name: str, value: Budget | float | None) -> Budget | None:

@@ -9,7 +9,7 @@ from typing import final
 
 from resilience import checks, forks
 from resilience.checks import Duration
-from resilience.formats import format_number
+from resilience.formats import format_call, format_number
 from resilience.state.quantiles import Histogram
 
 
@@ -54,12 +54,8 @@ class Quantile:
             raise ValueError(f"most must be at least as long as least, {format_number(self.least)} s, not {most!r}")
 
     def __repr__(self) -> str:
-        parts = [format_number(self.share)]
-        parts += [f"least={format_number(self.least)}"] if self.least != 0.001 else []
-        parts += [f"most={format_number(self.most)}"] if self.most < inf else []
-        parts += [f"window={format_number(self.window)}"] if self.window != 60 else []
-        parts += [f"warm_up={self.warm_up}"] if self.warm_up != 20 else []
-        return f"Quantile({', '.join(parts)})"
+        least, most, window = (self.least, 0.001), (self.most, inf), (self.window, 60)
+        return format_call("Quantile", self.share, least=least, most=most, window=window, warm_up=(self.warm_up, 20))
 
 
 @final

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, final
 from resilience import checks
 from resilience.checks import Duration
 from resilience.context import Context
-from resilience.formats import format_count, format_number
+from resilience.formats import format_call, format_count, format_number
 from resilience.state.rates import Spread, Window
 
 #: How many units of a rate a call uses: a number, or a function of its context that returns it.
@@ -66,13 +66,8 @@ class Rate:
         set_field(self, "actual", checks.optional_function("actual", actual, ("result",)))
 
     def __repr__(self) -> str:
-        parts = [format_number(self.limit)]
-        parts += [f"per={format_number(self.per)}"] if self.per != 1 else []
-        parts += [f"burst={format_number(self.burst)}"] if self.burst is not None else []
-        if callable(self.cost) or self.cost != 1:
-            parts.append(f"cost={self.cost!r}" if callable(self.cost) else f"cost={format_number(self.cost)}")
-        parts += [f"actual={self.actual!r}"] if self.actual is not None else []
-        return f"Rate({', '.join(parts)})"
+        burst, cost, actual = (self.burst, None), (self.cost, 1), (self.actual, None)
+        return format_call("Rate", self.limit, per=(self.per, 1), burst=burst, cost=cost, actual=actual)
 
 
 def meter_of(rate: Rate) -> Spread | Window:

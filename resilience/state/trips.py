@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.circuit_state import TripCount
-from resilience.formats import format_number
+from resilience.formats import format_call
 from resilience.state.windows import CountWindow, TimeWindow, Window
 
 if TYPE_CHECKING:
@@ -90,9 +90,11 @@ class _Share(Trip):
         else:
             self.window = checks.seconds("window", DEFAULT_WINDOW if window is None else window)
 
-    def _window_arguments(self) -> str:
-        window = f"last={self.last}" if self.window is None else f"window={format_number(self.window)}"
-        return f"min_calls={self.min_calls}, {window}"
+    def __repr__(self) -> str:
+        slower_than, min_calls = (self.slower_than, inf), (self.min_calls, None)
+        last, window = (self.last, None), (self.window, None)
+        name = type(self).__name__
+        return format_call(name, self.ratio, slower_than=slower_than, min_calls=min_calls, last=last, window=window)
 
     @override
     def tally(self) -> Tally:
@@ -109,9 +111,6 @@ class FailureRatio(_Share):
     :param window: the window in seconds, 30 by default. Results leave it in steps of a 32nd of it.
     :param last: a window of that many calls instead; `min_calls` is then at most `last`.
     """
-
-    def __repr__(self) -> str:
-        return f"FailureRatio({format_number(self.ratio)}, {self._window_arguments()})"
 
 
 @final
@@ -136,10 +135,6 @@ class SlowRatio(_Share):
     ) -> None:
         super().__init__(ratio, min_calls=min_calls, window=window, last=last)
         self.slower_than: float = checks.seconds("slower_than", slower_than)
-
-    def __repr__(self) -> str:
-        ratio, slower_than = format_number(self.ratio), format_number(self.slower_than)
-        return f"SlowRatio({ratio}, slower_than={slower_than}, {self._window_arguments()})"
 
 
 @final

@@ -9,7 +9,6 @@ _QUICK_WAY = "a fast path to the result that the slow path finds as well"
 _OF_ROUNDING = "the instants differ by the tolerance for rounded sums"
 _NOTED_ONLY = "the only check is whether a later number is larger"
 _OF_MEMORY = "how many are made at a time affects only memory"
-_FLAG_STAYS_UP = "the flag stays set until the next caller, who settles and clears it"
 
 _WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWindow(self.window)"
 _FIRST = "attempt = ctx if ctx.attempt == {} else ctx.child(attempt=1)"
@@ -100,10 +99,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             f"{_QUICK_WAY}: no duration is longer than infinity",
         ),
     ],
-    "policies/hedge.py": [
-        ("if quantile is None or latencies is None:", "if ((quantile is None)):", _FOR_CHECKERS),
-        ("if quantile is None or latencies is None:", "if ((latencies is None)):", _FOR_CHECKERS),
-    ],
     "state/trips.py": [
         (_WINDOW.format("self.last or 1"), _WINDOW.format("self.last or 2"), _FOR_CHECKERS),
         (_WINDOW.format("self.last or 1"), _WINDOW.format("self.last or 0"), _FOR_CHECKERS),
@@ -113,23 +108,7 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("BATCH = 16", "BATCH = 17", _OF_MEMORY),
         ("BATCH = 16", "BATCH = 15", _OF_MEMORY),
         ("return False", "pass", _FALSE_ANYWAY),
-        ("break", "continue", "no caller waits any more, so the loop ends"),
         ("if missing > self.BATCH:", "if missing >= self.BATCH:", "at equality, both give the same result"),
-        (
-            "self.busy = bool(waiting) or self._made > self.limit",
-            "self.busy = bool(waiting) or self._made >= self.limit",
-            _FLAG_STAYS_UP,
-        ),
-        (
-            "self.busy = bool(self._waiting) or self._made > self.limit",
-            "pass",
-            _FLAG_STAYS_UP,
-        ),
-        (
-            "self.busy = bool(self._waiting) or self._made > self.limit",
-            "self.busy = bool(self._waiting) or self._made >= self.limit",
-            _FLAG_STAYS_UP,
-        ),
     ],
     "policies/retry.py": [
         (

@@ -15,9 +15,10 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, count, repeat
 from math import inf
-from typing import Final, Literal, Protocol, TypeAlias, final
+from typing import Literal, Protocol, TypeAlias, final
 
 from typing_extensions import override
 
@@ -65,17 +66,15 @@ class _Envelope(Backoff):
 
     def __init__(self, jitter: Jitter) -> None:
         self.jitter: Jitter = jitter
-        self._shares = _shares_of(jitter)
+        self._spread = _jitter_function(jitter)
 
     @abstractmethod
     def _curve(self) -> Iterator[float]: ...
 
     @override
     def delays(self, rng: Randomness | None = None) -> Iterator[float]:
-        if self._shares is None:
-            return self._curve()
-        (low, high), source = self._shares, SHARED_RANDOMNESS if rng is None else rng
-        return (min(_draw(source, low * value, high * value), FOREVER) for value in self._curve())
+        spread, source = self._spread, SHARED_RANDOMNESS if rng is None else rng
+        return self._curve() if spread is None else (spread(source, value) for value in self._curve())
 
 
 @final
@@ -236,23 +235,34 @@ def as_backoff(name: str, value: object) -> Backoff:
     )
 
 
-_SHARES: Final = {"full": (0.0, 1.0), "equal": (0.5, 1.0), "none": None}
-
-
-def _shares_of(jitter: object) -> tuple[float, float] | None:
-    """Return the shares of an envelope between which a delay is drawn, or None without jitter."""
+def _jitter_function(jitter: object) -> Callable[[Randomness, float], float] | None:
+    """Return the function that draws a delay for an envelope, or None without jitter."""
     if isinstance(jitter, str):
-        if jitter not in _SHARES:
+        if jitter not in _NAMED:
             raise ValueError(f"jitter must be 'full', 'equal', 'none' or a ratio, not {jitter!r}")
-        return _SHARES[jitter]
+        return _NAMED[jitter]
     if isinstance(jitter, bool) or not isinstance(jitter, (int, float)):
         raise TypeError(f"jitter must be 'full', 'equal', 'none' or a ratio, not {jitter!r}")
     if jitter == 0:
         raise ValueError(f"jitter must be more than 0 and at most 1, not {jitter!r}; did you mean 'none'?")
-    ratio = checks.ratio("jitter", jitter)
-    return 1 - ratio, 1 + ratio
+    return partial(_ratio, checks.ratio("jitter", jitter))
+
+
+def _full(rng: Randomness, value: float) -> float:
+    return _draw(rng, 0, value)
+
+
+def _equal(rng: Randomness, value: float) -> float:
+    return value / 2 + _draw(rng, 0, value / 2)
+
+
+def _ratio(share: float, rng: Randomness, value: float) -> float:
+    return min(_draw(rng, value * (1 - share), value * (1 + share)), FOREVER)
 
 
 def _draw(rng: Randomness, low: float, high: float) -> float:
     # A user's source of randomness may return anything, such as NaN.
     return checks.seconds("what rng.uniform() returned", rng.uniform(low, high), zero=True)
+
+
+_NAMED: dict[str, Callable[[Randomness, float], float] | None] = {"full": _full, "equal": _equal, "none": None}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from statistics import fmean, pvariance
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import given, settings
@@ -80,6 +81,9 @@ def test_equal_jitter_keeps_half_and_draws_the_rest() -> None:
     ours, same = random.Random(7), random.Random(7)
     expected = [v / 2 + same.uniform(0, v / 2) for v in (1, 2, 4, 8, 8, 8)]
     assert first(Exponential(1, cap=8, jitter="equal"), 6, ours) == expected
+    drawn = Mock(uniform=Mock(return_value=1.0))
+    assert first(Exponential(4, jitter="equal"), 3, drawn) == [3, 5, 9]
+    assert drawn.uniform.mock_calls == [call(0, 2), call(0, 4), call(0, 8)]
 
 
 @pytest.mark.parametrize(("at", "share"), [(0.0, 0.75), (0.5, 1.0), (1.0, 1.25)])

@@ -81,14 +81,15 @@ class SQLiteLimits:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._busy_timeout: int | None = None
+        self._busy_timeout: int | None = None  # the connection's own, if it was longer than the time left
 
     async def begin(self, ctx: Context) -> None:
         """Limit the connection to the deadline of a context."""
         milliseconds = milliseconds_left(ctx)
         (own,) = await _execute(self._connection, "PRAGMA busy_timeout")
-        self._busy_timeout = own
-        await _execute(self._connection, f"PRAGMA busy_timeout = {min(own, milliseconds)}")
+        if own > milliseconds:
+            self._busy_timeout = own
+            await _execute(self._connection, f"PRAGMA busy_timeout = {milliseconds}")
         _interrupter.add(self, ctx.deadline)
 
     def interrupt(self) -> None:
@@ -97,8 +98,8 @@ class SQLiteLimits:
 
     async def end(self) -> None:
         """Remove the limits; a no-op if none were set."""
+        _interrupter.remove(self)
         if self._busy_timeout is not None:
-            _interrupter.remove(self)
             await _execute(self._connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
 
 

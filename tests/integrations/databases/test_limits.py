@@ -87,11 +87,18 @@ def test_a_deadline_limits_the_wait_for_a_lock_in_its_block(path: Path) -> None:
 
 
 def test_the_wait_for_a_lock_is_never_lengthened(path: Path) -> None:
-    """Without a deadline it is unchanged; a connection that does not wait for locks does not wait for the deadline."""
+    """Without a deadline it is unchanged; a connection that does not wait for locks does not wait for the deadline.
+
+    A wait that is shorter than the time left is not even set.
+    """
+    statements: list[str] = []
     with closing(connecting(path, timeout=1.5)()) as connection, StatementLimits(connection):
         assert connection.execute("pragma busy_timeout").fetchone()[0] == 1500
-    with closing(connecting(path)()) as connection, deadline(5.0), StatementLimits(connection):
-        assert connection.execute("pragma busy_timeout").fetchone()[0] == 0
+    with closing(connecting(path)()) as connection, deadline(5.0):
+        connection.set_trace_callback(statements.append)
+        with StatementLimits(connection):
+            assert connection.execute("pragma busy_timeout").fetchone()[0] == 0
+    assert statements == ["PRAGMA busy_timeout", "pragma busy_timeout"]
 
 
 def test_a_statement_is_not_interrupted_before_the_deadline(path: Path, clock: FakeClock) -> None:
@@ -140,7 +147,7 @@ def test_a_block_occupies_no_thread_after_its_end(path: Path, monkeypatch: pytes
 def test_one_thread_interrupts_all_connections(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each from its own deadline on, also if that of an earlier block is later. One that was closed is left out."""
     monkeypatch.setattr(workers.pool, "idle", deque())
-    first, second, closed = (connecting(path)() for _ in range(3))
+    first, second, closed = connecting(path)(), connecting(path)(), connecting(path, PATIENCE)()
     with closing(first), closing(second), deadline(PATIENCE), StatementLimits(first):
         assert second.execute("select 1").fetchone() == (1,)
         with pytest.raises(sqlite3.ProgrammingError), deadline(0.01), StatementLimits(closed):

@@ -340,6 +340,11 @@ class Pipeline(Policy[D_co]):
         return stage
 
 
+def as_pipeline(policy: Policy[Any]) -> Pipeline[Any]:
+    """Return a pipeline of this name that keeps the chain of a policy, where each call has a function of its own."""
+    return policy if type(policy) is Pipeline else Pipeline(policy, name=policy.name)
+
+
 @final
 class _WithListeners(Policy[Never]):
     """Adds the listeners of a nested pipeline to the context."""

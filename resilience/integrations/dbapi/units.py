@@ -30,7 +30,7 @@ from resilience.integrations.dbapi.cleanup import close, undo, undo_shielded
 from resilience.integrations.dbapi.drivers import is_aborted
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
 from resilience.integrations.dbapi.limits import StatementLimits
-from resilience.policy import Policy
+from resilience.policy import Policy, as_pipeline
 from resilience.runtimes.driving import drive
 
 P = ParamSpec("P")
@@ -106,7 +106,7 @@ class UnitOfWork(Generic[W, D]):
         repeat_unknown_commits: bool,
         limit_statements: bool,
     ) -> None:
-        self._policy: Policy[Any] = checks.instance("policy", policy, Policy, "a policy")
+        self._policy: Policy[Any] = as_pipeline(checks.instance("policy", policy, Policy, "a policy"))
         self._connect: Callable[[], Any] = checks.function("connect", connect)
         self._repeat_unknown_commits = checks.flag("repeat_unknown_commits", repeat_unknown_commits)
         self._limit_statements = checks.flag("limit_statements", limit_statements)

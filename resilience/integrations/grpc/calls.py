@@ -28,7 +28,7 @@ from resilience.integrations.grpc.answers import Answer, DeadlineStatus, aio_ans
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.wire import parse_milliseconds
 from resilience.network_errors import grpc_status
-from resilience.policy import Policy
+from resilience.policy import Policy, as_pipeline
 from resilience.runtimes.driving import drive
 
 #: The metadata key by which a server limits retries (gRFC A6): milliseconds to wait, or -1 for no retry.
@@ -70,7 +70,7 @@ class Settings:
     """The settings that the calls of one channel share. Calls of grpc.aio are `in_tasks`: they have to be awaited."""
 
     def __init__(self, policy: Policy[Any], unrepeatable: Collection[str], *, in_tasks: bool) -> None:
-        self.policy: Policy[Any] = checks.instance("policy", policy, Policy, "a policy")
+        self.policy: Policy[Any] = as_pipeline(checks.instance("policy", policy, Policy, "a policy"))
         methods = checks.several("unrepeatable", unrepeatable, "a collection of methods")
         for method in methods:
             if not isinstance(method, str) or not method.startswith("/"):

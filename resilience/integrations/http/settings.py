@@ -10,7 +10,7 @@ from resilience import checks
 from resilience.integrations.http.perhost import PerHost, Policies
 from resilience.integrations.http.rules import DEFAULT_RULES, Rules
 from resilience.integrations.wire import Propagation
-from resilience.policy import Policy
+from resilience.policy import Policy, as_pipeline
 
 
 @final
@@ -25,7 +25,8 @@ class Settings:
         read_body: bool = False,
     ) -> None:
         what = "a policy, or have one for each host (PerHost)"
-        self.policies: Policies = checks.instance("policy", policy, (Policy, PerHost), what)
+        checks.instance("policy", policy, (Policy, PerHost), what)
+        self.policies: Policies = policy if isinstance(policy, PerHost) else as_pipeline(policy)
         self.rules: Rules = checks.instance("rules", rules, Rules, "Rules")
         self.propagation: Propagation = Propagation.to(propagate_to)
         self.read_body: bool = checks.flag("read_body", read_body)

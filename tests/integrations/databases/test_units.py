@@ -24,7 +24,10 @@ from tests.integrations.databases.sqlite import AGAIN, PATIENCE, connecting, not
 
 
 def test_a_unit_is_called_without_its_connection(path: Path) -> None:
-    """It keeps its name, which is that of the operation, its documentation, and the rest of its signature."""
+    """It keeps its name, which is that of the operation, its documentation, and the rest of its signature.
+
+    Its executions have the name of its policy.
+    """
     unit = unit_of_work(AGAIN, connecting(path))
 
     @unit
@@ -41,6 +44,7 @@ def test_a_unit_is_called_without_its_connection(path: Path) -> None:
     assert (add.__name__, add.__doc__) == ("add", "Add a note.")
     assert list(inspect.signature(add).parameters) == ["text", "twice"]
     assert [event.operation for event in recorder.events] == [add.__qualname__] * 2
+    assert [event.policy for event in recorder.events] == [AGAIN.name] * 2
 
 
 def test_policies_see_the_arguments_of_the_caller(path: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from resilience import Retry
 from resilience.backoff import Backoff, Constant, Decorrelated, Exponential, Jitter, Linear, Randomness, as_backoff
+from resilience.clock import FOREVER
 
 
 class Fixed:
@@ -118,6 +119,11 @@ def test_a_ratio_as_jitter_may_exceed_the_cap_by_that_ratio() -> None:
     saturated = first(Exponential(1, cap=4, jitter=0.25), 300, random.Random(5))[5:]
     assert 3 <= min(saturated) < 3.1
     assert 4.9 < max(saturated) <= 5
+
+
+def test_jitter_draws_no_longer_delay_than_a_thread_can_sleep() -> None:
+    """The envelope is cut to that length, and a ratio draws above the envelope, too."""
+    assert max(first(Constant(1e300, jitter=1.0), 50, random.Random(5))) == FOREVER
 
 
 # --- bounds ---

@@ -186,7 +186,7 @@ def test_the_delay_of_an_attempt_that_has_failed_begins_no_other(threads: World)
         return "second"
 
     assert Hedge(0.05, eager=True, budget=None).execute(fn) == "second"
-    assert begun == [0, 1]
+    assert sorted(begun) == [0, 1]  # on a busy machine, the first may enter the function later
 
 
 def test_a_simulation_that_ends_during_a_race_closes_its_attempts() -> None:

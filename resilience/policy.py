@@ -232,9 +232,11 @@ class Pipeline(Policy[D_co]):
             chain += part._as_chain() if type(part) is Pipeline else (part,)
         self._resilience_listeners = listeners
         self._resilience_keeps_record = any(it._resilience_keeps_record for it in parts)
-        # What may race may also be a `Keyed`, whose policies are not known yet, such as a Timeout.
-        self._resilience_uses_workers = any(it._resilience_uses_workers or it.races for it in chain)
-        self._resilience_foresees = any(it._resilience_foresees for it in parts)
+        self._resilience_foresees = has_breaker = any(it._resilience_foresees for it in parts)
+        # What may race may also be a `Keyed`, whose policies are not known yet, such as a Timeout. That matters only to
+        # a breaker: without one, each call under a `Keyed` would take twice as long for nothing.
+        may_race = has_breaker and any(it.races for it in chain)
+        self._resilience_uses_workers = may_race or any(it._resilience_uses_workers for it in parts)
         self._parts, self._chain = tuple(parts), tuple(chain)
         self._composed: dict[Stage | None, Stage] = {}  # by the argument of `_resilience_stage`
 

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Keyed, Pipeline, Policy, Retry, Timeout
+from resilience.ambient import get_ambient
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, fails
@@ -440,6 +441,13 @@ async def test_a_handled_failure_on_a_worker_does_not_count(threads: World, insi
 
     assert "worker" in await run(threads, Pipeline(breaker, inside), answers)
     assert breaker.state is CLOSED
+
+
+def test_a_call_under_a_keyed_is_noted_only_if_a_breaker_may_be_around_it() -> None:
+    """Otherwise nothing looks for it from a worker, and noting it would double its time."""
+    keyed = Keyed(lambda key: CircuitBreaker(), lambda: 1)
+    assert Pipeline(Retry(), keyed).call(get_ambient) is None
+    assert Pipeline(CircuitBreaker(), keyed).call(get_ambient) is not None
 
 
 @both_ways

@@ -132,7 +132,9 @@ class _UnitOfWork(UnitOfWork[Any, D]):
         flush = getattr(connection, "flush", None)  # only a session has it
         if flush is not None:
             await maybe_await(flush())
-        await _run(connection, _refuse_if_aborted)
+        blocking = _blocking(connection)
+        if blocking.in_transaction() and _is_postgresql(blocking):
+            await _run(connection, _refuse_if_aborted)
 
     @override
     def is_undone(self, error: Exception) -> bool:
@@ -143,8 +145,6 @@ class _UnitOfWork(UnitOfWork[Any, D]):
 
 def _refuse_if_aborted(blocking: Any) -> None:
     """Raise if PostgreSQL would answer a commit with a rollback; with asyncpg, only the server knows, and is asked."""
-    if not (blocking.in_transaction() and _is_postgresql(blocking)):
-        return
     connection = blocking.connection() if _is_session(blocking) else blocking
     aborted = is_aborted(connection.connection.driver_connection)
     try:

@@ -143,8 +143,7 @@ class Turns(Generic[W]):
         with self._lock:
             if not turn.waits:
                 return None
-            self._find_late_locked(turn, now)
-            first = self._first_locked()
+            first = self._first_to_come_locked(turn, now)
             if now < turn.latest and self._gives_way_locked(turn, first, now):
                 turn.gave_way_at, turn.due = now, min(now + turn.patience, turn.latest)
                 turn.patience *= 2
@@ -241,18 +240,19 @@ class Turns(Generic[W]):
         """Whether the turns behind this one wait for it: it is not late, and will not be refused."""
         return not turn.is_late and self._earliest_locked(turn) <= turn.latest
 
-    def _find_late_locked(self, turn: Turn[W], now: float) -> None:
-        """Mark the first turns as late if this one has waited for them in vain."""
+    def _first_to_come_locked(self, turn: Turn[W], now: float) -> Turn[W] | None:
+        """Return the first turn that counts, after marking those as late for which this one has waited in vain."""
         if turn.is_late:  # its event loop runs again, and others of it are about to come
             self._plan = None
             for it in self._queue:
                 it.is_late = False
         for it in filter(self._counts_locked, self._queue):
             if it is turn or it.due > turn.gave_way_at:
-                break
+                return it
             self.quota.closed_until = max(self.quota.closed_until, min(now, self._earliest_locked(it)))
-            it.is_late, self._plan = True, None
+            self._plan, it.is_late = None, True
             turn.patience = ORDER_PATIENCE
+        return None
 
     def _plan_locked(self) -> Rates:
         """Return the plan; if there is none, make it, and set the instant of each turn."""

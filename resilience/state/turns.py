@@ -37,8 +37,10 @@ Rates: TypeAlias = tuple[Meter, ...]
 WAKE_TOLERANCE: Final = 1e-3
 
 #: For how many seconds, at first, a turn that may begin waits for the first one to begin; doubled with each wait, so
-#: that a thousand turns of the same instant, which begin one after another, do not all look again all the time.
+#: that a thousand turns of the same instant, which begin one after another, do not all look again all the time. After a
+#: wait in vain, the next one is half as long: if the limit was raised, each turn of a stalled loop has to be woken.
 ORDER_PATIENCE: Final = 0.02
+SHORTEST_PATIENCE: Final = 0.001
 
 #: The share of a newcomer's wait by which the plan may be too early, because windows are charged when a call begins.
 PLAN_TOLERANCE: Final = 0.01
@@ -251,7 +253,8 @@ class Turns(Generic[W]):
                 return it
             self.quota.closed_until = max(self.quota.closed_until, min(now, self._earliest_locked(it)))
             self._plan, it.is_late = None, True
-            turn.patience = ORDER_PATIENCE
+            waited = turn.due - turn.gave_way_at
+            turn.patience = max(SHORTEST_PATIENCE, min(waited / 2, ORDER_PATIENCE))
         return None
 
     def _plan_locked(self) -> Rates:

@@ -254,13 +254,14 @@ def test_the_first_turn_behind_a_stalled_one_is_woken_if_its_turn_is_earlier_now
     assert newcomer.waits
 
 
-def test_each_stalled_turn_whose_turn_is_earlier_now_costs_the_same_milliseconds() -> None:
-    """One after another is woken, because the limit was raised; a wait in vain does not make the next one longer."""
+@pytest.mark.parametrize(("stalled", "wait"), [(1, 0.02), (3, 0.035), (200, 0.234)])
+def test_stalled_turns_whose_turns_are_earlier_now_cost_less_and_less(stalled: int, wait: float) -> None:
+    """One after another is woken, because the limit was raised; each wait in vain makes the next one shorter."""
     turns = turns_of(Spread(1, 1.0, 1))
-    for name in ("stalled", "another", "a third"):
-        joined(turns, name)
-    turns.change(lambda: turns.rates[0].resize(100, 1.0, 0.0), 0.0)
-    assert begin(turns, joined(turns, "newcomer", 0.5)) == pytest.approx([0.56])
+    for number in range(stalled):
+        joined(turns, f"stalled {number}")
+    turns.change(lambda: turns.rates[0].resize(1000, 1.0, 0.0), 0.0)
+    assert begin(turns, joined(turns, "newcomer", 0.5)) == pytest.approx([0.5 + wait], abs=0.001)
 
 
 def test_those_behind_stalled_turns_make_up_for_nothing_before_these_were_due() -> None:

@@ -446,8 +446,8 @@ async def test_a_handled_failure_on_a_worker_does_not_count(threads: World, insi
 def test_a_call_under_a_keyed_is_noted_only_if_a_breaker_may_be_around_it() -> None:
     """Otherwise nothing looks for it from a worker, and noting it would double its time."""
     keyed = Keyed(lambda key: CircuitBreaker(), lambda: 1)
-    assert Pipeline(Retry(), keyed).call(get_ambient) is None
-    assert Pipeline(CircuitBreaker(), keyed).call(get_ambient) is not None
+    assert contextvars.Context().run(Pipeline(Retry(), keyed).call, get_ambient) is None
+    assert contextvars.Context().run(Pipeline(CircuitBreaker(), keyed).call, get_ambient) is not None
 
 
 @both_ways

@@ -42,6 +42,10 @@ def key_for(ctx: Context) -> str | None:
     return key if isinstance(key, str) else None
 
 
+def _random_key() -> str:
+    return str(uuid.uuid4())
+
+
 @final
 class IdempotencyKey(Policy[Never]):
     """Give each execution a key, `ctx.properties["idempotency_key"]`, which is the same in all of its attempts.
@@ -67,7 +71,7 @@ class IdempotencyKey(Policy[Never]):
 
     _resilience_keeps_record = True
 
-    def __init__(self, make: Callable[[], str] = lambda: str(uuid.uuid4()), *, name: str | None = None) -> None:
+    def __init__(self, make: Callable[[], str] = _random_key, *, name: str | None = None) -> None:
         self._resilience_set_up(locals())
         self._make = checks.plain_function("make", make, ())
 

@@ -33,7 +33,7 @@ from resilience import (
 )
 from resilience.backoff import Exponential
 from resilience.policy import Call
-from resilience.work import Gate
+from resilience.work import Gate, IdempotencyKey
 from tests.conftest import Boom
 
 WAYS_TO_COPY: dict[str, Callable[[Any], Any]] = {
@@ -46,6 +46,7 @@ WITHOUT_STATE: list[Policy[Any]] = [
     Retry(5, on=(OSError, KeyError), backoff=Exponential(1.0, cap=4.0), name="again"),
     Timeout(3.0, cooperative=True),
     Fallback("instead", on=KeyError),
+    IdempotencyKey(),
 ]
 
 

@@ -18,7 +18,6 @@ the middle of any step, and the coroutine then leaves the queue in the same thre
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from math import inf
@@ -281,9 +280,11 @@ class Turns(Generic[W]):
             self._plan_locked()
 
     def _leave_locked(self, turn: Turn[W], now: float, held_until: float = -inf) -> Woken[W]:
-        turn.waits = False  # no call since the check of `waits`, so it leaves only once
-        with contextlib.suppress(ValueError):
+        turn.waits = False  # no call since the check of `waits`, nor until it has left: it leaves exactly once
+        try:
             self._queue.remove(turn)
+        except ValueError:  # an interrupt as it joined
+            pass
         self._plan = None
         return self._first_to_wake_locked(now, held_until)
 

@@ -79,7 +79,10 @@ def no_collection() -> Iterator[None]:
 
 
 class Interruptions:
-    """Counts the places in the library where an interrupt may occur, and interrupts at one of them."""
+    """Counts the places in the library where an interrupt may occur, and interrupts at one of them.
+
+    Also as a function begins that the library calls, such as one of the standard library.
+    """
 
     def __init__(self, at: int = 0) -> None:
         self.at = at
@@ -97,10 +100,14 @@ class Interruptions:
         # An exception in a finalizer, also of an unfinished generator, is only reported and reaches no caller.
         begins = event == "call" and frame.f_code.co_name not in {"__exit__", "__del__", "<genexpr>"}
         has_called = event == "c_return" and getattr(argument, "__qualname__", "") not in LEFT_OUT
-        if (begins or has_called) and frame.f_code.co_filename.startswith(OURS):
+        if (begins and is_ours(frame.f_back)) or ((begins or has_called) and is_ours(frame)):
             self.count += 1
             if self.count == self.at:
                 raise KeyboardInterrupt
+
+
+def is_ours(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_filename.startswith(OURS)
 
 
 def at_each_place(play: Callable[[int], int], least: int) -> None:

@@ -7,6 +7,7 @@ queue, and every waiter behind it may start earlier; the first of the queue is w
 Timers of the same instant fire in any order. So a waiter that may begin lets the first of the queue begin before it, if
 that may begin, too, and is then woken in its turn. But it waits only milliseconds for waiters that do not come, because
 their event loop is stalled: they are late. Until one of them comes, the others count as if they were not in the queue.
+One that has come late is waited for longer, so that a slow event loop gets its turns, too.
 
 The instants come from a plan: the rates as they will be after all waiters have begun at their instants. A newcomer is
 added at its end. Any change of the order or the rates discards the plan; it is rebuilt when it is next needed.
@@ -40,6 +41,9 @@ WAKE_TOLERANCE: Final = 1e-3
 #: wait in vain, the next one is half as long: if the limit was raised, each turn of a stalled loop has to be woken.
 ORDER_PATIENCE: Final = 0.02
 SHORTEST_PATIENCE: Final = 0.001
+#: A turn that came late is waited for twice as long the next time, but at most for so many seconds. Otherwise those of
+#: a quick event loop would overtake it for ever if the timers of its own are always late by more than `ORDER_PATIENCE`.
+LONGEST_GRACE: Final = 1.0
 
 #: The share of a newcomer's wait by which the plan may be too early, because windows are charged when a call begins.
 PLAN_TOLERANCE: Final = 0.01
@@ -55,7 +59,7 @@ class Turn(Generic[W]):
     """
 
     __slots__ = (
-        *("costs", "due", "gave_way_at", "has_begun", "instant", "is_late", "joined", "latest", "patience"),
+        *("costs", "due", "gave_way_at", "grace", "has_begun", "instant", "is_late", "joined", "latest", "patience"),
         *("waiter", "waits"),
     )
 
@@ -69,6 +73,7 @@ class Turn(Generic[W]):
         self.waits: bool = False
         self.has_begun: bool = False
         self.is_late: bool = False  # whether another turn has waited in vain for this one to come
+        self.grace: float = 0.0  # for how many seconds, at least, others wait for it to come
         self.gave_way_at: float = -inf  # when it last began to wait for the first turn to begin
         self.patience: float = ORDER_PATIENCE
 
@@ -145,8 +150,8 @@ class Turns(Generic[W]):
             if not turn.waits:
                 return None
             first = self._first_to_come_locked(turn, now)
-            if now < turn.latest and self._gives_way_locked(turn, first, now):
-                turn.gave_way_at, turn.due = now, min(now + turn.patience, turn.latest)
+            if first is not None and now < turn.latest and self._gives_way_locked(turn, first, now):
+                turn.gave_way_at, turn.due = now, min(now + max(turn.patience, first.grace), turn.latest)
                 turn.patience *= 2
                 return self._first_to_wake_locked(now)
             self._update_instant_locked(turn, first, now)
@@ -227,9 +232,9 @@ class Turns(Generic[W]):
         """Return the instant at which a turn could begin if there were no turns before it."""
         return _instant(self._rates, turn.costs, turn.joined)
 
-    def _gives_way_locked(self, turn: Turn[W], first: Turn[W] | None, now: float) -> bool:
+    def _gives_way_locked(self, turn: Turn[W], first: Turn[W], now: float) -> bool:
         """Whether a turn may begin, but the first one as well."""
-        if first is None or first is turn:
+        if first is turn:
             return False
         return max(self._earliest_locked(first), self._earliest_locked(turn)) <= now + EPSILON
 
@@ -244,11 +249,12 @@ class Turns(Generic[W]):
     def _first_to_come_locked(self, turn: Turn[W], now: float) -> Turn[W] | None:
         """Return the first turn that counts, after marking those as late for which this one has waited in vain."""
         if turn.is_late:  # its event loop runs again, and others of it are about to come
+            turn.grace = min(2 * (now - turn.due), LONGEST_GRACE)
             self._plan = None
             for it in self._queue:
                 it.is_late = False
         for it in filter(self._counts_locked, self._queue):
-            if it is turn or it.due > turn.gave_way_at:
+            if it is turn or it.due > turn.gave_way_at or now < turn.gave_way_at + it.grace:
                 return it
             self.quota.closed_until = max(self.quota.closed_until, min(now, self._earliest_locked(it)))
             self._plan, it.is_late = None, True

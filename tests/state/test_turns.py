@@ -264,6 +264,29 @@ def test_stalled_turns_whose_turns_are_earlier_now_cost_less_and_less(stalled: i
     assert begin(turns, joined(turns, "newcomer", 0.5)) == pytest.approx([0.5 + wait], abs=0.001)
 
 
+@pytest.mark.parametrize(("late", "begins"), [(0.1, 2.1), (0.9, 2.9)])
+def test_a_turn_whose_timers_are_always_late_is_overtaken_only_once(late: float, begins: float) -> None:
+    """Although those of another event loop use up each unit, and are never late."""
+    turns = turns_of(Window(2, 1.0))
+    assert turns.take(COST, 0.0)
+    slow, live = joined(turns, "slow"), [joined(turns, str(number)) for number in range(9)]
+    now = 0.0
+    while slow.waits:
+        turn = min((it for it in (slow, *live) if it.waits), key=lambda it: it.due + late * (it is slow))
+        now = max(now, turn.due + late * (turn is slow))
+        turns.go(turn, now)
+    assert now == pytest.approx(begins, abs=0.03)
+
+
+def test_turns_wait_only_for_a_second_for_one_that_came_late() -> None:
+    turns = turns_of(Window(1, 1.0))
+    slow, second, third = (joined(turns, name) for name in ("slow", "b", "c"))
+    assert begin(turns, second, until=2.1) == [2.02]
+    turns.go(slow, 2.9)
+    assert slow.due == 3.02
+    assert begin(turns, third) == pytest.approx([5.02])
+
+
 def test_those_behind_stalled_turns_make_up_for_nothing_before_these_were_due() -> None:
     """The stalled one waited for another rate until 2 s; until then it held up the others."""
     turns: Turns[str] = Turns((Spread(10, 1.0, 1), Window(1, 2.0)), Quota())

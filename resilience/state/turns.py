@@ -287,10 +287,7 @@ class Turns(Generic[W]):
 
     def _leave_locked(self, turn: Turn[W], now: float, held_until: float = -inf) -> Woken[W]:
         turn.waits = False  # no call since the check of `waits`, nor until it has left: it leaves exactly once
-        try:
-            self._queue.remove(turn)
-        except ValueError:  # an interrupt as it joined
-            pass
+        self._queue.remove(turn)
         self._plan = None
         return self._first_to_wake_locked(now, held_until)
 

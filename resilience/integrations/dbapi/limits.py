@@ -12,6 +12,7 @@ import threading
 from contextlib import nullcontext, suppress
 from math import inf
 from typing import Any, Final, final
+from weakref import WeakKeyDictionary
 
 from resilience import forks
 from resilience.ambient import current_context
@@ -49,7 +50,9 @@ class StatementLimits:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._entered: list[SQLiteLimits] = []  # of each block that has not ended, the innermost last
+        #: The limits of the innermost block that has not ended, and those of the blocks around it. Set without a call,
+        #: so that an interrupt cannot leave those of a block that did not begin.
+        self._entered: tuple[SQLiteLimits, Any] | None = None
 
     def __enter__(self) -> None:
         drive(self.__aenter__())
@@ -68,11 +71,13 @@ class StatementLimits:
                 (current,) = await _execute(connection, SHOW_STATEMENT_TIMEOUT)
                 if statement := shorter_limit(current, ctx):
                     await _execute(connection, statement)
-        self._entered.append(sqlite)
+        self._entered = sqlite, self._entered
 
     async def __aexit__(self, *error: object) -> None:
+        assert self._entered is not None
+        sqlite, self._entered = self._entered
         with nullcontext() if error[0] is None else suppress(Exception):  # keep the error of the block
-            await self._entered.pop().end()
+            await sqlite.end()
 
 
 @final
@@ -87,10 +92,15 @@ class SQLiteLimits:
         """Limit the connection to the deadline of a context."""
         milliseconds = milliseconds_left(ctx)
         (own,) = await _execute(self._connection, "PRAGMA busy_timeout")
-        if own > milliseconds:
-            self._busy_timeout = own
-            await _execute(self._connection, f"PRAGMA busy_timeout = {milliseconds}")
-        _interrupter.add(self, ctx.deadline)
+        try:
+            if own > milliseconds:
+                self._busy_timeout = own
+                await _execute(self._connection, f"PRAGMA busy_timeout = {milliseconds}")
+            _interrupter.add(self, ctx.deadline)
+        except BaseException:
+            with suppress(Exception):
+                await self.end()
+            raise
 
     def interrupt(self) -> None:
         """Interrupt the statement that the connection executes."""
@@ -98,9 +108,11 @@ class SQLiteLimits:
 
     async def end(self) -> None:
         """Remove the limits; a no-op if none were set."""
-        _interrupter.remove(self)
-        if self._busy_timeout is not None:
-            await _execute(self._connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
+        try:
+            _interrupter.remove(self)
+        finally:
+            if self._busy_timeout is not None:
+                await _execute(self._connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
 
 
 @final
@@ -118,7 +130,8 @@ class _Interrupter:
         """Forget everything, as in the child of a fork, which has none of its parent's threads."""
         self._lock = threading.RLock()  # held during an interruption: once `remove` is done, there is none
         self._changed = threading.Condition(self._lock)
-        self._deadlines: dict[SQLiteLimits, float] = {}
+        #: Weak, so that limits whose end was interrupted interrupt their connection no more.
+        self._deadlines: WeakKeyDictionary[SQLiteLimits, float] = WeakKeyDictionary()
         self._wakes_at = -inf
         self._is_running = False
 
@@ -137,8 +150,8 @@ class _Interrupter:
     def _run(self) -> None:
         with self._changed:
             try:
-                while self._deadlines:
-                    left = min(self._deadlines.values()) - clock.now()
+                while (earliest := min(self._deadlines.values(), default=inf)) < inf:
+                    left = earliest - clock.now()
                     if left <= 0:
                         self._interrupt(clock.now())
                     sleep = min(max(left, _INTERRUPT_INTERVAL), _LONGEST_SLEEP)

@@ -172,7 +172,8 @@ def test_a_connection_whose_limits_could_not_be_set_is_not_interrupted(
         raise WorkersExhausted("no thread")
 
     wait_until(lambda: not limits._interrupter._is_running)
-    with closing(connecting(path)()) as connection, closing(connecting(path)()) as other:
+    with closing(connecting(path, PATIENCE)()) as connection, closing(connecting(path)()) as other:
+        (its_own,) = connection.execute("PRAGMA busy_timeout").fetchone()
         with monkeypatch.context() as patch, deadline(0.01), pytest.raises(WorkersExhausted):
             patch.setattr(workers.pool, "begin", refuse)
             with StatementLimits(connection):
@@ -180,6 +181,32 @@ def test_a_connection_whose_limits_could_not_be_set_is_not_interrupted(
         with deadline(PATIENCE), StatementLimits(other):
             time.sleep(0.05)
             assert connection.execute(LONG).fetchone() == (100_000,)
+        assert connection.execute("PRAGMA busy_timeout").fetchone() == (its_own,)
+
+
+@pytest.mark.parametrize("method", ["add", "remove"])
+def test_limits_that_an_interrupt_leaves_interrupt_their_connection_no_more(
+    path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """It comes as the block has begun, or as it ends. The block around it ends as usual."""
+
+    def interrupted(*args: Any) -> None:
+        if method == "add":
+            add(*args)
+        raise KeyboardInterrupt
+
+    add = limits._interrupter.add
+    with closing(connecting(path, PATIENCE)()) as connection:
+        (its_own,) = connection.execute("PRAGMA busy_timeout").fetchone()
+        block = StatementLimits(connection)
+        with deadline(PATIENCE), block:
+            with monkeypatch.context() as patch, deadline(0.05), pytest.raises(KeyboardInterrupt):
+                patch.setattr(limits._Interrupter, method, lambda self, *args: interrupted(*args))
+                with block:
+                    pass
+            time.sleep(0.1)
+            assert connection.execute(LONG).fetchone() == (100_000,)
+        assert connection.execute("PRAGMA busy_timeout").fetchone() == (its_own,)
 
 
 def test_a_row_factory_does_not_break_the_limits() -> None:

@@ -44,6 +44,7 @@ class Driver:
         """
         if self._execution is None and not self.is_over:
             self._run, self._execution = contextvars.copy_context().run, self._execute()
+        self.is_over = self.is_over or self._execution.cr_frame is None  # an interrupt came before that was noted
         if type(error) is StopIteration:  # of `take`
             error = None
         try:

@@ -52,6 +52,7 @@ from resilience.policies.flights import _enclosing
 from resilience.runtimes import workers
 from resilience.state.rates import Quota, Spread
 from resilience.state.turns import Turn, Turns
+from resilience.streams.pulls import END
 from resilience.work import Gate
 from tests.callers import followers, outcome_of, wait_until
 from tests.conftest import Boom, drive
@@ -330,6 +331,16 @@ def interrupted_between_items(at: int) -> int:
         pass
     assert bulkhead.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
     return interruptions.count
+
+
+def test_a_stream_is_over_although_an_interrupt_came_before_that_was_noted() -> None:
+    """No call is made in between, so only the interpreter can place one there."""
+    stream = Bulkhead(1).streaming().call(iter, "a")
+    assert list(stream) == ["a"]
+    driver = stream._driver
+    driver.is_over = False
+    assert driver.step() is END
+    assert driver.is_over
 
 
 @pytest.mark.parametrize("end", [int, failing], ids=["returns", "fails"])

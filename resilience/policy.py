@@ -344,7 +344,11 @@ class Pipeline(Policy[D_co]):
 
 def as_pipeline(policy: Policy[Any]) -> Pipeline[Any]:
     """Return a pipeline of this name that keeps the chain of a policy, where each call has a function of its own."""
-    return policy if type(policy) is Pipeline else Pipeline(policy, name=policy.name)
+    if type(policy) is Pipeline:
+        return policy
+    pipeline = Pipeline(policy)
+    pipeline.name = policy.name  # not as a parameter: a policy of the user's own may have any name, even ""
+    return pipeline
 
 
 @final

@@ -47,6 +47,19 @@ def test_a_unit_is_called_without_its_connection(path: Path) -> None:
     assert [event.policy for event in recorder.events] == [AGAIN.name] * 2
 
 
+def test_a_unit_takes_a_policy_of_any_name(path: Path) -> None:
+    """Also one that the library's own policies refuse: a name can be set later, and in a class."""
+    retry = Retry()
+    retry.name = ""
+    with recording(events.ExecutionFinished) as recorder:
+        assert unit_of_work(retry, connecting(path))(notes_of)() == []
+    assert [event.policy for event in recorder.events] == [""]
+
+
+def notes_of(connection: sqlite3.Connection) -> list[Any]:
+    return connection.execute("select text from notes").fetchall()
+
+
 def test_policies_see_the_arguments_of_the_caller(path: Path) -> None:
     """Without the connection, which is new in each attempt: equal calls of one function have one key."""
     asked: list[str] = []

@@ -224,13 +224,17 @@ def _test_of(kind: type[Exception]) -> _Test:
 
 
 def _find_test(kind: type[Exception]) -> _Test:
-    """Return the test of the first class in the `__mro__` that has one, matched by package and name."""
+    """Return the test of the first class in the `__mro__` that has one, matched by package and name.
+
+    An `OSError` that has none is judged by its `errno`.
+    """
     if _is_named(kind, _REFUSED_CERTIFICATE):
         return _never
     if issubclass(kind, ExceptionGroup):
         return _are_transient
+    default = _is_of_connecting if issubclass(kind, OSError) else _never
     names = ((str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__)
-    return next((_TESTS[name] for name in names if name in _TESTS), _never)
+    return next((_TESTS[name] for name in names if name in _TESTS), default)
 
 
 def _always(error: Any) -> bool:
@@ -326,7 +330,6 @@ def _each(table: Mapping[str, str], test: _Test) -> dict[tuple[str, str], _Test]
 
 #: Package and name of a class -> the test of its exceptions.
 _TESTS: Final[dict[tuple[str, str], _Test]] = {
-    **_each({"builtins": "OSError"}, _is_of_connecting),
     **_each({"socket": "gaierror"}, _is_temporary),
     **_each(_NETWORK_ERRORS, _always),
     **_each(_PERMANENT_ERRORS, _never),

@@ -7,6 +7,7 @@ exception or a result.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import gc
 import importlib
@@ -441,9 +442,12 @@ def test_an_error_of_urllib_is_judged_by_its_reason(reason: object, expected: bo
 
 
 def test_a_subclass_is_recognized_by_its_parents() -> None:
-    """In any package: `class PaymentsDown(httpx.ConnectError)` is a connect error."""
+    """In any package: `class PaymentsDown(httpx.ConnectError)` is a connect error, also if it is an `OSError` first."""
     parent = fake("httpx.ConnectError")
     assert transient(fake("payments.PaymentsDown", parent)("no"))
+    assert transient(fake("payments.PaymentsDown", OSError, parent)("no"))
+    refused = fake("payments.Refused", OSError, fake("redis.exceptions.AuthenticationError"))
+    assert not transient(refused(errno.ENETUNREACH, "no"))
 
 
 def test_the_same_class_name_in_another_package_is_not_recognized() -> None:

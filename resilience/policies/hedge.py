@@ -70,6 +70,7 @@ class Hedge(Policy[Never]):
     """
 
     races: ClassVar[bool] = True
+    _resilience_uses_workers = True
     _resilience_shares = "budget and observations"
     _resilience_repeats: ClassVar[bool] = True
     _resilience_streams: ClassVar[bool] = False

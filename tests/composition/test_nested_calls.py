@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
@@ -429,9 +429,28 @@ async def test_handled_inner_failures_do_not_count(world: World, depth: int, run
     assert breaker.state is OPEN
 
 
+def as_it_is(policy: Policy) -> Policy:
+    return policy
+
+
+def keyed(policy: Policy) -> Keyed:
+    return Keyed(lambda key: policy, lambda *args: 1)
+
+
 @both_ways
-@pytest.mark.parametrize("inside", [Timeout(5.0), Hedge(5.0), Keyed(lambda key: Timeout(5.0), lambda *args: 1)])
-async def test_a_handled_failure_on_a_worker_does_not_count(threads: World, inside: Policy, run: Any) -> None:
+@pytest.mark.parametrize(
+    ("outside", "inside"),
+    [
+        (as_it_is, Timeout(5.0)),
+        (as_it_is, Hedge(5.0)),
+        (as_it_is, keyed(Timeout(5.0))),
+        (keyed, Timeout(5.0)),
+        (keyed, Hedge(5.0)),
+    ],
+)
+async def test_a_handled_failure_on_a_worker_does_not_count(
+    threads: World, outside: Callable[[Policy], Policy], inside: Policy, run: Any
+) -> None:
     """The frames of the outer call are in another thread, so such a pipeline notes each call."""
     breaker = CircuitBreaker(1)
 
@@ -439,15 +458,15 @@ async def test_a_handled_failure_on_a_worker_does_not_count(threads: World, insi
         assert isinstance(await failure_of(run(threads, breaker, fail)), Boom)
         return threading.current_thread().name
 
-    assert "worker" in await run(threads, Pipeline(breaker, inside), answers)
+    assert "worker" in await run(threads, Pipeline(outside(breaker), inside), answers)
     assert breaker.state is CLOSED
 
 
 def test_a_call_under_a_keyed_is_noted_only_if_a_breaker_may_be_around_it() -> None:
     """Otherwise nothing looks for it from a worker, and noting it would double its time."""
-    keyed = Keyed(lambda key: CircuitBreaker(), lambda: 1)
-    assert contextvars.Context().run(Pipeline(Retry(), keyed).call, get_ambient) is None
-    assert contextvars.Context().run(Pipeline(CircuitBreaker(), keyed).call, get_ambient) is not None
+    inside = keyed(CircuitBreaker())
+    assert contextvars.Context().run(Pipeline(Retry(), inside).call, get_ambient) is None
+    assert contextvars.Context().run(Pipeline(CircuitBreaker(), inside).call, get_ambient) is not None
 
 
 @both_ways

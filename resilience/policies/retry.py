@@ -63,7 +63,8 @@ class Retry(Policy[Never]):
     :param rng: source of randomness for the backoff: `random.Random(seed)` makes it repeatable. Its `uniform` must
         return seconds, zero or more: anything else raises a `ValueError` or `TypeError`.
     :raises RetriesExhausted: with `wrap=True`, when it gives up.
-    :raises DeadlineExceeded: if the time is up before the first attempt.
+    :raises DeadlineExceeded: if the time is up before the first attempt, or at the end of a wait that took too long
+        if the last attempt returned a result, which is discarded before the wait.
 
     The first retry of an execution begins at once if it has no delay, and nothing has to be closed. From the second on,
     a task lets other tasks run before a retry without a delay: even `Retry(None, backoff=[0])` starves no event loop,

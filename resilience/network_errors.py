@@ -14,9 +14,8 @@ from resilience.notes import is_handled_outside
 from resilience.outcome import describe_error
 
 #: Top-level package -> names of its exception classes for network errors: a connection could not be made or broke, or
-#: an answer did not come in time. Nothing is imported.
+#: an answer did not come in time. Nothing is imported. None of them is a builtin `ConnectionError`.
 _NETWORK_ERRORS: Final = {
-    "builtins": "ConnectionError TimeoutError",
     "http": "IncompleteRead RemoteDisconnected BadStatusLine",
     "smtplib": "SMTPServerDisconnected SMTPConnectError",
     "asyncio": "IncompleteReadError",
@@ -226,7 +225,8 @@ def _test_of(kind: type[Exception]) -> _Test:
 def _find_test(kind: type[Exception]) -> _Test:
     """Return the test of the first class in the `__mro__` that has one, matched by package and name.
 
-    An `OSError` that has none is judged by its `errno`.
+    An `OSError` that has none is judged by its `errno`. A builtin network error needs none, unless another of its
+    classes is for permanent errors.
     """
     if _is_named(kind, _REFUSED_CERTIFICATE):
         return _never
@@ -234,7 +234,8 @@ def _find_test(kind: type[Exception]) -> _Test:
         return _are_transient
     default = _is_of_connecting if issubclass(kind, OSError) else _never
     names = ((str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__)
-    return next((_TESTS[name] for name in names if name in _TESTS), default)
+    test = next((_TESTS[name] for name in names if name in _TESTS), default)
+    return _always if test is not _never and issubclass(kind, (ConnectionError, TimeoutError)) else test
 
 
 def _always(error: Any) -> bool:

@@ -448,6 +448,8 @@ def test_a_subclass_is_recognized_by_its_parents() -> None:
     assert transient(fake("payments.PaymentsDown", OSError, parent)("no"))
     refused = fake("payments.Refused", OSError, fake("redis.exceptions.AuthenticationError"))
     assert not transient(refused(errno.ENETUNREACH, "no"))
+    assert transient(fake("payments.Late", fake("sqlalchemy.exc.DBAPIError"), TimeoutError)("no"))
+    assert not transient(fake("payments.Refused", TimeoutError, fake("redis.exceptions.AuthenticationError"))("no"))
 
 
 def test_the_same_class_name_in_another_package_is_not_recognized() -> None:

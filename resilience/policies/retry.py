@@ -132,8 +132,7 @@ class Retry(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        began: float | None = None
-        # Otherwise, the instant is needed only after a failure.
+        began: float | None = None  # read only if something needs it before the first failure
         if self._rules.max_elapsed is not None or ctx._info is not BARE or subscribers.retries:
             began = clock.now()
             if began >= ctx.deadline:

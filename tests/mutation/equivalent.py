@@ -13,7 +13,6 @@ _OF_MEMORY = "how many are made at a time affects only memory"
 _WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWindow(self.window)"
 _FIRST = "attempt = ctx if ctx.attempt == {} else ctx.child(attempt=1)"
 _FULL = 'raise self._refused(ctx, f"after {{format_number({})}} s in the queue", waited)'
-_VALUE = 'return cast("A_co", self._value)'
 _TAKEN = "{} # no lock: a third of the time (see `Turns.fast_path`). No call until `append`"
 _ROOM = "if bucket is not None and (full_at := bucket.full_at) {} began {} bucket.tolerance: # GCRA"
 _CHARGED = "bucket.full_at = (full_at if full_at {} began else began) + bucket.increment"
@@ -119,7 +118,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     ],
     "policies/fallback.py": [
         ("@overload", "", "the definition below replaces it"),
-        (_VALUE, "pass", _QUICK_WAY),
     ],
     "policies/attempts.py": [
         ("if error is None or self._state is None:", "if ((error is None)):", _FOR_CHECKERS),

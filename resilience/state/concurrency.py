@@ -253,4 +253,4 @@ class Period:
 
 
 def _quantile(ordered: list[float]) -> float:
-    return ordered[min(len(ordered) - 1, int(_QUANTILE * len(ordered)))]
+    return ordered[int(_QUANTILE * len(ordered))]

@@ -196,8 +196,7 @@ class Quota:
         others = [it for it in self._reports if it.until > now]
         same = [it for it in others if abs(it.first_until - until) <= self.SAME_WINDOW]
         if same:
-            old = min(same, key=lambda it: abs(it.first_until - until))
-            others.remove(old)
+            old = min(same, key=lambda it: abs(it.first_until - until))  # the new report leaves no more than this one
             new = _Report(min(old.remaining, remaining), max(old.until, until), old.first_until)
         if not any(it.leaves_less_than(new) for it in others):
             others = [it for it in others if not new.leaves_less_than(it)] + [new]

@@ -301,6 +301,12 @@ def test_a_resize_by_another_thread_during_a_reset_is_not_lost(monkeypatch: pyte
     assert [limiter.try_take() == 0 for _ in range(3)] == [True, True, False]
 
 
+def test_a_call_that_finds_free_units_is_charged_its_fixed_cost_at_the_current_rate() -> None:
+    limiter = RateLimiter(Rate(10, burst=4, cost=2))
+    arrivals = Arrivals(limiter).at(0, *"abc").then(5, lambda: limiter.resize(1)).at(20, "d").at(30, *"efg").run()
+    assert arrivals.began == {"a": 0, "b": 0, "c": 0.2, "d": 20, "e": 30, "f": 30, "g": 32}
+
+
 def test_a_resize_reschedules_waiting_callers() -> None:
     limiter = RateLimiter(Rate(1, burst=1))
     arrivals = Arrivals(limiter).at(0, *"abcd").then(0.5, lambda: limiter.resize(2)).run()

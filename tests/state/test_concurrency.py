@@ -112,6 +112,13 @@ def test_a_limit_that_changes_again_is_no_longer_kept() -> None:
     assert after_updates(aimd, 30, slow(1.0, dropped=True), slow(1.0)) == (pytest.approx(30 * 0.9**2), "slow")
 
 
+def test_decreases_after_a_revert_are_counted_from_the_first_one() -> None:
+    aimd = Aimd(0.3)
+    after_updates(aimd, 30, *[slow(1.0)] * 9)
+    assert after_updates(aimd, 50, slow(1.0), *[slow(1.0, dropped=True)] * 8) == (pytest.approx(50 * 0.9**8), "dropped")
+    assert aimd.update(20, slow(1.0)) == (50, "slow anyway")
+
+
 def test_decreases_that_make_calls_a_fifth_faster_continue() -> None:
     """The latency is the queue of the service then, which gets shorter."""
     aimd, limit = Aimd(0.3), 100.0
@@ -170,6 +177,7 @@ def test_seeking_settles_at_the_number_of_workers() -> None:
 
 def test_seeking_keeps_the_limit_if_it_is_not_reached_or_the_throughput_is_unknown() -> None:
     """The throughput is that of the demand then."""
+    assert Seeking().update(20, fast(20)) == (20, "idle")
     assert seek(lambda limit: 100.0, full=False) == 20
     assert 18 < seek(lambda limit: 0.0) < 22
 
@@ -196,6 +204,8 @@ def test_a_limit_is_finite_and_positive_for_any_samples(course: list[tuple[float
         (20, (1000, 1), (17, 20 * exp(0.25 * 1) * 1.15)),
         (4, (1, 1), (3, 4 * exp(0.25 * -0.5) + 1)),  # the change is at least one
         (1.5, (1, 1), (1, 1.5 * exp(0.25 * -0.5) + 1)),  # the limit is at least one
+        (20, (0, 5), (17, 23)),  # no call ended in one of the two periods
+        (20, (5, 0), (17, 23)),
     ],
 )
 def test_seeking_follows_the_elasticity_of_the_throughput(
@@ -207,6 +217,16 @@ def test_seeking_follows_the_elasticity_of_the_throughput(
         assert given == pytest.approx(result)
 
 
+def test_seeking_gives_the_reason_of_a_change() -> None:
+    """It compares periods in pairs, and a period in which the limit was not reached belongs to no pair."""
+    seeking, limit, reasons = Seeking(), 20.0, []
+    for throughput in (20, 17, 20, None, 20, 1):
+        sample = fast() if throughput is None else slow(throughput=throughput)
+        limit, reason = seeking.update(limit, sample)
+        reasons.append(reason)
+    assert reasons == ["probing", "more brings more", "probing", "idle", "probing", "more brings nothing"]
+
+
 def test_seeking_smooths_elasticities_between_minus_two_and_two() -> None:
     """Each has a weight of 0.4 against the earlier ones."""
     seeking, limit = Seeking(gain=1.0), 100.0
@@ -216,8 +236,8 @@ def test_seeking_smooths_elasticities_between_minus_two_and_two() -> None:
 
 
 def test_repr_and_reset_of_seeking() -> None:
-    seeking = Seeking(gain=0.5)
-    assert repr(seeking) == "Seeking(dither=0.15, gain=0.5, target=0.5)"
+    seeking = Seeking(gain=0.5, target=0.25)
+    assert repr(seeking) == "Seeking(dither=0.15, gain=0.5, target=0.25)"
     first = seeking.update(20, slow(throughput=1.0))
     seeking.update(first[0], slow(throughput=100.0))
     seeking.reset()
@@ -232,8 +252,8 @@ def test_a_sample_of_a_period_summarizes_the_calls_that_ended_in_it() -> None:
     period = Period()
     assert period.next_evaluation == -inf
     for number in range(1, 101):
-        period.note(number / 100, period, number % 7, waiters=False, now=10 + number / 10)
-    assert period.sample(20.0, 1.0, rejected=False) == Sample(0.91, 6, False, False, pytest.approx(10.0), 0.91)
+        period.note(number / 100, period, number % 7, waiters=False, now=10 + number / 200)
+    assert period.sample(20.0, 1.0, rejected=False) == Sample(0.91, 6, False, False, pytest.approx(200.0), 0.91)
     assert period.next_evaluation == 21.0
     period.note(2.0, period, 1, waiters=True, now=30)
     period.dropped = True

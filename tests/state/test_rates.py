@@ -105,10 +105,12 @@ def test_the_memory_of_a_window_is_bounded() -> None:
 
 
 def test_a_use_shares_the_entry_of_the_one_just_before_it() -> None:
-    """Earlier entries expire separately."""
+    """Earlier entries expire separately, and each entry with its last use."""
     window = Window(3, 1.0)
     assert [take_now(window, 1, at) for at in (0.0, 0.5, 0.5001)] == [True] * 3
     assert (window.ready(1, 0.6), window.ready(2, 0.6)) == (1.0, 1.5001)
+    assert take_now(window, 1, 1.50005)
+    assert (window.ready(1, 1.50006), window.ready(3, 1.50006)) == (1.5001, 2.50005)
 
 
 def test_a_long_row_of_close_uses_does_not_share_one_entry() -> None:
@@ -169,8 +171,8 @@ def test_a_late_turn_is_charged_by_its_schedule() -> None:
 
 def test_a_window_charges_a_late_turn_when_it_begins() -> None:
     window = Window(1, 1.0)
-    assert window.take(1, 0.0, 0.25) == 0.25
-    assert window.ready(1, 0.5) == 1.25
+    assert window.take(1, 0.5, 0.75) == 0.25
+    assert window.ready(1, 1.0) == 1.75
 
 
 # --- corrections -------------------------------------------------------------------------------
@@ -191,6 +193,21 @@ def test_a_window_credits_unused_units_while_they_are_in_the_window() -> None:
     assert window.ready(9, 0.6) == -inf
 
 
+def test_a_credit_leaves_the_window_with_its_use() -> None:
+    window = Window(10, 1.0)
+    window.take(5, 0.0, 0.0)
+    window.correct(-0.5, 0.0, 0.5)
+    window.take(0.5, 1.25, 1.25)
+    assert (window.ready(9.5, 1.25), window.ready(10, 1.25)) == (-inf, 2.25)
+
+
+def test_more_units_than_expected_are_charged_once() -> None:
+    window = Window(10, 1.0)
+    window.take(5, 0.0, 0.0)
+    window.correct(2, 0.0, 0.5)
+    assert (window.ready(3, 0.6), window.ready(4, 0.6)) == (-inf, 1.0)
+
+
 def test_a_window_can_be_charged_beyond_its_limit() -> None:
     window = Window(10, 1.0)
     window.take(5, 0.0, 0.0)
@@ -201,16 +218,18 @@ def test_a_window_can_be_charged_beyond_its_limit() -> None:
 
 
 def test_a_bucket_credits_at_most_up_to_its_size() -> None:
-    rate = Spread(1, 1.0, 1)
+    rate = Spread(2, 1.0, 1)
     rate.take(10, 0.0, 0.0)
     rate.correct(-4, 0.0, 2.0)
-    assert rate.full_at == 6.0
+    assert rate.full_at == 3.0
     rate.correct(-100, 0.0, 2.0)
     assert rate.full_at == 2.0
     rate.correct(-1, 0.0, 3.0)  # the bucket is full
     assert rate.full_at == 2.0
     rate.correct(2, 0.0, 3.0)
-    assert rate.full_at == 5.0
+    assert rate.full_at == 4.0
+    rate.correct(0.5, 0.0, 5.0)
+    assert rate.full_at == 5.25
 
 
 @pytest.mark.parametrize("at", [4.0, 5.0])
@@ -233,12 +252,12 @@ def test_a_bucket_does_not_credit_units_that_were_refilled_since(taken: str, at:
 
 
 def test_earlier_uses_still_count_after_a_resize() -> None:
-    rate = Spread(1, 1.0, 1)
-    rate.take(10, 0.0, 0.0)
-    rate.resize(2, 1.0, 4.0)
-    assert rate.full_at == 7.0
-    rate.resize(1, 1.0, 8.0)
-    assert (rate.full_at, rate.interval) == (7.0, 1.0)
+    rate = Spread(2, 1.0, 1)
+    rate.take(12, 0.0, 0.0)
+    rate.resize(4, 1.0, 4.0)
+    assert rate.full_at == 5.0
+    rate.resize(2, 1.0, 8.0)
+    assert (rate.full_at, rate.interval) == (5.0, 0.5)
     window = Window(2, 1.0)
     window.take(2, 0.0, 0.0)
     window.resize(3, 1.0, 0.5)
@@ -311,6 +330,7 @@ def test_of_two_reported_pauses_the_later_end_holds() -> None:
     quota = Quota()
     quota.learn(0, 30.0, 0.0)
     quota.learn(0.5, 10.0, 0.0)
+    assert (quota.has_expired(29.0), quota.has_expired(30.0)) == (False, True)
     quota.learn(5, 60.0, 0.0)
     assert quota.ready(1, 0.0) == 30.0
-    assert not quota.has_expired(29.0)
+    assert not quota.has_expired(30.0)

@@ -149,11 +149,17 @@ class Fallback(Policy[A_co], Generic[A_co]):
 
     async def _answer(self, failed: Failed, ctx: Context) -> A_co:
         outcome = as_outcome(failed)
-        emit(FallbackUsed, self.name, ctx, self._on_fallback, outcome=outcome)
-        if self._handler is None:
-            discarded = closable(failed)
+        is_discarded = self._handler is None
+        try:
+            emit(FallbackUsed, self.name, ctx, self._on_fallback, outcome=outcome)
+        except BaseException:  # interrupted in a listener: no handler will see the result
+            is_discarded = True
+            raise
+        finally:
+            discarded = closable(failed) if is_discarded else None
             if discarded is not None and discarded is not self._value:
                 await ctx.runtime.close(discarded)
+        if self._handler is None:
             return self._value
         original = failed if isinstance(failed, Exception) else None
         traceback = None if original is None else original.__traceback__

@@ -110,6 +110,8 @@ class Hedge(Policy[Never]):
         plan = HedgePlan(self._rules, ctx, delay, self._latencies)
         try:
             await ctx.runtime.race(call, ctx, plan)
+            if plan.won is not None and self._rules.budget is not None:
+                self._rules.budget.succeeded()
             plan.finish()
             await _close_discarded(plan, ctx)
             answer, plan.answer = plan.answer, None
@@ -118,8 +120,6 @@ class Hedge(Policy[Never]):
             await _close_discarded(plan, ctx)
             raise
         if isinstance(answer, Success):
-            if plan.won is not None and self._rules.budget is not None:
-                self._rules.budget.succeeded()
             return answer.value  # type: ignore[no-any-return]
         assert answer is not None  # an attempt that is cut off while no other runs raises out of `race`
         failed = answer.error

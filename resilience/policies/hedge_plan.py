@@ -18,7 +18,7 @@ from resilience.notes import annotate
 from resilience.outcome import Failure, Outcome, Success, closable
 from resilience.policies.latencies import Latencies
 from resilience.record import History
-from resilience.repeats import Budget, give_back_refused, take_repeat
+from resilience.repeats import Budget, give_back_refused, give_back_repeat, take_repeat
 
 _BESIDE: Final = " beside it failed with "
 
@@ -74,7 +74,12 @@ class HedgePlan:
                 self.due = inf
                 return None
             self.due = now + self._delay if number < self._rules.hedges else inf
-            emit(HedgeStarted, self._rules.policy, ctx, self._rules.on_hedge, number=number, elapsed=now - self._began)
+            elapsed = now - self._began
+            try:
+                emit(HedgeStarted, self._rules.policy, ctx, self._rules.on_hedge, number=number, elapsed=elapsed)
+            except BaseException:  # interrupted in a listener
+                give_back_repeat(ctx._info.cap, self._rules.budget)
+                raise
             ctx = ctx.child(hedge=number)
         self.attempts += 1
         self._running += 1

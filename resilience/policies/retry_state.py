@@ -100,7 +100,11 @@ class RetryState:
             return False
         if is_observed or rules.on_retry is not None:
             numbers = {"attempt": self.attempt, "delay": self._delay, "outcome": as_outcome(failed)}
-            emit(RetryScheduled, rules.policy, ctx, rules.on_retry, **numbers)
+            try:
+                emit(RetryScheduled, rules.policy, ctx, rules.on_retry, **numbers)
+            except BaseException:  # interrupted in a listener
+                self._give_back()
+                raise
         return True
 
     def _why_not(self, failed: Failed, refused_until: float) -> _Reason | None:

@@ -55,6 +55,19 @@ async def test_a_result_that_is_returned_or_passed_to_a_handler_is_not_closed(wo
     assert (value.closed, result.closed) == (0, 0)
 
 
+@pytest.mark.parametrize("answer", [{"value": "value"}, {"handler": lambda failure, ctx: "value"}], ids=list)
+async def test_a_result_is_closed_if_a_listener_is_interrupted(world: World, answer: Any) -> None:
+    """After Ctrl-C in `on_fallback`, neither a handler nor a caller will see it."""
+
+    def interrupted(event: object) -> None:
+        raise KeyboardInterrupt
+
+    result = Response()
+    with pytest.raises(KeyboardInterrupt):
+        await run(world, Fallback(**answer, on_result=bad, on_fallback=interrupted), result)
+    assert result.closed == 1
+
+
 @pytest.mark.parametrize("value", ["fine", None, False, 0, []], ids=repr)
 async def test_a_success_is_unchanged(threads: World, value: Any) -> None:
     """Neither the handler nor `on_fallback` is called."""

@@ -289,6 +289,32 @@ async def test_errors_of_listeners_are_ignored_and_errors_of_the_budget_are_rais
     assert (type(error), seconds) == (OSError, 0.1)
 
 
+async def test_a_hedge_is_refunded_if_a_listener_is_interrupted(anywhere: Virtual) -> None:
+    """Ctrl-C in `on_hedge` ends the call, so the hedge is not made."""
+
+    def interrupted(event: object) -> None:
+        raise Stop
+
+    budget = RetryBudget(0, saved=1)
+    service = Service(anywhere, (5, "first"))
+    service.began = anywhere.now()
+    with pytest.raises(Stop):
+        await anywhere.execute(Hedge(0.1, budget=budget, on_hedge=interrupted), service.function())
+    assert budget.balance == 1
+
+
+async def test_the_answer_is_closed_if_the_budget_raises(anywhere: Virtual) -> None:
+    """No caller will see it."""
+
+    class Broken(CustomBudget):
+        def succeeded(self) -> None:
+            raise OSError("no answer")
+
+    answer = Response()
+    error, _ = await Service(anywhere, (0.05, answer)).under(Hedge(0.1, budget=Broken()))
+    assert (type(error), answer.closed) == (OSError, 1)
+
+
 # --- threads -----------------------------------------------------------------------------------------
 
 

@@ -156,6 +156,18 @@ async def test_a_retry_that_is_cancelled_during_its_wait_is_refunded(virtual_tas
         assert budget.balance == 5
 
 
+async def test_a_retry_is_refunded_if_a_listener_is_interrupted(world: World, clock: FakeClock) -> None:
+    """Ctrl-C in `on_retry` ends the call before the wait, so no retry is made."""
+
+    def interrupted(event: object) -> None:
+        raise KeyboardInterrupt
+
+    budget = RetryBudget(0, saved=1)
+    with pytest.raises(KeyboardInterrupt):
+        await run(world, Retry(on=Boom, backoff=[0], budget=budget, on_retry=interrupted), Script(Boom()))
+    assert budget.balance == 1
+
+
 async def test_an_attempt_that_was_made_is_not_refunded(world: World, clock: FakeClock) -> None:
     """It may end with an unhandled error or at a deadline."""
     for last in (ValueError(), DeadlineExceeded("late"), Boom()):

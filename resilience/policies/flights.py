@@ -27,6 +27,7 @@ from resilience.errors import ArgumentMisuse, DeadlineExceeded, ends_with_the_de
 from resilience.events.dispatch import report_use
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success
 from resilience.policies.copies import copy_of
+from resilience.policies.keys import refuse_unhashable
 from resilience.runtimes.base import Waiter
 
 T = TypeVar("T")
@@ -184,16 +185,25 @@ class Flight:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Share the outcome of the call with the followers, if it concerns them, and wake them."""
-        if self._token is None:
+        token = self._token
+        if token is None:
             return
         if self.leads and self._found is not None:
             self._found += self._shareable(error)  # before another caller can lead
-        self._flights.remove(self, self._key)
+        try:
+            self._flights.remove(self, self._key)
+        except Exception:  # the function has changed the key, so that it cannot be hashed: the next `_join` removes it
+            self._end(error, token)
+            refuse_unhashable(self._key, self._flights.policy)
+            raise
+        self._end(error, token)
+
+    def _end(self, error: BaseException | None, token: Token[tuple[Flight, ...]]) -> None:
         self._is_over = True
         if self._followers:
             self._wake_followers(self._shareable(error))
         try:  # last: a signal handler that runs before still counts as nested, and must not wait for this call
-            _enclosing.reset(self._token)
+            _enclosing.reset(token)
         except (ValueError, RuntimeError):  # in another context, or for a second time after an interrupt
             pass
         # A child task that outlives the call keeps this flight in its context; the token refers to outer flights.

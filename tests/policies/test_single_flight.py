@@ -23,6 +23,7 @@ from resilience import (
     TimeoutExceeded,
     deadline,
 )
+from resilience.errors import KeyMisuse
 from resilience.outcome import Failure, Success
 from tests.callers import (
     KeywordsOnly,
@@ -244,6 +245,34 @@ async def test_a_flight_that_ends_while_another_one_is_being_removed_keeps_no_ca
     with ExitStack() as stack:
         assert flight.call(lambda: "first") == "first"
     assert await world.call(flight, third) == "third"
+    assert flight.stats().in_flight == 0
+
+
+def test_a_key_that_the_function_makes_unhashable_keeps_no_caller_waiting() -> None:
+    """The key may be a record that the function deletes. The next caller of the key makes a new call."""
+
+    class Record:
+        is_deleted = False
+
+        def __hash__(self) -> int:
+            if self.is_deleted:
+                raise TypeError("it has no number")
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Record)
+
+    record, got = Record(), list[Any]()
+    flight = SingleFlight(key=lambda: Record() if slow.calls else record)
+    slow = Slow(lambda: setattr(record, "is_deleted", True))
+    with led(flight, slow) as led_to:
+        run_all(
+            [lambda: got.append(flight.call(slow.blocking))],
+            lambda: wait_until(lambda: followers(flight) == 1),
+            slow.may_end.set,
+        )
+    assert (type(led_to[0].error), got) == (KeyMisuse, [None])
+    assert flight.call(lambda: "next") == "next"
     assert flight.stats().in_flight == 0
 
 

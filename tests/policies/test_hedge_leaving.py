@@ -187,6 +187,23 @@ def test_a_cancellation_while_a_loser_unwinds_is_raised_after_it_in_trio() -> No
         trio.run(main)
 
 
+def test_a_call_whose_event_loop_is_closed_is_no_failure() -> None:
+    """The policies around it see that its coroutine is closed; its permits are released."""
+    breaker, bulkhead = CircuitBreaker(1), Bulkhead(2)
+    loop = asyncio.new_event_loop()
+    call = breaker.wrap(Hedge(0, budget=None), bulkhead).acall(asyncio.sleep, 60)
+    tasks = {loop.create_task(call)}
+    loop.run_until_complete(asyncio.sleep(0.01))
+    tasks |= asyncio.all_tasks(loop)
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    call.close()
+    del call, task, tasks
+    gc.collect()
+    assert (breaker.state.value, bulkhead.stats().in_flight) == ("closed", 0)
+
+
 async def test_a_loser_that_swallows_its_cancellation_is_awaited_and_its_result_closed(anywhere: Virtual) -> None:
     """The caller gets the winner's result, and no cancellation is left."""
     late = Response()

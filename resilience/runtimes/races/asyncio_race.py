@@ -51,6 +51,12 @@ class AsyncioRace(Race):
             if self._has_cancelled and task.uncancel() > before:
                 raise asyncio.CancelledError  # pragma: no cover (it runs; CPython 3.11 traces nothing after a throw)
 
+    @override
+    def _end(self) -> None:
+        if self._loop.is_closed():  # no attempt runs any more, and to cancel a task would raise
+            self._running.clear()
+        super()._end()
+
     def _cut_off_first(self) -> None:
         self._has_cancelled = True
         cancel(self._task)

@@ -130,7 +130,7 @@ def transient(error: Exception) -> bool:
         return False
     if error.__cause__ is None and error.__context__ is None:
         return True
-    return not _involves(error, _REFUSED_CERTIFICATE) and _proxy_allows_retry(error.__cause__)
+    return not _involves(error, _REFUSED_CERTIFICATE) and _proxy_allows_retry(error)
 
 
 def _are_transient(group: Any) -> bool:
@@ -164,9 +164,20 @@ def _is_failed_connect(error: OSError) -> bool:
 
 
 def _has_transient_cause(error: Any) -> bool:
-    cause = error.__cause__
+    causes = _causes(error)
+    if not 0 < len(causes) < _MAX_CAUSES:  # more would exhaust the stack, as each is judged by the next
+        return False
     # In a ring, as after `raise group.exceptions[0] from group`, the cause would be judged by this error.
-    return isinstance(cause, Exception) and all(it is not error for it in _related(cause)) and transient(cause)
+    return all(it is not error for it in _related(causes[0])) and transient(causes[0])
+
+
+def _causes(error: BaseException) -> list[Exception]:
+    """Return the causes of an error, the nearest one first, and at most `_MAX_CAUSES`."""
+    found: list[Exception] = []
+    while isinstance(cause := error.__cause__, Exception) and len(found) < _MAX_CAUSES:
+        found.append(cause)
+        error = cause
+    return found
 
 
 def _involves(error: BaseException, names: frozenset[str]) -> bool:
@@ -195,14 +206,10 @@ def _related(error: BaseException) -> list[BaseException]:
     return found
 
 
-def _proxy_allows_retry(cause: BaseException | None) -> bool:
-    """Whether no proxy error in this chain of causes rules out a retry."""
-    left = _MAX_CAUSES
-    while isinstance(cause, Exception) and left:
-        if _test_of(type(cause)) is _proxy_may_connect:
-            return _proxy_may_connect(cause)
-        cause, left = cause.__cause__, left - 1
-    return True
+def _proxy_allows_retry(error: Exception) -> bool:
+    """Whether no proxy error among the causes of an error rules out a retry."""
+    proxy = next((it for it in _causes(error) if _test_of(type(it)) is _proxy_may_connect), None)
+    return proxy is None or _proxy_may_connect(proxy)
 
 
 _Test: TypeAlias = Callable[[Any], bool]

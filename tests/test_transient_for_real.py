@@ -89,6 +89,17 @@ def test_a_plain_os_error_is_judged_by_its_causes() -> None:
     assert transient(temporary)
 
 
+@pytest.mark.parametrize(("length", "expected"), [(19, True), (20, False), (5000, False)])
+def test_a_plain_os_error_with_a_chain_of_causes_without_end_is_not_transient(length: int, expected: bool) -> None:
+    """Each is judged by the next one, so a longer chain would exhaust the stack."""
+    cause: Exception = ConnectionError()
+    for _ in range(length):
+        error = OSError("no connection")
+        error.__cause__ = cause
+        cause = error
+    assert transient(cause) is expected
+
+
 def test_a_ring_of_causes_says_nothing() -> None:
     """After `raise error from error`, `raise first from second`, or `raise group.exceptions[0] from group`."""
     itself, first, second = OSError("no"), OSError("no"), OSError("no")

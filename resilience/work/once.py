@@ -90,6 +90,7 @@ class Once(Policy[Never]):
 
     _resilience_streams = False
     _resilience_keeps_record = True
+    _resilience_shares = "store"
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ from resilience import (
 )
 from resilience.backoff import Exponential
 from resilience.policy import Call
-from resilience.work import Gate, IdempotencyKey
+from resilience.work import Gate, IdempotencyKey, Once
 from tests.conftest import Boom
 
 WAYS_TO_COPY: dict[str, Callable[[Any], Any]] = {
@@ -117,6 +117,7 @@ def test_a_copy_of_a_pipeline_has_the_same_policies_name_and_listeners(way: str)
         (SingleFlight(name="users"), "running calls"),
         (Cache(60, name="users"), "values"),
         (Gate(), "count of calls"),
+        (Once({}, key=len), "store"),
         (Keyed(len, len, name="hosts"), "policies"),  # type: ignore[arg-type,return-value]
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Policy) else "",

@@ -19,6 +19,7 @@ from resilience.ambient import current_context
 from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.context import Context
+from resilience.errors import BlockMisuse
 from resilience.integrations.dbapi.drivers import is_of, is_sqlite
 from resilience.runtimes.driving import drive
 from resilience.runtimes.workers import Job, pool
@@ -74,7 +75,8 @@ class StatementLimits:
         self._entered = sqlite, self._entered
 
     async def __aexit__(self, *error: object) -> None:
-        assert self._entered is not None
+        if self._entered is None:
+            raise BlockMisuse("no block of these limits is open: write `with StatementLimits(connection):` around it")
         sqlite, self._entered = self._entered
         with nullcontext() if error[0] is None else suppress(Exception):  # keep the error of the block
             await sqlite.end()

@@ -15,6 +15,7 @@ import psycopg2.extras
 import pytest
 
 from resilience import DeadlineExceeded, Retry, WorkersExhausted, deadline
+from resilience.errors import Misuse
 from resilience.integrations.dbapi import StatementLimits, limits, unit_of_work
 from resilience.runtimes import workers
 from tests.callers import wait_until
@@ -51,6 +52,17 @@ def test_the_limits_of_a_unit_end_with_it(path: Path, limited: bool) -> None:
     with deadline(PATIENCE / 2):
         assert (unit(wait_of)() < PATIENCE * 1000) is limited
     assert waits == [PATIENCE * 1000]
+
+
+def test_limits_that_were_not_entered_cannot_be_left() -> None:
+    """Neither before a block nor a second time after it."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        limits = StatementLimits(connection)
+        for _ in range(2):
+            with pytest.raises(Misuse, match=r"write `with StatementLimits\(connection\):`"):
+                limits.__exit__(None, None, None)
+            with limits:
+                pass
 
 
 def test_the_error_of_a_unit_or_block_that_closed_its_connection_is_raised() -> None:

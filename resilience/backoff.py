@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 from itertools import chain, count, repeat
 from math import inf
@@ -229,10 +230,20 @@ def as_backoff(name: str, value: object) -> Backoff:
         return _Given(tuple(min(checks.seconds(f"a delay in {name}", it, zero=True), FOREVER) for it in value))
     if callable(value) and not isinstance(value, type):
         return _Given(checks.plain_function(name, value, ()))
-    hint = f"; did you mean Constant({value!r})?" if isinstance(value, (int, float)) else ""
     raise TypeError(
-        f"{name} must be a backoff, a sequence of seconds or a callable that returns one, not {value!r}{hint}"
+        f"{name} must be a backoff, a sequence of seconds or a callable that returns one, not {value!r}{_hint(value)}"
     )
+
+
+def _hint(value: object) -> str:
+    """Return what to write instead of a value that is no backoff, where that can be guessed."""
+    if isinstance(value, type) and issubclass(value, Backoff):
+        return f"; did you mean {value.__name__}(...)?"
+    if isinstance(value, (int, float, timedelta)):
+        return f"; did you mean Constant({value!r})?"
+    if isinstance(value, Iterator):
+        return "; did you mean a list of its items, or a function that returns it?"
+    return "; did you mean [0], no wait?" if value is None else ""
 
 
 def _jitter_function(jitter: object) -> Callable[[Randomness, float], float] | None:

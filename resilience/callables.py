@@ -89,6 +89,11 @@ def _is_marked(fn: object) -> bool:
 
 def require_callable(fn: object) -> None:
     """Raise if `fn` cannot be called, before a policy could count that as a failure of the call."""
+    if is_policy(fn):
+        raise ArgumentMisuse(
+            f"a policy runs functions, not {fn!r}: to run a function under both, write "
+            "`Pipeline(policy, other).call(fetch, url)`"
+        )
     if callable(fn):
         return
     if is_awaitable(fn):
@@ -97,6 +102,11 @@ def require_callable(fn: object) -> None:
         f"a policy runs callables, not {fn!r}; pass the function and its arguments, `policy.call(fetch, url)`, not its "
         "result"
     )
+
+
+def is_policy(value: object) -> bool:
+    """Whether `value` is a policy, which is callable, because it is a decorator."""
+    return hasattr(type(value), "_resilience_chain")
 
 
 def is_generator_function(fn: object) -> bool:
@@ -216,6 +226,8 @@ def refuse_arguments(
     try:
         if signature is not None:
             signature.bind(*args, **kwargs)
+        elif takes_context:  # a builtin, which no context can be meant for
+            raise error
     except TypeError:
         what, hint = "these arguments", ""
         if takes_context:

@@ -15,7 +15,7 @@ from datetime import timedelta
 from types import FunctionType
 from typing import Any, TypeAlias, TypeVar, cast, final
 
-from resilience.callables import is_coroutine_function, name_of, signature_of
+from resilience.callables import is_coroutine_function, is_policy, name_of, signature_of
 
 #: A length of time: seconds, or a `timedelta`.
 Duration: TypeAlias = float | timedelta
@@ -158,6 +158,8 @@ def function(name: str, value: F) -> F:
     """Return a callable."""
     if not callable(value):
         raise TypeError(f"{name} must be callable, not {value!r}")
+    if is_policy(value):
+        raise TypeError(f"{name} must be a function, not the policy {value!r}")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +166,15 @@ def test_a_type_error_of_a_function_without_a_signature_is_no_misuse() -> None:
     with pytest.raises(TypeError) as caught:
         anything.call(min)
     assert not isinstance(caught.value, Misuse)
+
+
+@pytest.mark.parametrize("fn", [time.time, functools.partial(time.time), min, int])
+def test_a_builtin_that_does_not_take_the_context_is_a_misuse(fn: Any) -> None:
+    """Many have no signature, and none is made for a context."""
+    counted = Counted()
+    with pytest.raises(Misuse, match=r"cannot be called with the context: .*use `call`"):
+        counted.pipeline.execute(fn)
+    assert counted.breaker.state is CLOSED
 
 
 async def test_a_type_error_of_a_function_with_an_invalid_signature_is_an_outcome(world: World) -> None:

@@ -8,8 +8,10 @@ import re
 import sys
 import types
 import warnings
+from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from operator import getitem
 from types import SimpleNamespace
 from typing import Any, Optional
@@ -22,6 +24,7 @@ from typing_extensions import override
 from resilience import (
     AdaptiveLimit,
     Bulkhead,
+    Cache,
     Chaos,
     CircuitBreaker,
     ConsecutiveFailures,
@@ -203,6 +206,20 @@ MISUSES: dict[str, tuple[type[Exception], str, Callable[[], object]]] = {
         lambda: quick()(functools.partial(transaction)),
     ),
     "a policy as a call": (TypeError, r"policy\.call\(fetch, \.\.\.\)", lambda: quick()(fetch, "url")),
+    "a bare Cache": (TypeError, r"the ttl of this Cache is .*@Cache\(60\.0\)", lambda: Cache(lambda url: url)("url")),
+    "@Chaos": (TypeError, r"fetch.*did you mean @Chaos\(error=\.\.\.\)\?", lambda: Chaos(fetch, result=1)),
+    "a policy as an answer": (TypeError, r"write Fallback\(\.\.\.\)\.wrap\(Retry\(\)\)", lambda: Fallback(Retry())),
+    "a policy as a handler": (
+        TypeError,
+        r"handler must be a function, not the policy",
+        lambda: Fallback(handler=Retry()),
+    ),
+    "an interrupt": (TypeError, "name subclasses of Exception", lambda: Retry(on=KeyboardInterrupt)),
+    "a cancellation": (TypeError, "name subclasses of Exception", lambda: Retry(on=(OSError, CancelledError))),
+    "a class as backoff": (TypeError, r"did you mean Constant\(\.\.\.\)\?", lambda: Retry(backoff=Constant)),
+    "a timedelta as backoff": (TypeError, r"mean Constant\(datetime", lambda: Retry(backoff=timedelta(seconds=1))),
+    "an iterator as backoff": (TypeError, "mean a list of its items", lambda: Retry(backoff=iter([1.0]))),
+    "no backoff": (TypeError, r"did you mean \[0\]", lambda: Retry(backoff=None)),
     "a policy that decorates nothing": (TypeError, "decorates callables", lambda: quick()()),
 }
 
@@ -243,6 +260,21 @@ def test_a_function_as_the_value_of_a_fallback_causes_a_warning_that_names_the_h
         assert Fallback(value).call(raising) is value
     assert [warning.filename for warning in caught] == [__file__]
     assert Fallback(handler=lambda failure, ctx: value).call(raising) is value
+
+
+def test_an_exception_class_as_the_value_of_a_fallback_causes_a_warning_that_names_on() -> None:
+    with pytest.warns(
+        RuntimeWarning, match=r"answers with the class Boom itself: did you mean Fallback\(..., on=Boom\)"
+    ):
+        bare = Fallback(Boom)
+    assert bare.call(raising) is Boom
+
+
+def test_a_coroutine_as_the_value_of_a_fallback_is_refused_and_closed() -> None:
+    value = coroutine()
+    with refused(TypeError, "coroutine, which can be awaited only once", r"Fallback\(handler=\.\.\.\)"):
+        Fallback(value)
+    assert value.cr_frame is None
 
 
 def raising() -> str:
@@ -317,6 +349,16 @@ async def test_a_function_that_returns_a_generator_or_a_context_manager_can_be_c
     assert list(quick().call(lambda: generator())) == [1]
     with quick().call(lambda: transaction()):
         pass
+
+
+async def test_a_policy_instead_of_a_function_is_refused(world: World) -> None:
+    """It can be called, because it is a decorator: its error would be answered, and `fetch` never entered."""
+    answering: Any = Fallback("instead")
+    for run in (world.call, world.execute):
+        with refused(TypeError, r"not Retry\(", r"write `Pipeline\(policy, other\)\.call\(fetch, url\)`"):
+            await run(answering, quick())
+    with refused(TypeError, r"write `Pipeline\("):
+        await world.call(answering, quick(), fetch)
 
 
 async def test_a_coroutine_instead_of_a_function_is_refused_and_closed(world: World) -> None:

@@ -293,6 +293,12 @@ class Cache(Policy[Never]):
         )
 
     @override
+    def _resilience_hint(self) -> str:
+        if not callable(self._ttl):
+            return ""
+        return f"; the ttl of this Cache is {name_of(self._ttl)}: did you mean @Cache(60.0)?"
+
+    @override
     def describe(self) -> str:
         fresh = f"what {name_of(self._ttl)} says" if callable(self._ttl) else f"{format_number(self._ttl)} s"
         stale = f", {format_number(self._stale)} s more if a refresh fails" if self._stale else ""

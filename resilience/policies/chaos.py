@@ -137,6 +137,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
         name: str | None = None,
         rng: Randomness | None = None,
     ) -> None:
+        checks.not_bare("@Chaos(error=...)", rate)
         self._rate = checks.within("rate", rate, 0, 1)
         given: dict[_Effect, Any] = {"error": error, "result": result, "delay": delay, "action": action}
         given = {key: value for key, value in given.items() if value is not (_NOT_GIVEN if key == "result" else None)}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from types import FunctionType, MethodType
+from types import CoroutineType, FunctionType, MethodType
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import override
 
 from resilience import checks
 from resilience.ambient import get_ambient, reset_ambient, set_ambient
-from resilience.callables import name_of
+from resilience.callables import is_policy, name_of
 from resilience.context import Context
 from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import FallbackUsed
@@ -119,8 +119,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
     ) -> None:
         if handler is not None and value is not _NOT_GIVEN:
             raise ValueError(f"give a value or a handler, not both: value={value!r}, handler={handler!r}")
-        if isinstance(value, (FunctionType, MethodType)):
-            checks.warn(_hint_for_function(name_of(value)))
+        _check_answer(value)
         self._value: A_co = None if value is _NOT_GIVEN else value  # type: ignore[assignment]  # Fallback[None]
         self._handler = checks.optional_callable("handler", handler, ("failure", "ctx"))
         self._failures = Matcher(on, ignore, own=True)
@@ -206,6 +205,23 @@ class Fallback(Policy[A_co], Generic[A_co]):
     def describe(self) -> str:
         answer = repr(self._value) if self._handler is None else f"what {self._handler!r} makes of it"
         return f"{self.name}: answers a failure with {answer}"
+
+
+def _check_answer(value: object) -> None:
+    """Raise or warn if a value is not what a Fallback answers with, but what its author expects it to use."""
+    if isinstance(value, CoroutineType):
+        value.close()
+        raise TypeError(
+            f"value is the coroutine {value.__qualname__}, which can be awaited only once: write "
+            "Fallback(handler=...) with an `async def handler(failure, ctx)`"
+        )
+    if is_policy(value):
+        raise TypeError(f"value is what a Fallback answers with, not a policy: write Fallback(...).wrap({value!r})")
+    if isinstance(value, type) and issubclass(value, BaseException):
+        name = value.__name__
+        checks.warn(f"this Fallback answers with the class {name} itself: did you mean Fallback(..., on={name})?")
+    elif isinstance(value, (FunctionType, MethodType)):
+        checks.warn(_hint_for_function(name_of(value)))
 
 
 def _hint_for_function(name: str) -> str:

@@ -131,6 +131,8 @@ class Keyed(Policy[D_co], Generic[P_co, D_co]):
         if kept is not None and (self._idle is None or now - kept.used_at < self._idle):
             kept.used_at = now
             return kept.policy
+        if isinstance(key, Policy):  # each call would get a new one
+            raise KeyMisuse(f"{self.name}: key returned a policy, {key!r}: did you mean Keyed(make, key)?")
         made = cast("P_co", self._make(key))  # user code: not under the lock
         if not isinstance(made, Policy):
             raise KeyMisuse(f"make must return a policy, not {made!r}, for the key {key!r}")

@@ -20,7 +20,7 @@ async def run(world: World, policy: Policy[Any], *steps: Any, ctx: Context | Non
 # --- the value ---
 
 
-@pytest.mark.parametrize("value", [object(), 0, "", None, False, [], dict, len, Boom, Boom("a value")], ids=shown)
+@pytest.mark.parametrize("value", [object(), 0, "", None, False, [], dict, len, Boom("a value")], ids=shown)
 async def test_a_failure_is_replaced_with_the_value_itself(threads: World, value: Any) -> None:
     """A callable is not called, and an exception is not raised."""
     assert await threads.execute(Fallback(value), Script(Boom()).function()) is value

@@ -22,10 +22,11 @@ from resilience import (
     Retry,
     Timeout,
 )
+from resilience.errors import Misuse
 from resilience.policies import keyed as module
 from resilience.testing import virtual_time
 from tests.callers import in_threads
-from tests.conftest import Boom, FakeClock, World
+from tests.conftest import Boom, FakeClock, Script, World
 from tests.state.stepping import TRACING_CRASHES, Interruption
 
 
@@ -202,6 +203,14 @@ def test_a_make_that_returns_no_policy_is_misuse() -> None:
     keyed = Keyed(lambda key: str, first)  # type: ignore[arg-type,return-value]
     with pytest.raises(TypeError, match="make must return a policy"):
         Pipeline(Fallback("no"), Retry(on=Exception, backoff=[0]), keyed).call(str, "a")
+
+
+async def test_make_and_key_in_the_wrong_order_are_misuse(world: World) -> None:
+    """Each call would get a new policy: a circuit would never open."""
+    swapped: Any = Keyed(lambda ctx: ctx, lambda ctx: CircuitBreaker())  # type: ignore[arg-type,return-value]
+    with pytest.raises(Misuse, match=r"key returned a policy, CircuitBreaker\(\): did you mean Keyed\(make, key\)\?"):
+        await world.execute(Pipeline(Fallback("instead"), swapped), Script("entered").function())
+    assert swapped.stats().made == 0
 
 
 def test_errors_of_make_and_key_are_raised_and_make_no_policy() -> None:

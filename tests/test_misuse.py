@@ -214,8 +214,6 @@ MISUSES: dict[str, tuple[type[Exception], str, Callable[[], object]]] = {
         r"handler must be a function, not the policy",
         lambda: Fallback(handler=Retry()),
     ),
-    "an interrupt": (TypeError, "name subclasses of Exception", lambda: Retry(on=KeyboardInterrupt)),
-    "a cancellation": (TypeError, "name subclasses of Exception", lambda: Retry(on=(OSError, CancelledError))),
     "a class as backoff": (TypeError, r"did you mean Constant\(\.\.\.\)\?", lambda: Retry(backoff=Constant)),
     "a timedelta as backoff": (TypeError, r"mean Constant\(datetime", lambda: Retry(backoff=timedelta(seconds=1))),
     "an iterator as backoff": (TypeError, "mean a list of its items", lambda: Retry(backoff=iter([1.0]))),
@@ -260,6 +258,14 @@ def test_a_function_as_the_value_of_a_fallback_causes_a_warning_that_names_the_h
         assert Fallback(value).call(raising) is value
     assert [warning.filename for warning in caught] == [__file__]
     assert Fallback(handler=lambda failure, ctx: value).call(raising) is value
+
+
+@pytest.mark.parametrize("on", [KeyboardInterrupt, (OSError, CancelledError)])
+def test_a_cancellation_or_an_interrupt_in_on_causes_a_warning(on: Any) -> None:
+    with pytest.warns(RuntimeWarning, match="which no policy handles: cancellations and interrupts always reach"):
+        Retry(on=on)
+    with warnings.catch_warnings(action="error"):
+        Retry(on=BaseException, ignore=on)
 
 
 def test_an_exception_class_as_the_value_of_a_fallback_causes_a_warning_that_names_on() -> None:

@@ -60,12 +60,15 @@ class Arrivals:
         self.refused: dict[str, tuple[float, float | None]] = {}
         self.instants: list[tuple[float, Any]] = []
 
-    def at(self, instant: float, *names: str, budget: float | None = None, cost: float = 1.0) -> Arrivals:
-        """Start these callers at this instant."""
+    def at(
+        self, instant: float, *names: str, budget: float | None = None, cost: float = 1.0, lasts: float = 0.0
+    ) -> Arrivals:
+        """Start these callers at this instant. Each call lasts so many seconds."""
 
         async def arrive(name: str) -> None:
             async def fn(ctx: Context) -> Any:
                 self.began[name] = self.simulation.now()
+                await self.simulation.sleep(lasts)
                 if isinstance(self._answer, Exception):
                     raise self._answer
                 return self._answer
@@ -305,6 +308,13 @@ def test_a_call_that_finds_free_units_is_charged_its_fixed_cost_at_the_current_r
     limiter = RateLimiter(Rate(10, burst=4, cost=2))
     arrivals = Arrivals(limiter).at(0, *"abc").then(5, lambda: limiter.resize(1)).at(20, "d").at(30, *"efg").run()
     assert arrivals.began == {"a": 0, "b": 0, "c": 0.2, "d": 20, "e": 30, "f": 30, "g": 32}
+
+
+def test_units_that_were_refilled_since_are_not_given_back() -> None:
+    """The first call ends while the units of the second are used, and has used less than it was charged."""
+    limiter = RateLimiter(Rate(1, burst=4, cost=4, actual=lambda used: used))
+    arrivals = Arrivals(limiter, answer=1).at(0, "a", lasts=11).at(10, "b", lasts=5).at(11.5, "c").run()
+    assert arrivals.began == {"a": 0, "b": 10, "c": 14}
 
 
 def test_a_resize_reschedules_waiting_callers() -> None:

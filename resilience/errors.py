@@ -15,12 +15,14 @@
 
 Each raise creates a new exception, which carries its numbers as attributes and can be pickled and copied (pickled, in
 the case of `RetriesExhausted`, if its `last` can be). This also holds for your own subclasses, regardless of their
-parameters.
+parameters. Its text begins with the name of the policy that raised it: a log often has nothing else of an error.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from typing_extensions import override
 
 from resilience.circuit_state import CircuitState
 from resilience.outcome import Outcome
@@ -51,6 +53,12 @@ class ResilienceError(Exception):
         super().__init__(message)
         self.policy: str | None = policy
 
+    @override
+    def __str__(self) -> str:
+        message, policy = super().__str__(), getattr(self, "policy", None)
+        return f"{policy}: {message}" if policy and message else message
+
+    @override
     def __reduce__(self) -> Any:
         """Pickle and copy all attributes, without `__init__`: a subclass may take other arguments."""
         state: Any = self.__getstate__()

@@ -87,10 +87,19 @@ def carried(error: BaseException) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", FULL)
 def test_each_error_has_its_numbers_as_attributes_and_one_sentence_as_text(name: str) -> None:
+    """The text begins with the name of the policy: a log or an error tracker often keeps nothing else."""
     error, numbers = FULL[name]
     assert carried(error) == numbers
     assert error.args == ("no",)
-    assert str(error) == "no"
+    assert str(error) == "p: no"
+    assert repr(error) == f"{name}('no')"
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_an_error_without_a_policy_or_a_message_has_no_prefix(name: str) -> None:
+    kind = getattr(errors, name)
+    assert str(kind("no")) == "no"
+    assert (str(kind(policy="p")), str(kind())) == ("", "")
 
 
 @pytest.mark.parametrize("name", FULL)
@@ -112,7 +121,7 @@ def test_each_error_survives_pickling_and_copying(name: str) -> None:
             again = way(error)
             assert again is not error
             assert type(again) is type(error)
-            assert str(again) == "no"
+            assert str(again) == "p: no"
             assert again.args == ("no",)
             assert carried(again) == numbers | ({"__notes__": notes} if notes else {})
 
@@ -124,6 +133,7 @@ def test_a_custom_error_survives_pickling_and_copying_with_its_attributes(way: s
     error.since = 4.0
     again = WAYS[way](error)
     assert (type(again), again.args, again.since, again.retry_after) == (_Busy, ("no",), 4.0, 2.0)
+    assert str(again) == "no"
     assert not hasattr(again, "policy")
 
 

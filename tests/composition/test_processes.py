@@ -655,7 +655,7 @@ def test_a_timeout_cuts_off_at_exit_if_an_idle_worker_is_left() -> None:
         atexit.register(lambda: print("at exit:", Timeout(0.05).capture(lambda ctx: time.sleep(60)).error))
         """
     )
-    assert printed == "at exit: no result within 0.05 s\n"
+    assert printed == "at exit: Timeout: no result within 0.05 s\n"
     assert time.monotonic() - began < 40
 
 

@@ -48,7 +48,7 @@ async def test_a_call_beyond_the_limit_is_refused_and_a_released_permit_is_reuse
     assert type(error) is BulkheadFull
     assert isinstance(error, Rejected)
     assert (error.policy, error.retry_after, error.limit, error.queue) == ("inventory", None, limit, 0)
-    assert str(error) == f"{running} and there is no queue"
+    assert str(error) == f"inventory: {running} and there is no queue"
 
 
 async def test_a_call_that_times_out_releases_its_permit(world: World) -> None:

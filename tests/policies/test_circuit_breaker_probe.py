@@ -121,7 +121,7 @@ async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: V
     refused = await works(anywhere, Policy.wrap(*outer, breaker))
     assert type(refused) is CircuitOpen
     assert anywhere.now() - began == pytest.approx(2, abs=0.01)
-    assert refused.last_failure == "TimeoutExceeded: no result within 2 s"
+    assert refused.last_failure == "TimeoutExceeded: CircuitBreaker: no result within 2 s"
     assert breaker.state is OPEN
     await anywhere.sleep(100)
 

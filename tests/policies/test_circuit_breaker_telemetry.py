@@ -163,7 +163,7 @@ async def test_the_reason_of_slow_calls_names_no_failure(threads: World, clock: 
     assert change.counted == TripCount("slow calls", 2, 2, 0.25)
     assert (change.failure_type, change.reason) == (None, "slow calls 2 of 2, a ratio of 1 of at least 0.25")
     [refusal] = await recorded(1)
-    assert str(refusal) == "the circuit is open, after slow calls"
+    assert str(refusal) == "db: the circuit is open, after slow calls"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ async def test_a_refusal_names_the_failure_of_another_caller_by_its_type(threads
     recorded = RecordedBreaker(threads, clock, trip=1)
     await recorded(Boom(TOKEN))
     [refusal] = await recorded(1)
-    assert str(refusal) == "the circuit is open, after Boom"
+    assert str(refusal) == "db: the circuit is open, after Boom"
     assert TOKEN not in repr(refusal)
     assert isinstance(refusal, CircuitOpen)
     assert refusal.last_failure == f"Boom: {TOKEN}"
@@ -248,7 +248,7 @@ def test_the_refusal_of_a_half_open_circuit_names_the_failure_by_its_type(clock:
     clock.advance(30)
     with breaker.guard():
         refusal = in_another_context(lambda: breaker.capture(lambda ctx: None)).error
-    assert str(refusal) == "the circuit is half-open and all its probes are running, after Boom"
+    assert str(refusal) == "CircuitBreaker: the circuit is half-open and all its probes are running, after Boom"
     assert TOKEN not in repr(refusal)
 
 
@@ -265,7 +265,7 @@ async def test_the_reason_of_a_bad_result_does_not_contain_the_result(threads: W
     recorded = RecordedBreaker(threads, clock, trip=1, on_result=lambda result: result == TOKEN)
     await recorded(TOKEN)
     [refusal] = await recorded(1)
-    assert str(refusal) == "the circuit is open, after a result that was not good enough"
+    assert str(refusal) == "db: the circuit is open, after a result that was not good enough"
     assert recorded.changes[0].reason == "failures 1 of 1; the last failure was a result that was not good enough"
 
 

@@ -209,7 +209,7 @@ async def test_a_call_whose_turn_comes_too_late_is_refused_at_once(world: World,
     limiter = RateLimiter(Rate(1, per=10), max_wait=timedelta(seconds=5), name="partner")
     await works(world, limiter)
     error = await works(world, limiter)
-    assert (error.policy, error.retry_after, str(error)) == ("partner", 10, "its turn comes in 10 s")
+    assert (error.policy, error.retry_after, str(error)) == ("partner", 10, "partner: its turn comes in 10 s")
     assert virtual.now() == 0
     assert limiter.stats() == RateLimiterStats(0, 10, 1)
 
@@ -218,7 +218,7 @@ async def test_a_call_whose_turn_comes_too_late_is_refused_at_once(world: World,
 def test_a_long_wait_is_written_without_an_exponent(virtual: VirtualClock, seconds: float, shown: str) -> None:
     limiter = RateLimiter(Rate(1, per=seconds), max_wait=0)
     limiter.call(int)
-    with pytest.raises(RateLimited, match=f"^its turn comes in {shown} s$"):
+    with pytest.raises(RateLimited, match=f"^RateLimiter: its turn comes in {shown} s$"):
         limiter.call(int)
 
 
@@ -245,7 +245,7 @@ async def test_a_caller_that_learns_too_late_of_its_refusal_is_told_zero_seconds
     async with anyio.create_task_group() as group:
         group.start_soon(block)
         error = await works(tasks_world, limiter)
-    assert (str(error), error.retry_after) == ("its turn comes in 0 s", 0)
+    assert (str(error), error.retry_after) == ("RateLimiter: its turn comes in 0 s", 0)
 
 
 def test_callers_that_will_be_refused_delay_no_new_caller() -> None:

@@ -127,7 +127,7 @@ class Call:
             return self._call_of(protect(self._policy, self, self._context(), takes_context=True)())
         except DeadlineExceeded as error:
             status: Any = error.status if isinstance(error, OutOfTime) else None
-            status = status or DeadlineStatus(str(error), policy=error.policy, timeout=error.timeout)
+            status = status or DeadlineStatus(*error.args, policy=error.policy, timeout=error.timeout)
         except Exception as error:
             if not self.repeatable:  # marked, also if it is an error of a policy, so that no outer Retry repeats it
                 forbid_repeat(error)

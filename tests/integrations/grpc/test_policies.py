@@ -250,7 +250,7 @@ class TestDeadline:
         error: Any = caught.value
         assert isinstance(error, DeadlineExceeded)
         assert (error.code(), error.policy) == (EXCEEDED, full.name)
-        assert (error.details(), tuple(error.trailing_metadata())) == (str(error), ())
+        assert ((error.details(),), tuple(error.trailing_metadata())) == (error.args, ())
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
         assert dependency.seen == []
 

@@ -126,7 +126,7 @@ async def test_a_timeout_around_a_call_of_the_client_is_safe(side: Side, server:
 @pytest.mark.parametrize(
     ("attempts", "expected", "message"),
     [
-        (1, TimeoutExceeded, "no result within 0.1 s"),
+        (1, TimeoutExceeded, "Timeout: no result within 0.1 s"),
         (3, OutcomeUnknown, "INCRBY may have been carried out before it was cut off; not sent again"),
     ],
 )

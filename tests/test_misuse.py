@@ -8,7 +8,6 @@ import re
 import sys
 import types
 import warnings
-from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
@@ -258,14 +257,6 @@ def test_a_function_as_the_value_of_a_fallback_causes_a_warning_that_names_the_h
         assert Fallback(value).call(raising) is value
     assert [warning.filename for warning in caught] == [__file__]
     assert Fallback(handler=lambda failure, ctx: value).call(raising) is value
-
-
-@pytest.mark.parametrize("on", [KeyboardInterrupt, (OSError, CancelledError)])
-def test_a_cancellation_or_an_interrupt_in_on_causes_a_warning(on: Any) -> None:
-    with pytest.warns(RuntimeWarning, match="which no policy handles: cancellations and interrupts always reach"):
-        Retry(on=on)
-    with warnings.catch_warnings(action="error"):
-        Retry(on=BaseException, ignore=on)
 
 
 def test_an_exception_class_as_the_value_of_a_fallback_causes_a_warning_that_names_on() -> None:

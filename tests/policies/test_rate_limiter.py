@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import FrozenInstanceError, replace
 from datetime import timedelta
 from math import inf, nan
@@ -35,11 +36,12 @@ from resilience import (
     events,
 )
 from resilience.clock import clock as process_clock
+from resilience.outcome import ErrorAnswer
 from resilience.testing import Simulation, VirtualClock, virtual_time
 from tests.conftest import Boom, Script, World, no_collector
 from tests.policies.blocks import entered
 from tests.policies.bulkheads import works
-from tests.policies.retries import RetryAfter
+from tests.policies.retries import Response, RetryAfter
 
 
 @pytest.fixture
@@ -352,8 +354,12 @@ async def test_rejections_and_switched_off_hints_do_not_pause(world: World, virt
     assert limiter.stats().next_turn == 0
     limiter = RateLimiter(1000, retry_after=False)
     await world.attempt(limiter, Script(RetryAfter(9)).function())
+    with suppress(RetryAfter), limiter.turn():
+        raise RetryAfter(9)
     assert limiter.stats().next_turn == 0
     limiter = RateLimiter(1000, longest_pause=5)
+    await world.attempt(limiter, Script(RetryAfter(0.25)).function())
+    assert limiter.stats().next_turn == 0.25
     await world.attempt(limiter, Script(ExceptionGroup("children", [RetryAfter(9)])).function())
     assert limiter.stats().next_turn == 5
 
@@ -400,6 +406,20 @@ def test_an_invalid_cost_or_actual_use_is_an_error_and_uses_no_turn(bad: Any) ->
         with pytest.raises((ValueError, TypeError), match=r"cost|actual"):
             limiter.call(int)
         assert limiter.stats().next_turn == 0
+
+
+async def test_a_result_that_cannot_be_read_is_closed(world: World) -> None:
+    """A bad number is an error, and no caller will see the result."""
+    response = Response(200)
+    with pytest.raises(ZeroDivisionError):
+        await world.execute(RateLimiter(10, told=lambda result: 1 // 0), Script(response).function())
+    assert response.closed == 1
+
+
+def test_an_answer_that_is_an_error_is_not_read() -> None:
+    answer, read = ErrorAnswer(Boom()), list[Any]()
+    assert RateLimiter(10, told=read.append).call(lambda: answer) is answer
+    assert not read
 
 
 # --- blocks and turns without a call -----------------------------------------------------------
@@ -482,6 +502,14 @@ async def test_observe_only_admits_all_calls_and_blocks_and_reports_refusals(
     ] * 3
     assert limiter.stats() == RateLimiterStats(0, 1, 3)
     assert virtual.now() == 0
+
+
+async def test_a_block_with_a_turn_pauses_a_limiter_that_only_observes(world: World, virtual: VirtualClock) -> None:
+    limiter = RateLimiter(1000, observe_only=True)
+    with pytest.raises(RetryAfter):
+        async with entered(world, limiter.turn()):
+            raise RetryAfter(30)
+    assert limiter.stats().next_turn == 30
 
 
 # --- events, descriptions and values -----------------------------------------------------------

@@ -40,6 +40,21 @@ _NONE: Final[Any] = object()
 
 
 @final
+class Lead(list["Flight"]):
+    """The running call of a leader, as others see it: the callers that wait for it, and whether it is over.
+
+    It does not refer to the leader's task. So the task is garbage if its event loop was closed, and its end wakes them.
+    """
+
+    __slots__ = ("is_over",)
+
+    is_over: bool  # then, a follower that registers is too late
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # type: ignore[assignment]  # a list has none
+
+
+@final
 class Flights:
     """The running calls, by key.
 
@@ -48,7 +63,7 @@ class Flights:
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
-        self.leaders: dict[Hashable, Flight] = {}
+        self.leaders: dict[Hashable, Lead] = {}
         #: How many callers have got the outcome of another caller's call.
         self.shared: Counter = Counter()
         forks.reset_after_fork(self, Flights.forget_all)  # the child has none of the threads of these calls
@@ -71,11 +86,11 @@ class Flights:
         """Let the next caller of every key make a new call."""
         self.leaders.clear()
 
-    def remove(self, flight: Flight, key: Hashable) -> None:
+    def remove(self, lead: Lead, key: Hashable) -> None:
         """End a flight: let the next caller of its key make a new call, unless one already does."""
-        if self.leaders.get(key) is flight:
-            removed = self.leaders.pop(key, flight)
-            if removed is not flight:  # `flight` was forgotten between the two steps, and another caller leads
+        if self.leaders.get(key) is lead:
+            removed = self.leaders.pop(key, lead)
+            if removed is not lead:  # `lead` was forgotten between the two steps, and another caller leads
                 self.leaders.setdefault(key, removed)
 
 
@@ -93,9 +108,7 @@ class Flight:
         flight.__exit__(None, None, None)  # again: an interrupt may have prevented the first `__exit__`
     """
 
-    __slots__ = (
-        *("_ctx", "_flights", "_followers", "_found", "_is_over", "_key", "_result", "_token", "_waiter", "leads"),
-    )
+    __slots__ = ("_ctx", "_flights", "_found", "_key", "_lead", "_result", "_token", "_waiter", "leads")
 
     def __init__(self, flights: Flights, key: Hashable, ctx: Context) -> None:
         self._flights = flights
@@ -103,12 +116,12 @@ class Flight:
         self._ctx = ctx
         #: Whether this caller makes the call.
         self.leads: bool = False
-        self._followers: list[Flight] = []
-        self._is_over = False  # a follower that registers now is too late
+        self._lead = Lead()
+        self._lead.is_over = False
         self._result = _NONE
         #: What the leader has shared; if nothing, what the next one shares, which is added.
         self._found: list[Shared] | None = None
-        self._token: Token[tuple[Flight, ...]] | None = None
+        self._token: Token[tuple[Lead, ...]] | None = None
         self._waiter: Waiter
 
     def __enter__(self) -> None:
@@ -116,23 +129,23 @@ class Flight:
         try:
             # Before `_join`: once this caller leads, a signal handler may call for this key, and must not wait for it.
             if outer:  # a task may outlive the call in which it was started
-                self._token = _enclosing.set((*(it for it in outer if not it._is_over), self))
+                self._token = _enclosing.set((*(it for it in outer if not it.is_over), self._lead))
             else:
-                self._token = _enclosing.set((self,))
+                self._token = _enclosing.set((self._lead,))
             self._join()
         except BaseException as error:  # an interrupt, or keys that cannot be compared: `with` calls no `__exit__`
             _enclosing.set(outer)
             self.__exit__(None, error, None)
             raise
 
-    def _join(self) -> Flight:
-        """Lead if no other caller does. Return the leader."""
-        leader = self._flights.leaders.setdefault(self._key, self)
-        self.leads = leader is self or leader in _enclosing.get()  # nested in the leader's call
-        if not self.leads and leader._is_over:  # it had ended when `remove`, in another thread, put it back
-            self._flights.remove(leader, self._key)
+    def _join(self) -> Lead:
+        """Lead if no other caller does. Return the call that is running."""
+        lead = self._flights.leaders.setdefault(self._key, self._lead)
+        self.leads = lead is self._lead or lead in _enclosing.get()  # nested in the leader's call
+        if not self.leads and lead.is_over:  # it had ended when `remove`, in another thread, put it back
+            self._flights.remove(lead, self._key)
             return self._join()
-        return leader
+        return lead
 
     # --- as a follower ---
 
@@ -142,23 +155,23 @@ class Flight:
         :raises DeadlineExceeded: if the budget of the execution ends in the meantime.
         """
         while True:
-            leader = self._join()
+            lead = self._join()
             if not self.leads:
-                await self._wait_for(leader)
+                await self._wait_for(lead)
             if self._found:
                 return True
             if self.leads:
                 return False
 
-    async def _wait_for(self, leader: Flight) -> None:
+    async def _wait_for(self, lead: Lead) -> None:
         ctx = self._ctx
         self._waiter = ctx.runtime.waiter()
-        leader._followers.append(self)
+        lead.append(self)
         try:
-            is_awake = leader._is_over or await self._waiter.wait(waits_until(ctx), ctx._timer)
+            is_awake = lead.is_over or await self._waiter.wait(waits_until(ctx), ctx._timer)
         finally:
             with suppress(ValueError):  # the leader has woken all
-                leader._followers.remove(self)
+                lead.remove(self)
         if not is_awake and not self._found:
             policy = self._flights.policy
             raise DeadlineExceeded("the deadline passed while another caller made the same call", policy=policy)
@@ -185,29 +198,24 @@ class Flight:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Share the outcome of the call with the followers, if it concerns them, and wake them."""
-        token = self._token
-        if token is None:
+        if self._token is None:
             return
         if self.leads and self._found is not None:
             self._found += self._shareable(error)  # before another caller can lead
         try:
-            self._flights.remove(self, self._key)
-        except Exception:  # the function has changed the key, so that it cannot be hashed: the next `_join` removes it
-            self._end(error, token)
+            self._flights.remove(self._lead, self._key)
+        except TypeError:  # the function has changed the key; the next `_join` removes the flight
             refuse_unhashable(self._key, self._flights.policy)
             raise
-        self._end(error, token)
-
-    def _end(self, error: BaseException | None, token: Token[tuple[Flight, ...]]) -> None:
-        self._is_over = True
-        if self._followers:
-            self._wake_followers(self._shareable(error))
-        try:  # last: a signal handler that runs before still counts as nested, and must not wait for this call
-            _enclosing.reset(token)
-        except (ValueError, RuntimeError):  # in another context, or for a second time after an interrupt
-            pass
-        # A child task that outlives the call keeps this flight in its context; the token refers to outer flights.
-        self._result, self._found, self._token = _NONE, None, None
+        finally:
+            self._lead.is_over = True
+            if self._lead:
+                self._wake_followers(self._shareable(error))
+            try:  # last: a signal handler that runs before still counts as nested, and must not wait for this call
+                _enclosing.reset(self._token)
+            except (ValueError, RuntimeError):  # in another context, or for a second time after an interrupt
+                pass
+        self._found = self._token = None  # they refer to the error, and to outer calls
 
     def _shareable(self, error: BaseException | None) -> list[Shared]:
         """Return the outcome of the call; nothing if it does not concern the followers."""
@@ -216,15 +224,15 @@ class Flight:
         return [(Success(self._result), None)] if self._result is not _NONE else []
 
     def _wake_followers(self, found: list[Shared]) -> None:
-        for follower in self._followers.copy():  # not removed one by one: an interrupt could lose one
+        for follower in self._lead.copy():  # not removed one by one: an interrupt could lose one
             with suppress(RuntimeError):  # its event loop has ended
                 follower._found = found
                 follower._waiter.wake()
-        self._followers.clear()
+        self._lead.clear()
 
 
 #: The running calls that enclose this code.
-_enclosing: ContextVar[tuple[Flight, ...]] = ContextVar("resilience.flights", default=())
+_enclosing: ContextVar[tuple[Lead, ...]] = ContextVar("resilience.flights", default=())
 
 
 def concerns_all(error: Exception, ctx: Context) -> bool:

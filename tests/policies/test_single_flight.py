@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import traceback
@@ -420,6 +421,28 @@ def test_after_a_leader_without_an_outcome_to_share_a_follower_makes_the_call(en
     assert flight.stats().in_flight == 0
 
 
+@pytest.mark.parametrize("limit", [lambda it: Timeout(60).wrap(it), lambda it: it.wrap(Timeout(60))], ids=["out", "in"])
+def test_after_a_leader_whose_event_loop_was_closed_a_follower_makes_the_call(limit: Any) -> None:
+    """The call of the leader never ends, but it is garbage, although a timer knows its task."""
+    flight = SingleFlight(key=same_key)
+    policy, got = limit(flight), list[Any]()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(policy.acall(asyncio.sleep, 60))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    task._log_destroy_pending = False
+    loop.close()
+
+    def collect() -> None:
+        nonlocal task
+        del task
+        gc.collect()
+
+    run_all(
+        [lambda: got.append(flight.call(lambda: "fine"))], lambda: wait_until(lambda: followers(flight) == 1), collect
+    )
+    assert got == ["fine"]
+
+
 def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
     """It is not kept either, by a flight that a child task keeps."""
     flight, slow, got = SingleFlight(key=same_key), Slow(lambda: "fine"), list[Any]()
@@ -436,7 +459,7 @@ def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
             slow.may_end.set,
         )
     assert (led_to, got) == ([Success("fine")], ["fine"])
-    assert kept._followers == []
+    assert not kept
 
 
 # --- followers that stop waiting -----------------------------------------------------------------

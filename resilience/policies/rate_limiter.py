@@ -164,6 +164,7 @@ class RateLimiter(Policy[Never]):
         """
         units = self._given_costs(costs) if costs else self._fixed_costs or self._costs(block_context())
         turns, now = self._turns, clock.now()
+        self._drop_dead_waiters(now)
         return 0.0 if turns.take(units, now) else max(EPSILON, turns.seconds(units, now))
 
     def learn(self, remaining: float, reset_after: Duration) -> None:
@@ -256,8 +257,7 @@ class RateLimiter(Policy[Never]):
     async def _wait(self, costs: Units, ctx: Context, runtime: Runtime) -> float:
         """Wait for a turn, and return the instant at which it was taken; or raise the refusal."""
         turns, joined = self._turns, clock.now()
-        while (first := turns.first()) is not None and not first.waiter.is_alive():
-            self._wake(turns.leave(first, joined))
+        self._drop_dead_waiters(joined)
         gives_up_at = inf if self._max_wait is None else joined + self._max_wait + EPSILON
         turn = Turn(costs, min(gives_up_at, nextafter(ctx.deadline, -inf)), runtime.waiter())
         now = joined
@@ -274,6 +274,11 @@ class RateLimiter(Policy[Never]):
         if not turn.has_begun:
             raise self._refusal(ctx, turn.instant - now, now - joined)
         return now
+
+    def _drop_dead_waiters(self, now: float) -> None:
+        """Remove the first callers from the queue if their event loops have ended, so that they never come."""
+        while (first := self._turns.first()) is not None and not first.waiter.is_alive():
+            self._wake(self._turns.leave(first, now))
 
     def _refusal(self, ctx: Context, seconds: float, waited: float) -> RateLimited:
         retry_after = None if seconds == inf else max(0.0, seconds)

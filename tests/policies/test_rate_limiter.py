@@ -574,6 +574,21 @@ def test_tasks_of_a_closed_loop_delay_no_other_caller(end: str) -> None:
         task._log_destroy_pending = False
 
 
+def test_a_turn_can_be_taken_although_tasks_of_a_closed_loop_waited() -> None:
+    """`try_take` has no place in the queue behind them."""
+    limiter = RateLimiter(Rate(1, per=0.01, burst=1))
+    limiter.call(int)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(limiter.acall(anyio.sleep, 0))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert limiter.stats().queued == 1
+    time.sleep(0.02)
+    assert limiter.try_take() == 0
+    assert limiter.stats().queued == 0
+    task._log_destroy_pending = False
+
+
 def test_tasks_of_a_blocked_event_loop_take_no_turns_of_others() -> None:
     """Others get all turns that it does not take: here ten in each 50 ms, although 15 tasks are before them."""
     limiter = RateLimiter(Rate(10, per=0.05))

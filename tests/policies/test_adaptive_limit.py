@@ -29,6 +29,7 @@ from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.contention.beside import beside
 from tests.policies.blocks import entered
 from tests.policies.bulkheads import counts
+from tests.policies.retries import Response
 from tests.policies.simulated import overloaded
 from tests.policies.test_machines import Call
 
@@ -286,11 +287,11 @@ async def test_a_limit_far_above_the_usage_falls_by_one_in_each_update(threads: 
 async def test_an_algorithm_that_returns_no_number_is_a_clear_error(
     threads: World, clock: FakeClock, wrong: Any, error: type[Exception]
 ) -> None:
-    """No permit is lost, and the next update takes place."""
-    algorithm = Recording(wrong, 6)
+    """No permit is lost, the result of the call is closed, and the next update takes place."""
+    algorithm, response = Recording(wrong, 6), Response(200)
     limit = AdaptiveLimit(algorithm, initial=5, min_samples=1)
-    raised = await call_lasting(threads, clock, limit, 1)
-    assert type(raised) is error
+    raised = await call_lasting(threads, clock, limit, 1, response)
+    assert (type(raised), response.closed) == (error, 1)
     assert "update(limit, sample)" in str(raised)
     clock.advance(10)
     assert await call_lasting(threads, clock, limit, 1) == "fine"
@@ -426,6 +427,13 @@ async def test_observe_only_refuses_no_call_and_learns(
 
 def test_the_initial_limit_is_twenty_by_default() -> None:
     assert AdaptiveLimit(2).stats() == LimitStats(20, 0, 0, 0)
+
+
+@pytest.mark.parametrize("bounds", [(4, 5, 9), (10, 5, 9), (5, 5, 4)])
+def test_an_initial_limit_outside_of_the_bounds_is_refused(bounds: tuple[int, int, int]) -> None:
+    initial, least, most = bounds
+    with pytest.raises(ValueError, match="^initial " if most > least else "^most "):
+        AdaptiveLimit(2, initial=initial, least=least, most=most)
 
 
 # --- calls in any order --------------------------------------------------------------------------

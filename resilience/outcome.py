@@ -21,6 +21,11 @@ class Success(Generic[T_co]):
 
     value: T_co
 
+    @property
+    def error(self) -> None:
+        """None, so that code that observes calls may read `outcome.error` of any outcome."""
+        return None
+
     def unwrap(self) -> T_co:
         """Return the value."""
         return self.value

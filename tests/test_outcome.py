@@ -26,6 +26,12 @@ def test_a_failure_unwraps_by_raising_its_error() -> None:
     assert caught.value is error
 
 
+def test_a_success_has_no_error() -> None:
+    """A listener may read `event.outcome.error` of every event, and need not know that the outcome is a failure."""
+    error = Boom("x")
+    assert [outcome.error for outcome in (Success(error), Failure(error))] == [None, error]
+
+
 def test_outcomes_match_positional_patterns() -> None:
     found = []
     for outcome in (Success(5), Failure(Boom("x"))):

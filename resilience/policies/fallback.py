@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from types import CoroutineType, FunctionType, MethodType
-from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, final, overload
+from typing import Any, Final, Generic, Never, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import override
 
@@ -16,7 +16,7 @@ from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import FallbackUsed
 from resilience.info import Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
-from resilience.outcome import Failed, Outcome, Success, as_outcome, closable, unwrap_stop_iteration
+from resilience.outcome import Failed, Failure, Outcome, Success, as_outcome, closable, unwrap_stop_iteration
 from resilience.policy import Call, Policy
 
 T = TypeVar("T")
@@ -86,11 +86,41 @@ class Fallback(Policy[A_co], Generic[A_co]):
     ) -> None: ...
     @overload
     def __init__(
+        self: Fallback[Never],
+        *,
+        handler: Callable[[Failure, Context], Never],
+        on: On = Exception,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        handler: Callable[[Failure, Context], Coroutine[Any, Any, A_co]],
+        on: On = Exception,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        handler: Callable[[Failure, Context], A_co],
+        on: On = Exception,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
         self,
         *,
         handler: Handler[Coroutine[Any, Any, A_co]],
         on: On = Exception,
-        on_result: OnResult | None = None,
+        on_result: OnResult | None,
         ignore: On = (),
         on_fallback: Listener | None = None,
         name: str | None = None,
@@ -101,7 +131,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         *,
         handler: Handler[A_co],
         on: On = Exception,
-        on_result: OnResult | None = None,
+        on_result: OnResult | None,
         ignore: On = (),
         on_fallback: Listener | None = None,
         name: str | None = None,
@@ -110,7 +140,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         self,
         value: Any = _NOT_GIVEN,
         *,
-        handler: Handler[Any] | None = None,
+        handler: Callable[..., Any] | None = None,
         on: On = Exception,
         on_result: OnResult | None = None,
         ignore: On = (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from math import inf
 from typing import Any, ParamSpec, TypeAlias, TypeVar, final, overload
@@ -91,9 +91,9 @@ class Streaming:
     @overload
     def __call__(self, fn: Callable[P, Unknown], /) -> Callable[P, Any]: ...
     @overload
-    def __call__(self, fn: Callable[P, _Async[T]], /) -> Callable[P, AsyncGenerator[T, None]]: ...
+    def __call__(self, fn: Callable[P, _Async[T]], /) -> Callable[P, AsyncStream[T]]: ...
     @overload
-    def __call__(self, fn: Callable[P, _Items[T]], /) -> Callable[P, Generator[T, None, None]]: ...
+    def __call__(self, fn: Callable[P, _Items[T]], /) -> Callable[P, Stream[T]]: ...
     def __call__(self, fn: Any) -> Any:
         """Decorate a function that returns items: each call of it is a stream under the policy.
 
@@ -137,15 +137,15 @@ class Streaming:
     @overload
     def call(self, fn: Callable[P, Unknown], /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
     @overload
-    def call(self, fn: Callable[P, _Async[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]: ...
+    def call(self, fn: Callable[P, _Async[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]: ...
     @overload
-    def call(self, fn: Callable[P, _Items[T]], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]: ...
+    def call(self, fn: Callable[P, _Items[T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[T]: ...
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Return the items of `fn(*args, **kwargs)`."""
         self._check(fn)
         return self._stream(_is_async(fn), fn, args, kwargs)
 
-    def acall(self, fn: Callable[P, _Awaited[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
+    def acall(self, fn: Callable[P, _Awaited[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]:
         """Return the items of an asynchronous iterator that `fn(*args, **kwargs)` returns, or an awaitable of one."""
         self._check(fn)
         return self._stream(True, fn, args, kwargs)  # type: ignore[no-any-return]
@@ -153,15 +153,15 @@ class Streaming:
     @overload
     def execute(self, fn: Callable[[Context], Unknown], ctx: Context | None = None) -> Any: ...
     @overload
-    def execute(self, fn: Callable[[Context], _Async[T]], ctx: Context | None = None) -> AsyncGenerator[T, None]: ...
+    def execute(self, fn: Callable[[Context], _Async[T]], ctx: Context | None = None) -> AsyncStream[T]: ...
     @overload
-    def execute(self, fn: Callable[[Context], _Items[T]], ctx: Context | None = None) -> Generator[T, None, None]: ...
+    def execute(self, fn: Callable[[Context], _Items[T]], ctx: Context | None = None) -> Stream[T]: ...
     def execute(self, fn: Callable[..., Any], ctx: Context | None = None) -> Any:
         """Return the items of `fn(ctx)`."""
         self._check(fn)
         return self._stream(_is_async(fn), fn, None, {}, ctx)
 
-    def aexecute(self, fn: Callable[[Context], _Awaited[T]], ctx: Context | None = None) -> AsyncGenerator[T, None]:
+    def aexecute(self, fn: Callable[[Context], _Awaited[T]], ctx: Context | None = None) -> AsyncStream[T]:
         """Return the items of an asynchronous iterator that `fn(ctx)` returns, or an awaitable of one."""
         self._check(fn)
         return self._stream(True, fn, None, {}, ctx)  # type: ignore[no-any-return]

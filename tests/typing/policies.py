@@ -20,6 +20,7 @@ from resilience import (
     CircuitState,
     ConsecutiveFailures,
     Context,
+    Failure,
     FailureRatio,
     Fallback,
     Hedge,
@@ -145,6 +146,10 @@ def listening(event: events.CircuitChanged) -> None:
     assert_type(event.new, CircuitState)
 
 
+def reporting(event: events.RetryScheduled) -> None:
+    assert_type(event.outcome.error, Exception | None)
+
+
 def observed() -> None:
     CircuitBreaker(on_transition=listening)
     assert_type(events.subscribe(listening, events.CircuitChanged), Callable[[], None])
@@ -170,6 +175,14 @@ async def anumber(failure: Outcome[Any], ctx: Context) -> int:
     return ctx.attempt
 
 
+def file(failure: Failure, ctx: Context) -> Never:
+    raise failure.error
+
+
+async def afile(failure: Failure, ctx: Context) -> Never:
+    raise failure.error
+
+
 async def fallbacks() -> None:
     assert_type(Fallback(), Fallback[None])
     assert_type(Fallback(None), Fallback[None])
@@ -183,8 +196,14 @@ async def fallbacks() -> None:
         Fallback(handler=number, on=OSError, on_result=lambda result: result == "").wrap(Retry()).execute(fetch),
         "str | int",
     )
-    Fallback(handler=lambda failure, ctx: failure.value if isinstance(failure, Success) else str(failure.error))
+    Fallback(
+        handler=lambda failure, ctx: failure.value if isinstance(failure, Success) else str(failure.error),
+        on_result=bool,
+    )
     Fallback(handler=lambda failure, ctx: failure.unwrap())
+    assert_type(Fallback(handler=lambda failure, ctx: failure.error), Fallback[Exception])
+    assert_type(Fallback(handler=file, on=OSError).call(len, ""), int)
+    assert_type(await Fallback(handler=afile).acall(afetch, Context()), str)
 
 
 # --- blocks ----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from resilience.backoff import Exponential
 from tests.typing import streams as streamed
 from tests.typing.decorate import Service, asynchronous, plain
 from tests.typing.execute import Client, afetch, aget, fetch, get
-from tests.typing.policies import number
+from tests.typing.policies import file, number
 
 T = TypeVar("T")
 
@@ -104,6 +104,7 @@ def settings() -> None:
     Rate(1).limit = 2  # type: ignore[misc]
     Fallback(1, handler=number)  # type: ignore[call-overload]
     Fallback(handler=5)  # type: ignore[call-overload]
+    Fallback(handler=file, on_result=bool)  # type: ignore[arg-type]
     Hedge(budget=object())  # type: ignore[arg-type]
     Chaos()  # type: ignore[call-overload]
     Chaos(error=OSError, delay=1)  # type: ignore[call-overload]

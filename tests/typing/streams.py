@@ -21,6 +21,7 @@ from resilience import (
     SingleFlight,
 )
 from resilience.integrations.http import PerHost, standard
+from resilience.streams.items import AsyncStream, Stream
 from tests.typing.execute import Client, aget, get
 
 streaming = Retry().streaming(first=20.0, idle=10, resume={"after": lambda item: item})
@@ -87,33 +88,40 @@ class Reader:
 
 
 async def decorated() -> None:
-    assert_type(generator(1, after=2), Generator[int, None, None])
-    assert_type(iterator(1), Generator[int, None, None])
-    assert_type(async_generator(1), AsyncGenerator[int, None])
-    assert_type(async_iterator(1), AsyncGenerator[int, None])
-    assert_type(streaming(coroutine)(1), AsyncGenerator[int, None])
-    assert_type(streaming(plain)(1), Generator[str, None, None])
-    assert_type(Reader().read("p"), Generator[bytes, None, None])
-    assert_type(Reader().aread("p"), AsyncGenerator[bytes, None])
+    assert_type(generator(1, after=2), Stream[int])
+    assert_type(iterator(1), Stream[int])
+    assert_type(async_generator(1), AsyncStream[int])
+    assert_type(async_iterator(1), AsyncStream[int])
+    assert_type(streaming(coroutine)(1), AsyncStream[int])
+    assert_type(streaming(plain)(1), Stream[str])
+    assert_type(Reader().read("p"), Stream[bytes])
+    assert_type(Reader().aread("p"), AsyncStream[bytes])
     with closing(iterator(1)) as items:
         assert_type(next(items), int)
+    with iterator(1) as entered:
+        assert_type(next(entered), int)
+    async with async_iterator(1) as aentered:
+        assert_type(await anext(aentered), int)
+    assert_type(await async_iterator(1), AsyncStream[int])
+    generators: tuple[Generator[int, None, None], AsyncGenerator[int, None]] = iterator(1), async_iterator(1)
+    assert_type(len(generators), int)
     async with aclosing(async_iterator(1)) as aitems:
         async for item in aitems:
             assert_type(item, int)
 
 
 async def called() -> None:
-    assert_type(streaming.call(plain, 1), Generator[str, None, None])
-    assert_type(streaming.call(async_iterator, 1), AsyncGenerator[int, None])
-    assert_type(streaming.call(coroutine, 1), AsyncGenerator[int, None])
-    assert_type(streaming.acall(returns_async, 1), AsyncGenerator[int, None])
-    assert_type(streaming.acall(coroutine, 1), AsyncGenerator[int, None])
-    assert_type(streaming.call(opened, 1), Generator[int, None, None])
-    assert_type(streaming.acall(aopened, 1), AsyncGenerator[int, None])
+    assert_type(streaming.call(plain, 1), Stream[str])
+    assert_type(streaming.call(async_iterator, 1), AsyncStream[int])
+    assert_type(streaming.call(coroutine, 1), AsyncStream[int])
+    assert_type(streaming.acall(returns_async, 1), AsyncStream[int])
+    assert_type(streaming.acall(coroutine, 1), AsyncStream[int])
+    assert_type(streaming.call(opened, 1), Stream[int])
+    assert_type(streaming.acall(aopened, 1), AsyncStream[int])
     assert_type(streaming.call(json.loads, "[]"), Any)
-    assert_type(streaming.execute(of_context), Generator[float, None, None])
-    assert_type(streaming.execute(aof_context, Context(timeout=5)), AsyncGenerator[float, None])
-    assert_type(streaming.aexecute(aof_context), AsyncGenerator[float, None])
+    assert_type(streaming.execute(of_context), Stream[float])
+    assert_type(streaming.execute(aof_context, Context(timeout=5)), AsyncStream[float])
+    assert_type(streaming.aexecute(aof_context), AsyncStream[float])
     assert_type(streaming.proxy(Reader(), "read"), Reader)
     assert_type(streaming.aproxy(Reader(), "aread"), Reader)
 

@@ -14,16 +14,23 @@ def asked_delay(carrier: Any) -> float:
 
     0 if there is none, or an invalid one.
     """
-    longest = 0.0
     try:
-        asked = getattr(carrier, "retry_after", None)
-        if asked is not None:
-            longest = min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
-    except Exception:  # an invalid value, or a property that raises
-        pass
+        longest = as_delay(getattr(carrier, "retry_after", None))
+    except Exception:  # a property that raises
+        longest = 0.0
     if issubclass(type(carrier), BaseExceptionGroup):  # `isinstance` would ask a proxy for its class, which may raise
         longest = max(longest, *map(asked_delay, carrier.exceptions))
     return longest
+
+
+def as_delay(asked: Any) -> float:
+    """Return a delay in seconds as a number; 0 for None and for what is none, such as a negative number."""
+    if asked is None:
+        return 0.0
+    try:
+        return min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
+    except Exception:
+        return 0.0
 
 
 def is_repeatable(outcome: Any) -> bool:

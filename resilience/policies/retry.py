@@ -21,7 +21,7 @@ from resilience.matching import Matcher, On, OnResult, optional_predicate, rejec
 from resilience.network_errors import transient
 from resilience.outcome import Success
 from resilience.policies.attempts import Attempts
-from resilience.policies.retry_state import RetryRules, RetryState, too_late
+from resilience.policies.retry_state import Asked, RetryRules, RetryState, too_late
 from resilience.policy import Call, Policy
 from resilience.repeats import Budget, as_budget
 
@@ -51,7 +51,8 @@ class Retry(Policy[Never]):
     :param max_elapsed: seconds after the beginning of the first attempt within which every further one must begin; no
         limit by default.
     :param retry_after: whether an error or result that carries a delay (`.retry_after`, in seconds) raises
-        the wait to at least that; it does by default.
+        the wait to at least that; it does by default. Or a function of the outcome that returns the seconds, or None,
+        for failures that carry the delay elsewhere; what it raises reaches the caller.
     :param max_retry_after: the longest such delay that it waits for, 300 seconds by default. If more is asked for, it
         gives up at once with the failure: a server cannot make a caller wait for a day.
     :param budget: what pays for retries, across all calls: a `RetryBudget`, which other policies may share; a ratio,
@@ -103,7 +104,7 @@ class Retry(Policy[Never]):
         ignore: On = (),
         backoff: BackoffLike = _DEFAULT_BACKOFF,
         max_elapsed: Duration | None = None,
-        retry_after: bool = True,
+        retry_after: bool | Asked = True,
         max_retry_after: Duration = 300.0,
         budget: Budget | float | None = None,
         wrap: bool = False,
@@ -121,7 +122,7 @@ class Retry(Policy[Never]):
             backoff=as_backoff("backoff", backoff),
             rng=checks.optional_randomness("rng", rng),
             max_elapsed=checks.optional_seconds("max_elapsed", max_elapsed),
-            retry_after=checks.flag("retry_after", retry_after),
+            retry_after=_as_asked(retry_after),
             max_retry_after=checks.seconds("max_retry_after", max_retry_after, infinite=True),
             budget=as_budget("budget", budget),
             wrap=checks.flag("wrap", wrap),
@@ -238,3 +239,11 @@ class Retry(Policy[Never]):
         if self._rules.budget is not None:
             parts.append(f"paid for by {self._rules.budget!r}")
         return "; ".join(parts)
+
+
+def _as_asked(retry_after: bool | Asked) -> bool | Asked:
+    if isinstance(retry_after, bool):
+        return retry_after
+    if not callable(retry_after):
+        raise TypeError(f"retry_after must be True, False or a function of the outcome, not {retry_after!r}")
+    return checks.plain_function("retry_after", retry_after, ("outcome",))

@@ -6,22 +6,24 @@ block form both use it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, TypeAlias, final
 
 from resilience.backoff import Backoff, Randomness
+from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context, derive
 from resilience.errors import DeadlineExceeded, RetriesExhausted, is_refusal
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
 from resilience.formats import format_seconds
-from resilience.hints import allows, asked_delay, is_repeatable
+from resilience.hints import allows, as_delay, asked_delay, is_repeatable
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
 from resilience.notes import annotate, is_handled_outside
-from resilience.outcome import Failed, StoppedIteration, Success, as_outcome, closable
+from resilience.outcome import Failed, Outcome, StoppedIteration, Success, as_outcome, closable
 from resilience.policies.copies import without_frames
 from resilience.record import History
 from resilience.repeats import FAILED, Budget, Refuser, give_back_refused, give_back_repeat, take_repeat
@@ -31,6 +33,10 @@ from resilience.runtimes.blocking import BLOCKING
 _Reason: TypeAlias = (
     Literal["attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open"] | Refuser
 )
+
+
+#: Reads from a failure how many seconds to wait at least; None if it does not say.
+Asked: TypeAlias = Callable[[Outcome[Any]], Duration | None]
 
 
 @final
@@ -45,7 +51,7 @@ class RetryRules:
     backoff: Backoff
     rng: Randomness | None
     max_elapsed: float | None
-    retry_after: bool
+    retry_after: bool | Asked
     max_retry_after: float
     budget: Budget | None
     wrap: bool
@@ -116,7 +122,7 @@ class RetryState:
         if not (ctx.runtime.is_repeatable and allows(ctx._function, "repeatable") and is_repeatable(carrier)):
             return "unrepeatable"
         delay = next(self._delays)
-        if rules.retry_after and (asked := asked_delay(carrier)) > delay:
+        if rules.retry_after and (asked := self._asked_delay(failed, carrier)) > delay:
             if asked > rules.max_retry_after:
                 return "retry_after"
             delay = asked
@@ -134,6 +140,11 @@ class RetryState:
         if refused == "budget":
             emit(BudgetSpent, rules.policy, ctx, repeat="retry")
         return refused
+
+    def _asked_delay(self, failed: Failed, carrier: Any) -> float:
+        """Return the delay that a failure asks for, in seconds. An error of the function that reads it is raised."""
+        read = self._rules.retry_after
+        return asked_delay(carrier) if isinstance(read, bool) else as_delay(read(as_outcome(failed)))
 
     def begins_at_once(self, runtime: Runtime) -> bool:
         """Whether the next attempt begins at once, as there is no delay and nothing to close, and it is not too late.

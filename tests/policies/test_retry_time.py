@@ -20,6 +20,7 @@ from resilience import (
     DeadlineExceeded,
     Failure,
     Hedge,
+    Outcome,
     Policy,
     RetriesExhausted,
     Retry,
@@ -391,6 +392,51 @@ async def test_retry_after_of_a_result_raises_the_delay(world: World, clock: Fak
     responses = [Response(retry_after=7), Response(retry_after=1), Response(200)]
     await run(world, Retry(on_result=bad, backoff=[2]), Script(*responses))
     assert clock.sleeps == [7, 2]
+
+
+def carried(outcome: Outcome[Any]) -> Any:
+    return outcome.value if isinstance(outcome, Success) else outcome.error
+
+
+async def test_a_function_reads_the_delay_of_a_failure_that_carries_it_elsewhere(
+    world: World, clock: FakeClock
+) -> None:
+    """Of errors and results; the attribute does not count then. The backoff is the least, and None asks for nothing."""
+    seen: list[Any] = []
+
+    def asked(outcome: Outcome[Any]) -> float | None:
+        seen.append(outcome)
+        return outcome.error.args[0] if outcome.error else outcome.unwrap().status / 100
+
+    failures = [Boom(7), Boom(None), Boom(1), Boom(-3), Response(503, retry_after=99), Boom(timedelta(seconds=9))]
+    retry = Retry(None, on=Boom, on_result=bad, backoff=[2], retry_after=asked)
+    await run(world, retry, Script(*failures, Response(200)))
+    assert clock.sleeps == [7, 2, 2, 2, 5.03, 9]
+    assert all(it is failed for it, failed in zip(map(carried, seen), failures, strict=True))
+
+
+async def test_a_delay_that_a_function_reads_is_capped_and_obeys_the_deadline(threads: World, clock: FakeClock) -> None:
+    error = Boom()
+    assert await run(threads, Retry(2, on=Boom, retry_after=lambda outcome: 301), Script(error)) is error
+    patient = Retry(2, on=Boom, retry_after=lambda outcome: 60)
+    assert await run(threads, patient, Script(error), Context(timeout=30)) is error
+    assert clock.sleeps == []
+
+
+async def test_what_the_function_that_reads_the_delay_raises_reaches_the_caller(world: World, clock: FakeClock) -> None:
+    """It decides, as a predicate does. A discarded result is closed."""
+    response = Response(503)
+    for step in (Boom(), response):
+        retry, script = Retry(on=Boom, on_result=bad, retry_after=lambda outcome: {}["x"]), Script(step)
+        error = await run(world, retry, script)
+        assert (type(error), script.calls) == (KeyError, 1)
+    assert (response.closed, clock.sleeps) == (1, [])
+
+
+@pytest.mark.parametrize("value", [5, "yes", None, lambda: 1.0, anyio.sleep])
+def test_retry_after_is_a_flag_or_a_function_of_the_outcome(value: Any) -> None:
+    with pytest.raises(TypeError, match="retry_after"):
+        Retry(retry_after=value)
 
 
 async def test_a_retry_after_beyond_the_deadline_ends_the_retries(world: World, clock: FakeClock) -> None:

@@ -91,7 +91,13 @@ def waits() -> Iterator[float]:
     yield 0.5
 
 
+def asked(outcome: Outcome[Any]) -> float | timedelta | None:
+    return outcome.error.retry_after if isinstance(outcome.error, CircuitOpen) else None
+
+
 def settings() -> None:
+    Retry(on=CircuitOpen, retry_after=asked)
+    Retry(retry_after=lambda outcome: 1.0)
     Retry(
         5, on=OSError, ignore=(FileNotFoundError, PermissionError), backoff=[0.1, 1], max_elapsed=timedelta(minutes=1)
     )

@@ -97,6 +97,7 @@ def settings() -> None:
     Retry(3, OSError)  # type: ignore[call-arg]
     Retry(on=OSError("an instance"))  # type: ignore[arg-type]
     Retry(backoff=5)  # type: ignore[arg-type]
+    Retry(retry_after="yes")  # type: ignore[arg-type]
     Retry(tries=3)  # type: ignore[call-arg]
     Timeout(None)  # type: ignore[arg-type]
     CircuitBreaker(ConsecutiveFailures(3) | 5)  # type: ignore[operator]

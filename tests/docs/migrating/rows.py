@@ -46,10 +46,9 @@ def cases(library: str) -> list[Any]:
 
 
 class Asks(Exception):
-    """An error with a delay, as each of the libraries expects it."""
+    """An error that carries a delay."""
 
     seconds = 7.0
-    retry_after = 7.0
 
 
 def predicate(value: object) -> bool:

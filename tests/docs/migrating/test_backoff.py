@@ -169,7 +169,7 @@ def _(left: str, right: str) -> None:
         f"backoff.on_exception(backoff.runtime, Exception, max_tries=3, {arguments})",
         {**BACKOFF, "Exception": Exception},
     )
-    same(their, written(f"Retry(3, on=Exception, {right.split('`')[3]})"), Asks(), ...)
+    same(their, written(f"Retry(3, on=Exception, {code_in(right)})"), Asks(), ...)
 
 
 @pytest.mark.parametrize(("left", "right", "check"), cases("backoff"))

@@ -64,8 +64,7 @@ def _(left: str, right: str) -> None:
 @row("stamina", "`on=hook` that returns seconds")
 def _(left: str, right: str) -> None:
     their = stamina.retry(on=lambda error: error.seconds, attempts=3)  # type: ignore[attr-defined]
-    assert "`retry_after`" in right
-    same(their, written(f"Retry(3, on=Exception, {right.split('`')[3]})"), Asks(), ...)
+    same(their, written(f"Retry(3, on=Exception, {code_in(right)})"), Asks(), ...)
 
 
 @row("stamina", "`for attempt in stamina.retry_context(", "`attempt.num`")

@@ -65,8 +65,7 @@ def _(left: str, right: str) -> None:
 
 @row("tenacity", "`wait_exception(")
 def _(left: str, right: str) -> None:
-    assert "`retry_after`" in right
-    our = written(f"Retry(3, on=Exception, {right.split('`')[3]})")
+    our = written(f"Retry(3, on=Exception, {code_in(right)})")
     runs = same(tenacity_with(f"stop=stop_after_attempt(3), wait={code_in(left)}, reraise=True"), our, Asks(), ...)
     assert runs[0].waits == [7, 7]
 

@@ -15,7 +15,7 @@ from resilience.integrations.extras import needed_by
 
 with needed_by("sqlalchemy"):
     from sqlalchemy import Connection, Dialect, Engine, event
-    from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+    from sqlalchemy.exc import DBAPIError, SQLAlchemyError, UnboundExecutionError
 
 from typing_extensions import override
 
@@ -45,12 +45,21 @@ def transient(error: Exception) -> bool:
     """Whether a unit of work that failed with this error may succeed if it is repeated. For `Retry(on=transient)`.
 
     True for connections that SQLAlchemy has found dead (`connection_invalidated`), and if the driver's own error is
-    transient to `resilience.integrations.dbapi.transient`: deadlocks, serialization failures, locks. A pool without a
-    free connection (`sqlalchemy.exc.TimeoutError`) is not transient: more attempts make it worse.
+    transient to `resilience.integrations.dbapi.transient`: deadlocks, serialization failures, locks. Also for a
+    `StaleDataError`: another transaction has changed the row, as its version shows. A pool without a free connection
+    (`sqlalchemy.exc.TimeoutError`) is not transient: more attempts make it worse.
     """
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or dbapi.transient(_original(error))
-    return dbapi.transient(error)
+    return _is_stale(error) or dbapi.transient(error)
+
+
+def _is_stale(error: Exception) -> bool:
+    if not isinstance(error, SQLAlchemyError):
+        return False
+    from sqlalchemy.orm.exc import StaleDataError  # here, because a program without sessions need not import the ORM
+
+    return isinstance(error, StaleDataError)
 
 
 def _original(error: DBAPIError) -> Exception:

@@ -26,6 +26,14 @@ class Note(Base):
     text: Mapped[str] = mapped_column(String(40), unique=True)
 
 
+class Account(Base):
+    __tablename__ = "accounts"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    amount: Mapped[int]
+    version: Mapped[int] = mapped_column()
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012  # SQLAlchemy's own form
+
+
 def notes(engine: Engine) -> list[str]:
     with engine.connect() as connection:
         return list(connection.scalars(select(Note.text).order_by(Note.id)))

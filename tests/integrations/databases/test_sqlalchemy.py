@@ -14,11 +14,12 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm.exc import StaleDataError
 
 from resilience import DeadlineExceeded, deadline
 from resilience.integrations.sqlalchemy import transient, unit_of_work
 from tests.conftest import FakeClock
-from tests.integrations.databases.models import AGAIN, FOREVER, LONG, Base, Note, lost, notes
+from tests.integrations.databases.models import AGAIN, FOREVER, LONG, Account, Base, Note, lost, notes
 from tests.integrations.databases.sqlite import PATIENCE, sqlite_error
 
 BUSY = sqlite_error(sqlite3.SQLITE_BUSY)
@@ -39,12 +40,33 @@ def wrapped(original: BaseException, *, invalidated: bool = False) -> DBAPIError
         (wrapped(Exception("whatever")), False),
         (psycopg.errors.DeadlockDetected(), True),
         (ConnectionResetError("reset"), True),
+        (StaleDataError("UPDATE statement on table 'accounts' expected to update 1 row(s); 0 were matched."), True),
         (PoolTimeout("QueuePool limit of size 5 overflow 10 reached"), False),
         (ValueError("wrong"), False),
     ],
 )
 def test_transient_covers_errors_of_the_driver_and_dead_connections(error: Exception, expected: bool) -> None:
     assert transient(error) is expected
+
+
+def test_a_unit_that_has_read_a_stale_version_is_repeated(engine: Engine) -> None:
+    """So that no update is lost: the second attempt begins with what the other transaction has committed."""
+    sessions, read = sessionmaker(engine), []
+
+    @unit_of_work(AGAIN, sessions)
+    def add(session: Session, amount: int) -> None:
+        account = session.get_one(Account, 1)
+        read.append(account.amount)
+        if len(read) == 1:
+            with sessions.begin() as other:
+                other.get_one(Account, 1).amount += 100
+        account.amount += amount
+
+    with sessions.begin() as session:
+        session.add(Account(id=1, amount=0))
+    add(5)
+    with sessions() as session:
+        assert (read, session.get_one(Account, 1).amount) == ([0, 100], 105)
 
 
 def test_a_commit_of_unknown_outcome_is_not_repeated(engine: Engine) -> None:

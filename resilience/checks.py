@@ -191,10 +191,15 @@ def optional_callable(name: str, value: C, takes: tuple[str, ...]) -> C:
     return value
 
 
-def optional_randomness(name: str, value: R) -> R:
-    """Return a source of randomness, or None."""
+def no_class(name: str, value: object) -> None:
+    """Raise if `value` is a class in the place of an object of it."""
     if isinstance(value, type):
         raise TypeError(f"{name} must be an object, not {value!r}: did you mean {value.__name__}()?")
+
+
+def optional_randomness(name: str, value: R) -> R:
+    """Return a source of randomness, or None."""
+    no_class(name, value)
     if value is not None and not callable(getattr(value, "uniform", None)):
         raise TypeError(f"{name} must have a method uniform(a, b), as random.Random has; {value!r} has not")
     return value

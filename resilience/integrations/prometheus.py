@@ -157,7 +157,7 @@ def _name(it: Instrument) -> str:
 
 
 def _ascending(buckets: Sequence[float]) -> tuple[float, ...]:
-    bounds = tuple(checks.number("buckets", bound) for bound in buckets)
+    bounds = tuple(checks.number("buckets", bound) for bound in checks.several("buckets", buckets, "numbers"))
     if not bounds or any(low >= high for low, high in pairwise(bounds)):
         raise ValueError(f"buckets must ascend, not {buckets!r}")
     return bounds

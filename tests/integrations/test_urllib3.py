@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import urllib3
 
-from resilience import Fallback, Timeout, TimeoutExceeded, deadline
+from resilience import Fallback, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations import urllib3 as ours
 from resilience.integrations.http import PerHost
-from resilience.integrations.urllib3 import ResiliencePoolManager
+from resilience.integrations.urllib3 import ResiliencePoolManager, ResilienceProxyManager
 from tests.integrations.http_clients import QUICK
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
 
@@ -26,6 +26,12 @@ def test_a_response_of_a_fallback_that_is_closed_is_returned(server: FlakyServer
     with ResiliencePoolManager(policy) as http:
         response = http.request("GET", server.script("/", 503), preload_content=False)
         assert (response.closed, response.data) == (True, b"cached")
+
+
+def test_a_policy_in_the_place_of_the_proxy_is_refused_by_name() -> None:
+    wrong: Any = "http://proxy:3128"
+    with pytest.raises(TypeError, match=r"^policy must be a policy.*, not 'http://proxy:3128'$"):
+        ResilienceProxyManager(wrong, Retry())
 
 
 @pytest.mark.parametrize("retries", [None, False, 0, 5, urllib3.Retry(connect=5, read=5, status=5)], ids=repr)

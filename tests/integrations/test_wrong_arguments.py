@@ -51,6 +51,13 @@ def of(make: Callable[..., object], *cases: tuple[dict[str, Any], type[Exception
     return [Case(make, *case) for case in cases]
 
 
+class OpenConnection:
+    """A connection of sqlite3 can be called, too."""
+
+    def __call__(self) -> None: ...
+    def cursor(self) -> None: ...
+
+
 class AsynchronousLogger:
     async def critical(self, event: str, **values: Any) -> None: ...
 
@@ -100,6 +107,7 @@ CASES = [
     *of(
         partial(ResilienceTransport, Retry()),
         ({"transport": httpx.AsyncBaseTransport()}, TypeError, "transport must have a method handle_request"),
+        ({"transport": httpx.HTTPTransport}, TypeError, r"transport must be an object.*mean HTTPTransport\(\)\?"),
         ({"read_body": 1}, TypeError, "read_body must be True or False, not 1"),
     ),
     *of(
@@ -148,6 +156,11 @@ CASES = [
     # --- databases ---
     *of(
         partial(dbapi.unit_of_work, policy=Retry(), connect=sqlite3.connect),
+        (
+            {"connect": OpenConnection()},
+            TypeError,
+            "connect must be a function that opens a connection, not",
+        ),
         ({"policy": None}, TypeError, "policy must be a policy, not None"),
         ({"connect": "test.db"}, TypeError, "connect must be callable, not 'test.db'"),
         ({"repeat_unknown_commits": 1}, TypeError, "repeat_unknown_commits must be True or"),
@@ -182,6 +195,7 @@ CASES = [
     *of(
         partial(export_to_prometheus, registry=CollectorRegistry()),
         ({"registry": "REGISTRY"}, TypeError, "registry must be a CollectorRegistry, not 'REGISTRY'"),
+        ({"buckets": 5}, TypeError, "buckets must be numbers, not 5"),
         ({"buckets": []}, ValueError, r"buckets must ascend, not \[\]"),
         ({"buckets": [2, 1]}, ValueError, r"buckets must ascend, not \[2, 1\]"),
         ({"buckets": ["1"]}, TypeError, "buckets must be a number, not '1'"),

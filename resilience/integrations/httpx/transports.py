@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from typing_extensions import override
 
-from resilience import forks
+from resilience import checks, forks
 from resilience.integrations.http import DEFAULT_RULES, PerHost, Rules
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.libraries import AsyncTransport, Transport, library_of
@@ -28,6 +28,7 @@ class _InnerTransports:
     _method: ClassVar[str]
 
     def __init__(self, transport: object, settings: Settings) -> None:
+        checks.no_class("transport", transport)
         if transport is not None and not callable(getattr(transport, self._method, None)):
             raise TypeError(
                 f"transport must have a method {self._method}, as httpx.{self._kind} has; {transport!r} has not"

@@ -50,8 +50,8 @@ class ResiliencePoolManager(PoolManager):
         propagate_to: Propagation | Iterable[str] = (),
         **options: Any,
     ) -> None:
+        self._settings = Settings(policy, rules, propagate_to)  # first: in the place of a URL, a policy has no message
         super().__init__(*arguments, **options)
-        self._settings = Settings(policy, rules, propagate_to)
         self._unprotected = self.pool_classes_by_scheme
         self.pool_classes_by_scheme: dict[str, Any] = _protected(self._unprotected, self._settings)
 

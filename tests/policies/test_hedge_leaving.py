@@ -30,6 +30,7 @@ from resilience import (
     events,
 )
 from resilience.runtimes.races import ScheduledCall
+from resilience.runtimes.races.threads import ThreadEngine
 from resilience.testing import virtual_time
 from tests.callers import wait_until
 from tests.conftest import Virtual, World, no_collector
@@ -421,6 +422,29 @@ async def test_a_hedged_call_leaves_no_reference_cycle(anywhere: Virtual) -> Non
         if anywhere.blocking:
             wait_until(lambda: reference() is None)
         assert reference() is None
+
+
+def test_a_loser_that_ends_together_with_the_race_leaves_no_reference_cycle(threads: World) -> None:
+    """Its worker has woken the client of the first attempt, which has ended."""
+    judged = threading.Event()
+
+    def fn(ctx: Context) -> int:
+        if not ctx.hedge:
+            judged.wait(5)
+        return ctx.hedge
+
+    def is_bad(result: int) -> bool:
+        judged.set()
+        time.sleep(0.02)  # until the other function has ended
+        return False
+
+    def engines() -> set[int]:
+        return {id(it) for it in gc.get_objects() if isinstance(it, ThreadEngine)}
+
+    with no_collector():
+        before = engines()  # of functions that other tests have abandoned
+        assert Hedge(0, on_result=is_bad, budget=None).execute(fn) == 1
+        assert engines() <= before
 
 
 def test_the_first_attempt_goes_on_if_no_worker_is_free_for_a_hedge(

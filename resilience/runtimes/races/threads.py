@@ -111,6 +111,7 @@ class ThreadEngine(Engine):
     def forget(self) -> None:
         """Drop all entries and clients, at the end."""
         self._queue.clear()
+        self._woken = deque(maxlen=0)  # no cycle: a loser's function may have ended, or end later, and wake a waiter
         for client in self._clients:  # the race was closed
             client.coroutine.close()  # pragma: no cover (it runs; CPython 3.11 traces nothing after a throw)
         del self.runtime._engine

@@ -27,7 +27,6 @@ from resilience.errors import ArgumentMisuse, DeadlineExceeded, ends_with_the_de
 from resilience.events.dispatch import report_use
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success
 from resilience.policies.copies import copy_of
-from resilience.policies.keys import refuse_unhashable
 from resilience.runtimes.base import Waiter
 
 T = TypeVar("T")
@@ -204,10 +203,7 @@ class Flight:
             self._found += self._shareable(error)  # before another caller can lead
         try:
             self._flights.remove(self._lead, self._key)
-        except TypeError:  # the function has changed the key; the next `_join` removes the flight
-            refuse_unhashable(self._key, self._flights.policy)
-            raise
-        finally:
+        finally:  # also if the function has changed the key, so that it cannot be hashed: the next `_join` removes it
             self._lead.is_over = True
             if self._lead:
                 self._wake_followers(self._shareable(error))

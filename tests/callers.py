@@ -62,7 +62,7 @@ class Slow:
 
 def followers(policy: Any) -> int:
     """Return how many callers wait for a call of another one, under a `SingleFlight` or a `Cache`."""
-    return sum(len(it) for it in list(policy._flights.leaders.values()))
+    return sum(len(it.followers) for it in list(policy._flights.leaders.values()))
 
 
 def ask_from_everywhere(policy: Policy[Any], slow: Slow) -> list[Any]:

@@ -39,18 +39,18 @@ _NONE: Final[Any] = object()
 
 
 @final
-class Lead(list["Flight"]):
-    """The running call of a leader, as others see it: the callers that wait for it, and whether it is over.
+class Lead:
+    """The running call of a leader, as others see it.
 
-    It does not refer to the leader's task. So the task is garbage if its event loop was closed, and its end wakes them.
+    It does not refer to the leader's task. So the task is garbage if its event loop was closed, and its end wakes the
+    followers.
     """
 
-    __slots__ = ("is_over",)
+    __slots__ = ("followers", "is_over")
 
-    is_over: bool  # then, a follower that registers is too late
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__  # type: ignore[assignment]  # a list has none
+    def __init__(self) -> None:
+        self.followers: list[Flight] = []
+        self.is_over: bool = False  # then, a follower that registers is too late
 
 
 @final
@@ -116,7 +116,6 @@ class Flight:
         #: Whether this caller makes the call.
         self.leads: bool = False
         self._lead = Lead()
-        self._lead.is_over = False
         self._result = _NONE
         #: What the leader has shared; if nothing, what the next one shares, which is added.
         self._found: list[Shared] | None = None
@@ -165,12 +164,12 @@ class Flight:
     async def _wait_for(self, lead: Lead) -> None:
         ctx = self._ctx
         self._waiter = ctx.runtime.waiter()
-        lead.append(self)
+        lead.followers.append(self)
         try:
             is_awake = lead.is_over or await self._waiter.wait(waits_until(ctx), ctx._timer)
         finally:
             with suppress(ValueError):  # the leader has woken all
-                lead.remove(self)
+                lead.followers.remove(self)
         if not is_awake and not self._found:
             policy = self._flights.policy
             raise DeadlineExceeded("the deadline passed while another caller made the same call", policy=policy)
@@ -205,7 +204,7 @@ class Flight:
             self._flights.remove(self._lead, self._key)
         finally:  # also if the function has changed the key, so that it cannot be hashed: the next `_join` removes it
             self._lead.is_over = True
-            if self._lead:
+            if self._lead.followers:
                 self._wake_followers(self._shareable(error))
             try:  # last: a signal handler that runs before still counts as nested, and must not wait for this call
                 _enclosing.reset(self._token)
@@ -220,11 +219,11 @@ class Flight:
         return [(Success(self._result), None)] if self._result is not _NONE else []
 
     def _wake_followers(self, found: list[Shared]) -> None:
-        for follower in self._lead.copy():  # not removed one by one: an interrupt could lose one
+        for follower in self._lead.followers.copy():  # not removed one by one: an interrupt could lose one
             with suppress(RuntimeError):  # its event loop has ended
                 follower._found = found
                 follower._waiter.wake()
-        self._lead.clear()
+        self._lead.followers.clear()
 
 
 #: The running calls that enclose this code.

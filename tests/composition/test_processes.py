@@ -177,7 +177,7 @@ def test_the_child_does_not_wait_for_a_call_of_another_thread() -> None:
             got = []
             waiting = threading.Thread(target=lambda: got.append(policy.call(int)), daemon=True)
             waiting.start()
-            while not policy._flights.leaders[1]:
+            while not policy._flights.leaders[1].followers:
                 time.sleep(0.001)
             let_go.set()
             thread.join()

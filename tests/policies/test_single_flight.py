@@ -458,7 +458,7 @@ def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
             slow.may_end.set,
         )
     assert (led_to, got) == ([Success("fine")], ["fine"])
-    assert not kept
+    assert not kept.followers
 
 
 # --- followers that stop waiting -----------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias, final
 
 from resilience import forks
 from resilience.backoff import Backoff
-from resilience.circuit_state import CircuitState
+from resilience.circuit_state import CircuitState, TripCount
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.counter import Counter
@@ -75,6 +75,8 @@ class CircuitStats:
     :param opened: how many times it has opened so far.
     :param rejected: how many calls it has refused so far.
     :param failure_type: the name of the type of `last_failure`; None if there is none, as after slow calls.
+    :param counted: what each condition has counted while the circuit is closed, as `TripCount`s: how near it is to
+        opening. Empty in the other states.
     """
 
     state: CircuitState
@@ -84,6 +86,7 @@ class CircuitStats:
     opened: int
     rejected: int
     failure_type: str | None = None
+    counted: tuple[TripCount, ...] = ()
 
 
 @final
@@ -170,6 +173,7 @@ class LiveCircuit:
                 probes=len(period.probes) if isinstance(period, HalfOpen) else 0,
                 opened=self._opened,
                 rejected=self._rejected.value(),
+                counted=period.tally.counts(now) if isinstance(period, Closed) else (),
             )
 
     def isolate(self) -> None:

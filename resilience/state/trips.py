@@ -33,8 +33,13 @@ class Tally(ABC):
         """Count one more result; return whether it trips the circuit."""
 
     def count(self) -> TripCount | None:
-        """Return the counts, if the tally reports them."""
+        """Return the counts that have tripped it, if the tally reports them."""
         return None
+
+    def counts(self, now: float) -> tuple[TripCount, ...]:
+        """Return all counts, without results that are too old by now."""
+        count = self.count()
+        return () if count is None else (count,)
 
     #: Whether a success would change nothing, so that it need not be recorded.
     quiet: bool = False
@@ -199,8 +204,14 @@ class _Ratio(Tally):
 
     @override
     def count(self) -> TripCount:
-        what = "failures" if self._slower_than == inf else "slow calls"
-        return TripCount(what, self._window.bad, self._window.total, self._ratio)
+        return self._counted(self._window.bad, self._window.total)
+
+    @override
+    def counts(self, now: float) -> tuple[TripCount, ...]:
+        return (self._counted(*self._window.at(now)),)
+
+    def _counted(self, bad: int, total: int) -> TripCount:
+        return TripCount("failures" if self._slower_than == inf else "slow calls", bad, total, self._ratio)
 
 
 @final
@@ -222,3 +233,7 @@ class _Either(Tally):
     @override
     def count(self) -> TripCount | None:
         return self._counting.count()
+
+    @override
+    def counts(self, now: float) -> tuple[TripCount, ...]:
+        return self._left.counts(now) + self._right.counts(now)

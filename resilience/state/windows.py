@@ -32,6 +32,10 @@ class CountWindow:
         results.append(bad)
         self.bad += bad
 
+    def at(self, now: float) -> tuple[int, int]:
+        """Return how many results are bad, and how many there are."""
+        return self.bad, self.total
+
 
 @final
 class TimeWindow:
@@ -66,6 +70,11 @@ class TimeWindow:
         step[2] += bad
         self.total += 1
         self.bad += bad
+
+    def at(self, now: float) -> tuple[int, int]:
+        """Return how many results are bad, and how many there are, without those that are too old by now."""
+        steps = [step for step in self._steps if now < step[0] + self._seconds]
+        return sum(int(step[2]) for step in steps), sum(int(step[1]) for step in steps)
 
     def add_good(self, number: int, now: float) -> None:
         """Count `number` more good results; 0 only discards the steps that are too old."""

@@ -177,6 +177,34 @@ async def test_of_two_conditions_the_reason_is_the_one_that_tripped(
     assert [change.counted for change in recorded.changes] == [counted]
 
 
+async def test_the_statistics_of_a_closed_circuit_contain_what_each_condition_has_counted(
+    threads: World, clock: FakeClock
+) -> None:
+    """Failures that have left the window do not count, even if no call has come since."""
+    trip = ConsecutiveFailures(3) | FailureRatio(0.9, min_calls=4, window=10) | SlowRatio(0.5, slower_than=1, last=9)
+    recorded = RecordedBreaker(threads, clock, trip=trip)
+    stats = recorded.breaker.stats
+    assert stats().counted == (
+        TripCount("failures", 0, 3),
+        TripCount("failures", 0, 0, 0.9),
+        TripCount("slow calls", 0, 0, 0.5),
+    )
+    await recorded(Boom(), 1, Boom(), Boom())
+    assert [str(count) for count in stats().counted[:2]] == [
+        "failures 2 of 3",
+        "failures 3 of 4, a ratio of 0.75 of at least 0.9",
+    ]
+    clock.advance(10)
+    assert [(count.bad, count.of) for count in stats().counted] == [(2, 3), (0, 0), (0, 4)]
+    await recorded(Boom())
+    assert (stats().state, stats().counted) == ("open", ())
+    clock.advance(30)
+    await recorded(1)
+    assert [(count.bad, count.of) for count in stats().counted] == [(0, 3), (0, 0), (0, 0)]
+    recorded.breaker.isolate()
+    assert stats().counted == ()
+
+
 async def test_all_other_changes_have_a_reason(threads: World, clock: FakeClock) -> None:
     """The end of the open period, probes, and manual changes."""
     recorded = RecordedBreaker(threads, clock, trip=1, probe_successes=2)
@@ -220,7 +248,9 @@ def test_a_custom_trip_condition_need_not_report_its_counts() -> None:
             return FailureTally()
 
     changes: list[CircuitChanged] = []
-    CircuitBreaker(FirstFailure(), on_transition=changes.append).capture(lambda ctx: 1 / 0)
+    breaker = CircuitBreaker(FirstFailure(), on_transition=changes.append)
+    assert breaker.stats().counted == ()
+    breaker.capture(lambda ctx: 1 / 0)
     assert (changes[0].counted, changes[0].reason) == (None, "the last failure was ZeroDivisionError")
 
 

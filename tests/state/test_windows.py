@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.state.windows import TimeWindow
+from resilience.state.windows import CountWindow, TimeWindow, Window
 
 #: Results as (seconds since the previous one, whether it was bad).
 streams = st.lists(st.tuples(st.floats(0, 40, allow_nan=False) | st.sampled_from([0.0, 0.001, 30.0]), st.booleans()))
@@ -29,6 +29,31 @@ def test_a_time_window_forgets_results_at_nine_tenths_of_its_length_or_later(
         at_most = [was_bad for at, was_bad in kept if now < at + seconds]
         assert len(at_least) <= window.total <= len(at_most)
         assert sum(at_least) <= window.bad <= sum(at_most)
+
+
+@given(seconds=st.floats(0.5, 60), stream=streams, later=st.floats(0, 100))
+def test_what_a_time_window_holds_at_an_instant_is_read_without_changing_it(
+    seconds: float, stream: list[tuple[float, bool]], later: float
+) -> None:
+    """It is what would be left if another result came at that instant."""
+    window, read = TimeWindow(seconds), TimeWindow(seconds)
+    now = 5000.0
+    for pause, bad in stream:
+        now += pause
+        for it in (window, read):
+            it.add(bad, now)
+        assert read.at(now) == (read.bad, read.total) == (window.bad, window.total)
+        read.at(now + later)
+    held = read.at(now + later)
+    window.add(False, now + later)
+    assert held == (window.bad, window.total - 1)
+
+
+def test_a_window_of_calls_holds_the_last_ones_at_any_time() -> None:
+    window: Window = CountWindow(3)
+    for bad in (True, True, False, True):
+        window.add(bad, 100.0)
+    assert window.at(1e9) == (2, 3)
 
 
 def test_a_result_expires_at_the_end_of_the_window_despite_rounding() -> None:

@@ -129,6 +129,17 @@ def _(left: str, right: str) -> None:
     assert asyncio.run(through(CircuitBreaker(1).call)) == ["OSError", "CircuitOpen"]
 
 
+@row("pybreaker", "`breaker.fail_counter`")
+def _(left: str, right: str) -> None:
+    their, our = pybreaker_with("fail_max=4"), CircuitBreaker(4)
+    for step in (OSError(), 1, OSError(), OSError()):
+        for breaker in (their, our):
+            after_each(breaker, script(step), step, clock=lambda seconds: None, waits={})
+        count, ours = (written(code_in(it), {"breaker": of}) for it, of in ((left, their), (right, our)))
+        assert count == ours
+    assert count == 2
+
+
 @row("pybreaker", "`breaker.open()`", "`breaker.close()`", "`breaker.current_state", "`except CircuitBreakerError`")
 def _(left: str, right: str) -> None:
     their, our = pybreaker_with("fail_max=1, reset_timeout=60"), CircuitBreaker(1, open_for=60)

@@ -60,7 +60,7 @@ _GRPC = re.compile(r"([0-9]{1,8})([HMSmun])")
 _GRPC_SECONDS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "S": 1.0, "M": 60.0, "H": 3600.0}
 _GRPC_PER_SECOND = {"u": 1_000_000.0, "m": 1_000.0, "S": 1.0, "M": 1 / 60, "H": 1 / 3600}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a valid name of an HTTP header
-_HOST = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:/@?#*\s]+|\*)(:(?P<port>[0-9]{1,5}))?")
+_HOST = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:/@?#*\s.][^\[\]:/@?#*\s]*|\*)(:(?P<port>[0-9]{1,5}))?")
 _PORTS = range(1, 65536)
 DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
@@ -244,7 +244,8 @@ def _pattern(name: str, value: str) -> tuple[str, int | None]:
     wildcard = "*." if text.startswith("*.") else ""
     match = _HOST.fullmatch(text.removeprefix(wildcard))
     if match is None or (wildcard and match["host"] == "*") or int(match["port"] or 1) not in _PORTS:
-        raise ValueError(f"{name} must be 'host', 'host:port', '*.domain' or '*', not {value!r}")
+        hint = f"; did you mean '*{value}'?" if value.startswith(".") else ""
+        raise ValueError(f"{name} must be 'host', 'host:port', '*.domain' or '*', not {value!r}{hint}")
     return wildcard + match["host"].strip("[]").removesuffix("."), int(match["port"]) if match["port"] else None
 
 

@@ -411,17 +411,6 @@ def test_errors_of_the_well_known_clients_are_judged_by_package_and_class_name(k
         assert [path for path, it in errors.items() if transient(it.__new__(it, "no")) is not expected] == []
 
 
-@pytest.mark.parametrize("path", ["openai.APIStatusError", "anthropic.APIStatusError"])
-def test_a_status_error_is_transient_only_if_an_integration_marked_it(path: str) -> None:
-    """The class alone does not decide."""
-    overloaded = fake(path)("overloaded")
-    assert not transient(overloaded)
-    overloaded.repeatable = True  # type: ignore[attr-defined]
-    assert transient(overloaded)
-    overloaded.repeatable = False  # type: ignore[attr-defined]
-    assert not transient(overloaded)
-
-
 @pytest.mark.parametrize("path", PERMANENT)
 def test_certificate_and_credential_errors_are_not_transient(path: str) -> None:
     """Although their classes derive from a transient one."""
@@ -429,16 +418,6 @@ def test_certificate_and_credential_errors_are_not_transient(path: str) -> None:
     assert transient(parent("reset"))
     for kind in (fake(path, parent), real(path)):
         assert not transient(kind.__new__(kind, "bad certificate"))
-
-
-@pytest.mark.parametrize(
-    ("reason", "expected"),
-    [(ConnectionRefusedError("no"), True), (TimeoutError(), True), ("Not Found", False)],
-    ids=repr,
-)
-def test_an_error_of_urllib_is_judged_by_its_reason(reason: object, expected: bool) -> None:
-    """`urllib.error.URLError` holds the real error, or a text if there was an answer."""
-    assert transient(urllib.error.URLError(reason)) is expected  # type: ignore[arg-type]
 
 
 def test_a_subclass_is_recognized_by_its_parents() -> None:
@@ -472,98 +451,115 @@ def test_of_the_builtin_errors_those_of_connections_and_timeouts_are_transient(
     assert [transient(kind()) for kind in errors] == [expected] * len(errors)
 
 
-class Status:
-    def __init__(self, name: str) -> None:
-        self.name = name
+def carrying(path: str, parent: str = "", **attributes: Any) -> Exception:
+    """Make an error of a client, with these attributes."""
+    error = fake(path, *([fake(parent)] if parent else []))("no")
+    for name, value in attributes.items():
+        setattr(error, name, value)
+    return error
 
 
-@pytest.mark.parametrize("path", ["grpc._channel._InactiveRpcError", "grpc.aio._call.AioRpcError"])
-@pytest.mark.parametrize("status", ["UNAVAILABLE", "NOT_FOUND", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL"])
-def test_an_error_of_grpc_is_transient_only_if_unavailable(path: str, status: str) -> None:
-    """One exception class has every status."""
-    kind = fake(path, fake("grpc.RpcError"))
-    kind.code = lambda self: Status(status)  # type: ignore[attr-defined]
-    assert transient(kind("no")) is (status == "UNAVAILABLE")
+def of_grpc(status: str, path: str = "grpc._channel._InactiveRpcError") -> Exception:
+    return carrying(path, "grpc.RpcError", code=lambda: SimpleNamespace(name=status))
 
 
-@pytest.mark.parametrize("status", ["UNAVAILABLE", "NOT_FOUND"])
-def test_an_error_of_google_is_judged_by_the_error_of_grpc_that_it_was_made_from(status: str) -> None:
-    """An error that was made from a response over HTTP is an answer."""
-    of_grpc = fake("grpc.RpcError")("no")
-    of_grpc.code = lambda: Status(status)  # type: ignore[attr-defined]
-    error = fake(
-        "google.api_core.exceptions.ServiceUnavailable", fake("google.api_core.exceptions.GoogleAPICallError")
-    )()
-    for response, expected in ((of_grpc, status == "UNAVAILABLE"), (requests.Response(), False)):
-        error.response = response  # type: ignore[attr-defined]
-        assert transient(error) is expected
+def of_google(response: object) -> Exception:
+    package = "google.api_core.exceptions"
+    return carrying(f"{package}.ServiceUnavailable", f"{package}.GoogleAPICallError", response=response)
 
 
-@pytest.mark.parametrize(("code", "expected"), [(None, True), (320, True), (403, False), (200, False)])
-def test_an_error_of_pika_is_transient_unless_it_was_closed_for_another_reason_than_a_restart(
-    code: int | None, expected: bool
-) -> None:
-    error = fake("pika.exceptions.ConnectionClosed", fake("pika.exceptions.AMQPConnectionError"))("no")
-    if code is not None:
-        error.reply_code = code  # type: ignore[attr-defined]
-    assert transient(error) is expected
+def of_libpq(answer: str) -> Exception:
+    """Make the error of a connection, which has no SQLSTATE."""
+    return psycopg.OperationalError(f'connection failed: connection to server at "auth.password" failed: {answer}')
 
 
-@pytest.mark.parametrize(("rcvd", "expected"), [(None, True), (SimpleNamespace(code=1008), False)])
-def test_an_error_of_websockets_is_transient_unless_the_other_side_has_closed(rcvd: object, expected: bool) -> None:
-    """A close frame, such as one for a refused login, is an answer."""
-    error = fake("websockets.exceptions.ConnectionClosedError", fake("websockets.exceptions.ConnectionClosed"))("no")
-    error.rcvd = rcvd  # type: ignore[attr-defined]
-    assert transient(error) is expected
+def out_of_retries(reason: Any) -> Exception:
+    pool: Any = None
+    return urllib3.exceptions.MaxRetryError(pool, "/", reason)
 
 
-def test_an_error_of_grpc_without_a_status_is_not_transient() -> None:
-    kind = fake("grpc.RpcError")
-    for code in (None, "UNAVAILABLE", lambda self: None):
-        kind.code = code  # type: ignore[attr-defined]
-        assert not transient(kind("no"))
+CLOSED_BY_PIKA = "pika.exceptions.ConnectionClosed", "pika.exceptions.AMQPConnectionError"
+CLOSED_BY_WEBSOCKETS = "websockets.exceptions.ConnectionClosedError", "websockets.exceptions.ConnectionClosed"
+OF_SQLALCHEMY = [(f"sqlalchemy.exc.{it}", "sqlalchemy.exc.DBAPIError") for it in ("OperationalError", "InterfaceError")]
+SDKS = ["openai.APIStatusError", "anthropic.APIStatusError"]
+WRAPPING = [
+    ("azure.core.exceptions.ServiceRequestError", "inner_exception"),
+    ("azure.core.exceptions.ServiceResponseError", "inner_exception"),
+    ("google.auth.exceptions.TransportError", "__cause__"),
+]
+
+#: Errors that are transient, and others of the same classes.
+JUDGED: dict[str, tuple[list[Exception], list[Exception]]] = {
+    "grpc, only if unavailable": (
+        [of_grpc("UNAVAILABLE"), of_grpc("UNAVAILABLE", "grpc.aio._call.AioRpcError")],
+        [of_grpc(it) for it in ("NOT_FOUND", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL")],
+    ),
+    "grpc, not without a status": (
+        [],
+        [carrying("grpc.RpcError", code=it) for it in (None, "UNAVAILABLE", lambda: None)],
+    ),
+    "google, by the error of grpc that it was made from; a response over HTTP is an answer": (
+        [of_google(of_grpc("UNAVAILABLE"))],
+        [of_google(of_grpc("NOT_FOUND")), of_google(requests.Response())],
+    ),
+    "pika, unless closed for another reason than a restart": (
+        [carrying(*CLOSED_BY_PIKA), carrying(*CLOSED_BY_PIKA, reply_code=320)],
+        [carrying(*CLOSED_BY_PIKA, reply_code=it) for it in (403, 200)],
+    ),
+    "websockets, unless the other side has closed: its close frame is an answer": (
+        [carrying(*CLOSED_BY_WEBSOCKETS, rcvd=None)],
+        [carrying(*CLOSED_BY_WEBSOCKETS, rcvd=SimpleNamespace(code=1008))],
+    ),
+    "sqlalchemy, if the connection was lost, whatever the driver": (
+        [carrying(*it, connection_invalidated=True) for it in (*OF_SQLALCHEMY, ["sqlalchemy.exc.DBAPIError"])],
+        [
+            *(carrying(*it, connection_invalidated=False) for it in (*OF_SQLALCHEMY, ["sqlalchemy.exc.DBAPIError"])),
+            *(carrying(*it) for it in OF_SQLALCHEMY),
+        ],
+    ),
+    "psycopg, if no server answered: no SQLSTATE, or one of class 08": (
+        [carrying("psycopg.OperationalError", sqlstate=it) for it in ("08006", "08001", None)],
+        [carrying("psycopg.OperationalError", sqlstate=it) for it in ("57P01", "53300", "28P01", "42601")],
+    ),
+    "libpq, unless the password is refused": (
+        [of_libpq("FATAL:  sorry, too many clients already"), of_libpq("Connection refused")],
+        [of_libpq('FATAL:  password authentication failed for user "joe"'), of_libpq("no password supplied")],
+    ),
+    "urllib, by its reason, which is a text if there was an answer": (
+        [urllib.error.URLError(it) for it in (ConnectionRefusedError("no"), TimeoutError())],
+        [urllib.error.URLError("Not Found")],
+    ),
+    "urllib3, by its reason": (
+        [out_of_retries(urllib3.exceptions.ProtocolError("reset"))],
+        [*map(out_of_retries, (urllib3.exceptions.LocationParseError("no"), urllib3.exceptions.SSLError("bad"), None))],
+    ),
+    "SDKs, only if an integration has marked it": (
+        [carrying(it, repeatable=True) for it in SDKS],
+        [*(carrying(it) for it in SDKS), *(carrying(it, repeatable=False) for it in SDKS)],
+    ),
+    "others, by the error of the HTTP client that they wrap": (
+        [carrying(path, **{name: ConnectionError()}) for path, name in WRAPPING],
+        [carrying(path, **{name: it}) for path, name in WRAPPING for it in (requests.exceptions.SSLError("no"), None)],
+    ),
+    "incomplete reads": ([asyncio.IncompleteReadError(b"half", 8), anyio.IncompleteRead()], []),
+    "proxies without a status, by the cause": (
+        [
+            httpx.ProxyError("Proxy Server could not connect: Host unreachable."),
+            urllib3.exceptions.ProxyError("Unable to connect to proxy", ConnectionRefusedError()),
+        ],
+        [
+            httpx.ProxyError("Invalid username/password"),
+            urllib3.exceptions.ProxyError("Unable", urllib3.exceptions.SSLError("bad certificate")),
+        ],
+    ),
+}
 
 
-@pytest.mark.parametrize("name", ["OperationalError", "InterfaceError", "DBAPIError"])
-def test_an_error_of_sqlalchemy_is_transient_if_the_connection_was_lost(name: str) -> None:
-    """Whatever the driver, `connection_invalidated` says so."""
-    base = fake("sqlalchemy.exc.DBAPIError")
-    kind = base if name == "DBAPIError" else fake(f"sqlalchemy.exc.{name}", base)
-    for invalidated in (True, False):
-        error = kind("gone")
-        error.connection_invalidated = invalidated  # type: ignore[attr-defined]
-        assert transient(error) is invalidated
-    assert not transient(kind("no such attribute"))
-
-
-def test_an_error_of_psycopg_is_transient_if_no_server_answered() -> None:
-    """An `OperationalError` without an SQLSTATE, or with one of class 08, comes from the connection.
-
-    The errors of one class are judged one by one: only the kind of check is remembered for a class.
-    """
-    kind = fake("psycopg.OperationalError")
-    states = {"08006": True, "08001": True, "57P01": False, "53300": False, "28P01": False, "42601": False, None: True}
-    for sqlstate, expected in states.items():
-        error = kind("no")
-        error.sqlstate = sqlstate  # type: ignore[attr-defined]
-        assert transient(error) is expected
-
-
-CONNECTING = 'connection failed: connection to server at "auth.password", port 5432 failed: '
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        ('FATAL:  password authentication failed for user "joe"', False),
-        ("fe_sendauth: no password supplied", False),
-        ("FATAL:  sorry, too many clients already", True),
-        ("Connection refused", True),
-    ],
-)
-def test_a_password_that_postgresql_refuses_is_not_transient(answer: str, expected: bool) -> None:
-    """libpq reports no SQLSTATE for errors of connecting."""
-    assert transient(psycopg.OperationalError(CONNECTING + answer)) is expected
+@pytest.mark.parametrize("rule", JUDGED)
+def test_an_error_is_judged_by_what_it_carries(rule: str) -> None:
+    """The class alone does not decide: only the kind of check is remembered for a class."""
+    lost, others = JUDGED[rule]
+    assert [it for it in lost if not transient(it)] == [it for it in others if transient(it)] == []
 
 
 def test_remembering_a_class_does_not_keep_it_alive() -> None:
@@ -633,37 +629,6 @@ def test_a_group_is_transient_if_all_its_leaves_are_with_their_causes() -> None:
     assert [transient(it) for it in (leaf, ExceptionGroup("", [leaf]))] == [False, False]
 
 
-def test_an_incomplete_read_of_asyncio_or_anyio_is_transient() -> None:
-    assert transient(asyncio.IncompleteReadError(b"half", 8))
-    assert transient(anyio.IncompleteRead())
-
-
-@pytest.mark.parametrize(
-    ("path", "attribute"),
-    [
-        ("azure.core.exceptions.ServiceRequestError", "inner_exception"),
-        ("azure.core.exceptions.ServiceResponseError", "inner_exception"),
-        ("google.auth.exceptions.TransportError", "__cause__"),
-    ],
-)
-def test_an_error_that_wraps_that_of_an_http_client_is_judged_by_it(path: str, attribute: str) -> None:
-    for inner, expected in ((ConnectionError(), True), (requests.exceptions.SSLError("no"), False), (None, False)):
-        error = fake(path)("no")
-        setattr(error, attribute, inner)
-        assert transient(error) is expected
-
-
-def test_an_error_of_urllib3_is_judged_by_its_reason() -> None:
-    """`MaxRetryError` wraps it."""
-    pool: Any = None
-    reset = urllib3.exceptions.ProtocolError("reset")
-    parse = urllib3.exceptions.LocationParseError("nonsense")
-    assert transient(urllib3.exceptions.MaxRetryError(pool, "/", reset))
-    assert not transient(urllib3.exceptions.MaxRetryError(pool, "/", parse))
-    assert not transient(urllib3.exceptions.MaxRetryError(pool, "/", urllib3.exceptions.SSLError("bad")))
-    assert not transient(urllib3.exceptions.MaxRetryError(pool, "/", None))
-
-
 # --- proxies ---
 
 
@@ -693,11 +658,6 @@ def of_urllib3(answer: str) -> Exception:
     return urllib3.exceptions.ProxyError("Unable to connect to proxy", OSError(f"Tunnel connection failed: {answer}"))
 
 
-def out_of_retries(answer: str) -> Exception:
-    pool: Any = None
-    return urllib3.exceptions.MaxRetryError(pool, "/", of_urllib3(answer))
-
-
 def of_aiohttp(answer: str) -> Exception:
     request: Any = None
     return aiohttp.ClientHttpProxyError(request, (), status=int(answer[:3]), message=answer[4:])
@@ -714,8 +674,8 @@ PROXY_ERRORS: dict[str, Callable[[str], Exception]] = {
     "http.client": lambda answer: OSError(f"Tunnel connection failed: {answer}"),
     "urllib": lambda answer: urllib.error.URLError(OSError(f"Tunnel connection failed: {answer}")),
     "urllib3": of_urllib3,
-    "urllib3, out of retries": out_of_retries,
-    "requests": lambda answer: requests.exceptions.ProxyError(out_of_retries(answer)),
+    "urllib3, out of retries": lambda answer: out_of_retries(of_urllib3(answer)),
+    "requests": lambda answer: requests.exceptions.ProxyError(out_of_retries(of_urllib3(answer))),
     "httpx": httpx.ProxyError,
     "httpx2": httpx2.ProxyError,
     "httpcore": httpcore.ProxyError,
@@ -730,11 +690,3 @@ PROXY_ERRORS: dict[str, Callable[[str], Exception]] = {
 def test_a_failed_connect_of_a_proxy_is_transient_unless_it_refuses_the_client(client: str) -> None:
     """The same for all clients: a proxy that asks for a login, or forbids the request, refuses."""
     assert {answer: transient(PROXY_ERRORS[client](answer)) for answer in PROXY_ANSWERS} == PROXY_ANSWERS
-
-
-def test_an_error_of_a_proxy_without_a_status_is_judged_by_its_cause() -> None:
-    """As of a SOCKS proxy, and of a proxy that could not be reached."""
-    assert transient(httpx.ProxyError("Proxy Server could not connect: Host unreachable."))
-    assert not transient(httpx.ProxyError("Invalid username/password"))
-    assert transient(urllib3.exceptions.ProxyError("Unable to connect to proxy", ConnectionRefusedError()))
-    assert not transient(urllib3.exceptions.ProxyError("Unable", urllib3.exceptions.SSLError("bad certificate")))

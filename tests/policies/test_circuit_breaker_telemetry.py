@@ -132,49 +132,46 @@ class RecordedBreaker:
         return [await self._world.attempt(self.breaker, fn) for _ in results]
 
 
-async def test_the_reason_of_consecutive_failures_contains_their_number(threads: World, clock: FakeClock) -> None:
-    """It names the type of the last failure, but not its message."""
-    recorded = RecordedBreaker(threads, clock, trip=2)
-    await recorded(Boom(TOKEN), KeyError(TOKEN))
-    [change] = recorded.changes
-    assert change.counted == TripCount("failures", 2, 2, None)
-    assert change.failure_type == "KeyError"
-    assert change.reason == "failures 2 of 2; the last failure was KeyError"
-    assert change.last_failure is not None
-    assert TOKEN in change.last_failure
-    assert TOKEN not in repr(change)
-    assert pickle.loads(pickle.dumps(change)) == change
-
-
-async def test_the_reason_of_a_failure_ratio_contains_counts_and_threshold(threads: World, clock: FakeClock) -> None:
-    """The counts are those of the window."""
-    recorded = RecordedBreaker(threads, clock, trip=FailureRatio(0.5, min_calls=4))
-    await recorded(1, 1, Boom(), Boom())
-    [change] = recorded.changes
-    assert change.counted == TripCount("failures", 2, 4, 0.5)
-    assert change.counted.ratio == 0.5
-    assert change.reason == "failures 2 of 4, a ratio of 0.5 of at least 0.5; the last failure was Boom"
-
-
-async def test_the_reason_of_slow_calls_names_no_failure(threads: World, clock: FakeClock) -> None:
-    recorded = RecordedBreaker(threads, clock, trip=SlowRatio(0.25, slower_than=1, last=10, min_calls=2))
-    await recorded(1, 1, seconds=2.0)
-    [change] = recorded.changes
-    assert change.counted == TripCount("slow calls", 2, 2, 0.25)
-    assert (change.failure_type, change.reason) == (None, "slow calls 2 of 2, a ratio of 1 of at least 0.25")
-    [refusal] = await recorded(1)
-    assert str(refusal) == "db: the circuit is open, after slow calls"
+TWO = ConsecutiveFailures(3) | FailureRatio(0.5, min_calls=4)
+SLOW = SlowRatio(0.25, slower_than=1, last=10, min_calls=2)
+BAD = "a result that was not good enough"
+OF_FOUR = "failures 2 of 4, a ratio of 0.5 of at least 0.5; the last failure was Boom"
 
 
 @pytest.mark.parametrize(
-    ("failures", "counted"), [(3, TripCount("failures", 3, 3)), (2, TripCount("failures", 2, 4, 0.5))]
+    ("trip", "results", "counted", "reason", "after"),
+    [
+        (2, [Boom(), KeyError(TOKEN)], (2, 2), "failures 2 of 2; the last failure was KeyError", "KeyError"),
+        (FailureRatio(0.5, min_calls=4), [1, 1, Boom(), Boom(TOKEN)], (2, 4, 0.5), OF_FOUR, "Boom"),
+        (TWO, [Boom(), Boom(), Boom(TOKEN)], (3, 3), "failures 3 of 3; the last failure was Boom", "Boom"),
+        (TWO, [1, 1, Boom(), Boom(TOKEN)], (2, 4, 0.5), OF_FOUR, "Boom"),
+        (1, [TOKEN], (1, 1), f"failures 1 of 1; the last failure was {BAD}", BAD),
+        (SLOW, [1, 1], (2, 2, 0.25), "slow calls 2 of 2, a ratio of 1 of at least 0.25", "slow calls"),
+    ],
+    ids=["consecutive failures", "a ratio", "the first of two", "the second of two", "a bad result", "slow calls"],
 )
-async def test_of_two_conditions_the_reason_is_the_one_that_tripped(
-    threads: World, clock: FakeClock, failures: int, counted: TripCount
+async def test_the_reason_of_an_opening_contains_the_counts_and_names_the_last_failure_by_its_type(
+    threads: World,
+    clock: FakeClock,
+    trip: Any,
+    results: list[object],
+    counted: tuple[Any, ...],
+    reason: str,
+    after: str,
 ) -> None:
-    recorded = RecordedBreaker(threads, clock, trip=ConsecutiveFailures(3) | FailureRatio(0.5, min_calls=4))
-    await recorded(*([] if failures == 3 else [1, 1]), *[Boom() for _ in range(failures)])
-    assert [change.counted for change in recorded.changes] == [counted]
+    """So do refusals of other calls. A message may contain a token: it is in `.last_failure` only."""
+    recorded = RecordedBreaker(threads, clock, trip=trip, on_result=lambda result: result == TOKEN)
+    await recorded(*results, seconds=2.0 if trip is SLOW else 0.0)
+    [change] = recorded.changes
+    assert change.counted == TripCount("slow calls" if trip is SLOW else "failures", *counted)
+    assert (change.reason, change.failure_type) == (reason, {BAD: "result", "slow calls": None}.get(after, after))
+    assert pickle.loads(pickle.dumps(change)) == change
+    [refusal] = await recorded(1)
+    assert isinstance(refusal, CircuitOpen)
+    assert str(refusal) == f"db: the circuit is open, after {after}"
+    assert refusal.last_failure == change.last_failure
+    assert (TOKEN in str(refusal.last_failure)) is (after in ("KeyError", "Boom"))
+    assert TOKEN not in repr(change) + repr(refusal)
 
 
 async def test_the_statistics_of_a_closed_circuit_contain_what_each_condition_has_counted(
@@ -215,6 +212,7 @@ async def test_all_other_changes_have_a_reason(threads: World, clock: FakeClock)
     await recorded(1, 1)
     recorded.breaker.isolate()
     recorded.breaker.close()
+    assert recorded.changes[0].last_failure == f"Boom: {TOKEN}"
     assert [change.reason for change in recorded.changes[1:]] == [
         "the 30 s of the open period have passed",
         "a probe failed with KeyError",
@@ -261,17 +259,6 @@ def test_the_ratio_of_an_empty_window_is_zero() -> None:
 # --- what other callers see --------------------------------------------------------------------
 
 
-async def test_a_refusal_names_the_failure_of_another_caller_by_its_type(threads: World, clock: FakeClock) -> None:
-    """Its message may contain the other caller's URL with a token. The message is in `.last_failure` only."""
-    recorded = RecordedBreaker(threads, clock, trip=1)
-    await recorded(Boom(TOKEN))
-    [refusal] = await recorded(1)
-    assert str(refusal) == "db: the circuit is open, after Boom"
-    assert TOKEN not in repr(refusal)
-    assert isinstance(refusal, CircuitOpen)
-    assert refusal.last_failure == f"Boom: {TOKEN}"
-
-
 def test_the_refusal_of_a_half_open_circuit_names_the_failure_by_its_type(clock: FakeClock) -> None:
     breaker = CircuitBreaker(1)
     breaker.capture(lambda ctx: raising())
@@ -289,14 +276,6 @@ def raising() -> None:
 def in_another_context(fn: Any) -> Any:
     """Call `fn` as another caller: in the context of an admitted call it would belong to that call."""
     return contextvars.Context().run(fn)
-
-
-async def test_the_reason_of_a_bad_result_does_not_contain_the_result(threads: World, clock: FakeClock) -> None:
-    recorded = RecordedBreaker(threads, clock, trip=1, on_result=lambda result: result == TOKEN)
-    await recorded(TOKEN)
-    [refusal] = await recorded(1)
-    assert str(refusal) == "db: the circuit is open, after a result that was not good enough"
-    assert recorded.changes[0].reason == "failures 1 of 1; the last failure was a result that was not good enough"
 
 
 def test_the_event_can_be_constructed_without_reason_type_and_counts() -> None:

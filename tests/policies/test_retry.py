@@ -42,23 +42,14 @@ async def test_each_attempt_knows_its_number(world: World, clock: FakeClock) -> 
 # --- what is retried ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("on", [Other, (Other, KeyError), lambda error: False], ids=["type", "tuple", "predicate"])
-async def test_an_error_that_is_not_in_on_is_raised_at_once(threads: World, clock: FakeClock, on: Any) -> None:
-    """It is unchanged and has no note."""
-    error = Boom("not handled")
-    script = Script(error)
-    assert await run(threads, Retry(on=on, backoff=[1]), script) is error
-    assert script.calls == 1
-    assert clock.sleeps == []
-    assert notes_of(error) == []
-
-
-async def test_an_unhandled_error_ends_the_retries(world: World, clock: FakeClock) -> None:
-    """Each failure is matched separately."""
-    error = Other()
-    script = Script(Boom(), error)
-    assert await run(world, Retry(5, on=Boom, backoff=[0]), script) is error
-    assert script.calls == 2
+@pytest.mark.parametrize("wrap", [False, True])
+async def test_an_unhandled_error_is_raised_at_once(world: World, clock: FakeClock, wrap: bool) -> None:
+    """It is unchanged, also with `wrap`, and has no note. Each failure is matched separately."""
+    for steps in ([Other()], [Boom(), Other()]):
+        script = Script(*steps)
+        assert await run(world, Retry(5, on=Boom, backoff=[0], wrap=wrap), script) is steps[-1]
+        assert script.calls == len(steps)
+        assert notes_of(steps[-1]) == []
 
 
 # --- bad results -------------------------------------------------------------------------------
@@ -194,11 +185,6 @@ async def test_wrap_raises_retries_exhausted_whatever_ends_the_attempts(
     result = await run(threads, retry, Script(step), Context(timeout=timeout))
     assert type(result) is RetriesExhausted
     assert (result.last, result.attempts) == (Success(step) if step == "bad" else Failure(step), 2)
-
-
-async def test_wrap_raises_an_unhandled_error_unchanged(world: World, clock: FakeClock) -> None:
-    error = Other()
-    assert await run(world, Retry(on=Boom, wrap=True), Script(error)) is error
 
 
 async def test_notes_that_are_no_text_are_kept(threads: World, clock: FakeClock) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -257,25 +257,6 @@ def test_a_second_attempt_that_is_not_entered_causes_a_warning(threads: World) -
     assert next(attempts).number == 2
     with pytest.warns(RuntimeWarning, match="Retry: an attempt was not entered"), pytest.raises(StopIteration):
         next(attempts)
-
-
-def test_an_error_of_a_backoff_leaves_no_reference_cycle(threads: World) -> None:
-    """Between blocks, the failure is kept; a block that is not followed by another one releases it."""
-    watched = Watched()
-
-    def delays() -> Iterator[float]:
-        raise ZeroDivisionError
-        yield 0.0
-
-    def main() -> None:
-        for attempt in Retry(on=Boom, backoff=delays).attempts():
-            with attempt:
-                watched.fail()
-
-    with no_collector():
-        with pytest.raises(ZeroDivisionError):
-            main()
-        assert watched.alive == []
 
 
 def test_entering_an_attempt_returns_it_and_sets_its_context(threads: World) -> None:

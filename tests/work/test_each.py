@@ -103,55 +103,30 @@ async def test_the_deadline_of_the_block_applies_to_each_call(world: World) -> N
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_calls_and_read_items_are_bounded_in_tasks(tasks_world: World, ordered: bool) -> None:
-    read, gauge, taken = [0], Gauge(), 0
+async def test_calls_and_read_items_are_bounded(world: World, ordered: bool) -> None:
+    read_items, gauge = [], Gauge()
 
-    async def source() -> AsyncIterator[int]:
-        try:
-            for number in range(1000):
-                read[0] += 1
-                yield number
-        finally:
-            read.append(-1)
+    def source() -> Iterator[int]:
+        for number in range(1000):
+            read_items.append(number)
+            yield number
 
     async def work(number: int) -> None:
         gauge.enter()
         try:
-            await anyio.sleep(0.001)
+            await world.sleep(0.0005)
         finally:
             gauge.leave()
 
-    async with each(Retry(1), work, source(), limit=5, ordered=ordered) as outcomes:
-        async for _ in outcomes:
-            taken += 1
-            await anyio.sleep(0)
-            assert read[0] <= taken + 10
-            if taken == 50:
-                break
-    assert 1 < gauge.most <= 5
-    assert read[1:] == [-1], "the generator is closed with the block"
+    class Taken(list[Any]):
+        def append(self, pair: Any) -> None:
+            super().append(pair)
+            assert len(read_items) <= len(self) + 10
+            if len(self) == 50:
+                raise Boom
 
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_calls_and_read_items_are_bounded_in_threads(ordered: bool) -> None:
-    read, gauge, taken = [0], Gauge(), 0
-
-    def source() -> Iterator[int]:
-        for number in range(1000):
-            read[0] += 1
-            yield number
-
-    def work(number: int) -> None:
-        gauge.enter()
-        time.sleep(0.0002)
-        gauge.leave()
-
-    with each(Retry(1), work, source(), limit=5, ordered=ordered) as outcomes:
-        for _ in outcomes:
-            taken += 1
-            assert read[0] <= taken + 10
-            if taken == 50:
-                break
+    with pytest.raises(Boom):
+        await read(world, each(Retry(1), world.native(work), source(), limit=5, ordered=ordered), Taken())
     assert 1 < gauge.most <= 5
     assert gauge.inside == 0
 
@@ -176,9 +151,17 @@ def test_a_finished_outcome_is_returned_before_a_slow_item_is_read_in_threads(or
 
 @pytest.mark.parametrize("leave", ["break", "raise", "cancel"])
 async def test_leaving_the_block_cancels_the_calls_and_waits_for_them(tasks_world: World, leave: str) -> None:
-    """The block's own error is not in an exception group."""
+    """The block's own error is not in an exception group. The generator of the items is closed."""
     begun: list[int] = []
     ended: list[int] = []
+    closed: list[bool] = []
+
+    async def source() -> AsyncIterator[int]:
+        try:
+            for number in range(100):
+                yield number
+        finally:
+            closed.append(True)
 
     async def work(number: int) -> int:
         begun.append(number)
@@ -192,7 +175,7 @@ async def test_leaving_the_block_cancels_the_calls_and_waits_for_them(tasks_worl
         return number
 
     async def block() -> None:
-        async with each(Retry(1), work, range(100), limit=4) as outcomes:
+        async with each(Retry(1), work, source(), limit=4) as outcomes:
             async for _ in outcomes:
                 if leave == "break":
                     break
@@ -211,6 +194,7 @@ async def test_leaving_the_block_cancels_the_calls_and_waits_for_them(tasks_worl
         assert scope.cancelled_caught is (leave == "cancel")
     assert 0 in ended
     assert sorted(ended) == sorted(begun)
+    assert closed == [True]
 
 
 async def test_no_call_begins_after_the_block_was_left(in_asyncio: World) -> None:

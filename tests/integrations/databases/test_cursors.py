@@ -132,10 +132,6 @@ def policy() -> Policy[Any]:
     return Policy.wrap(Retry(3, on=transient, backoff=[0]), Bulkhead(1), CircuitBreaker(5))
 
 
-def test_all_rows_are_read(reader: Reader, policy: Policy[Any]) -> None:
-    assert reader.consume(policy) == list(range(1, 1001))
-
-
 @pytest.mark.filterwarnings("ignore:.*ServerCursor:pytest.PytestUnraisableExceptionWarning")
 def test_a_connection_lost_before_the_first_row_is_replaced(reader: Reader, policy: Policy[Any]) -> None:
     reader.fails_at = {1: 0, 2: 0}

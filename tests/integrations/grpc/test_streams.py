@@ -11,8 +11,6 @@ import grpc.aio
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
-from resilience.events import RetryGaveUp
-from resilience.testing import recording
 from tests.integrations.grpc.services import NOW, PATIENCE, UNAVAILABLE, Client, Dependency
 
 
@@ -67,20 +65,6 @@ def test_a_stream_whose_consumer_leaves_is_cancelled(client: Client, dependency:
     assert consume(client, dependency, breaker.wrap(bulkhead), stop=b"a") == [b"a"]
     assert len(dependency.seen) == 1
     assert (bulkhead.stats().in_flight, breaker.stats().opened) == (0, 0)
-
-
-def test_a_stream_is_opened_again_until_its_first_reply(client: Client, dependency: Dependency) -> None:
-    dependency.steps = [UNAVAILABLE, UNAVAILABLE, [b"a", b"b"]]
-    assert consume(client, dependency, NOW) == [b"a", b"b"]
-
-
-def test_a_stream_that_breaks_off_is_not_opened_again(client: Client, dependency: Dependency) -> None:
-    dependency.steps = [[b"a", UNAVAILABLE], [b"a", b"b"]]
-    with recording() as recorder, pytest.raises(grpc.RpcError) as caught:
-        consume(client, dependency, NOW)
-    assert caught.value.code() is UNAVAILABLE  # type: ignore[attr-defined]
-    assert len(dependency.seen) == 1
-    assert recorder.of(RetryGaveUp)[0].reason == "unrepeatable"
 
 
 def test_a_stream_is_resumed_after_its_last_reply(client: Client, dependency: Dependency) -> None:

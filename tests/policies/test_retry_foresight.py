@@ -16,6 +16,7 @@ from resilience import (
     Context,
     Keyed,
     Pipeline,
+    Policy,
     Rejected,
     Retry,
 )
@@ -39,12 +40,13 @@ def reasons(heard: list[Any]) -> list[str]:
 # --- an inner circuit ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("around", [[], [Bulkhead(1)]], ids=["alone", "in an inner pipeline"])
 async def test_the_last_failure_is_raised_at_once_if_the_inner_circuit_stays_open(
-    world: World, clock: FakeClock, heard: list[Any]
+    world: World, clock: FakeClock, heard: list[Any], around: list[Policy[Any]]
 ) -> None:
     """The next attempt after 8 s would be refused with `CircuitOpen`."""
     script = Script(Boom("reset"))
-    pipeline = Pipeline(Retry(5, on=Boom, backoff=[8]), CircuitBreaker(1, open_for=30))
+    pipeline = Pipeline(Retry(5, on=Boom, backoff=[8]), Pipeline(*around, CircuitBreaker(1, open_for=30)))
     error = await world.attempt(pipeline, script.function())
     assert isinstance(error, Boom)
     assert (script.calls, clock.sleeps) == (1, [])
@@ -125,14 +127,6 @@ async def test_an_outer_circuit_is_ignored(world: World, clock: FakeClock) -> No
     assert clock.sleeps == [8]
 
 
-async def test_a_circuit_in_an_inner_pipeline_is_found(world: World, clock: FakeClock) -> None:
-    inner = Pipeline(Bulkhead(1), CircuitBreaker(1, open_for=30))
-    assert isinstance(
-        await world.attempt(Pipeline(Retry(5, on=Boom, backoff=[8]), inner), Script(Boom()).function()), Boom
-    )
-    assert clock.sleeps == []
-
-
 async def test_a_circuit_is_found_in_a_pipeline_that_a_keyed_has_chosen(world: World, clock: FakeClock) -> None:
     """The Retry is in it, too. One around the `Keyed` waits, as the next attempt may have another key."""
     hosts = Keyed(lambda host: Pipeline(Retry(5, on=Boom, backoff=[8]), CircuitBreaker(1, open_for=30)), lambda ctx: 1)
@@ -164,28 +158,28 @@ async def test_a_half_open_circuit_does_not_prevent_the_wait(world: World, clock
 # --- a refusal after a wait ----------------------------------------------------------------------
 
 
-async def refused_after(world: World, clock: FakeClock, *failures: Exception) -> Any:
-    """Return the outcome of a call whose attempts fail like this, and whose next attempt is refused."""
-    bulkhead = Bulkhead(1)
-    taken = bulkhead.slot()
-
-    def take_the_permit(event: Any) -> None:
-        if event.attempt == len(failures):
-            taken.__enter__()
-
-    retry = Retry(5, on=Boom, backoff=[1], on_retry=take_the_permit)
-    return await world.attempt(Pipeline(retry, bulkhead), Script(*failures).function())
+FIRST, LAST, REFUSED = Boom("first"), Boom("last"), BulkheadFull("full")
 
 
+@pytest.mark.parametrize(
+    ("steps", "note", "context"),
+    [
+        ([FIRST, LAST, REFUSED], ["resilience: 2 attempts in 2 s, failed with Boom(first), Boom(last)"], LAST),
+        ([FIRST, None, REFUSED], ["resilience: 2 attempts in 2 s, failed with Boom(first), result(NoneType)"], None),
+        ([REFUSED], [], None),
+    ],
+    ids=["errors", "a bad result", "the first attempt"],
+)
 async def test_a_refusal_has_a_note_about_the_failures_and_the_last_one_as_context(
-    world: World, clock: FakeClock
+    world: World, clock: FakeClock, steps: list[Any], note: list[str], context: Exception | None
 ) -> None:
-    first, last = Boom("first"), Boom("last")
-    error = await refused_after(world, clock, first, last)
-    assert isinstance(error, BulkheadFull)
-    assert error.__context__ is last
-    assert len(error.__notes__) == 1
-    assert error.__notes__ == ["resilience: 2 attempts in 2 s, failed with Boom(first), Boom(last)"]
+    """A result cannot be a context. One that it has already is kept."""
+    retry = Retry(5, on=Boom, on_result=lambda it: it is None, backoff=[1])
+    for own in (None, KeyError("token")):
+        REFUSED.__context__, REFUSED.__notes__ = own, []
+        assert await world.attempt(retry, Script(*steps).function()) is REFUSED
+        assert REFUSED.__context__ is (own or context)
+        assert REFUSED.__notes__ == note
 
 
 async def test_a_refusal_of_a_circuit_that_opens_during_the_wait_has_a_note(world: World, clock: FakeClock) -> None:
@@ -199,37 +193,15 @@ async def test_a_refusal_of_a_circuit_that_opens_during_the_wait_has_a_note(worl
     assert error.__notes__[0].endswith("failed with Boom(reset)")
 
 
-async def test_a_refusal_after_a_bad_result_has_a_note_and_no_earlier_error_as_context(
-    world: World, clock: FakeClock
-) -> None:
-    """The last failure is the result, which cannot be a context."""
-    script = Script(Boom("reset"), None, Rejected("busy"))
-    retry = Retry(5, on=Boom, on_result=lambda it: it is None, backoff=[0])
-    error = await world.attempt(retry, script.function())
-    assert isinstance(error, Rejected)
-    assert error.__context__ is None
-    assert error.__notes__[0].endswith("failed with Boom(reset), result(NoneType)")
-
-
 async def test_a_refusal_in_an_except_block_has_the_last_failure_as_context(world: World, clock: FakeClock) -> None:
     """The context of that one is the error that the caller handles."""
     handled, last = KeyError("outside"), Boom("last")
     try:
         raise handled
     except KeyError:
-        error = await refused_after(world, clock, last)
+        error = await world.attempt(Retry(5, on=Boom), Script(last, BulkheadFull("full")).function())
     assert error.__context__ is last
     assert last.__context__ is handled
-
-
-async def test_a_refusal_keeps_its_own_context(world: World, clock: FakeClock) -> None:
-    cause = KeyError("token")
-    refusal = Rejected("no token", policy="tokens")
-    refusal.__context__ = cause
-    error = await world.attempt(Retry(5, on=Boom, backoff=[1]), Script(Boom("reset"), refusal).function())
-    assert error is refusal
-    assert error.__context__ is cause
-    assert error.__notes__[0].endswith("failed with Boom(reset)")
 
 
 async def test_a_group_that_contains_only_refusals_is_a_refusal(world: World, clock: FakeClock) -> None:
@@ -243,15 +215,6 @@ async def test_a_group_that_contains_only_refusals_is_a_refusal(world: World, cl
     mixed = ExceptionGroup("two children", [refused, KeyError()])
     assert await world.attempt(retry, Script(failed, mixed).function()) is mixed
     assert not hasattr(mixed, "__notes__")
-
-
-async def test_a_refusal_of_the_first_attempt_has_no_note_and_no_context(world: World) -> None:
-    breaker = CircuitBreaker(1)
-    breaker.isolate()
-    error = await world.attempt(Pipeline(Retry(5, on=Boom), breaker), Script("never").function())
-    assert isinstance(error, CircuitIsolated)
-    assert error.__context__ is None
-    assert not hasattr(error, "__notes__")
 
 
 # --- max_retry_after -----------------------------------------------------------------------------

@@ -187,6 +187,8 @@ def test_the_repr_shows_normalized_arguments_and_no_defaults() -> None:
     assert repr(Retry(4, backoff=Exponential(0.1, cap=10.0))) == "Retry(attempts=4)"
     assert repr(Retry(on=Boom, name="r")) == "Retry(on=<class 'tests.conftest.Boom'>, name='r')"
     assert repr(Timeout(timedelta(minutes=1))) == "Timeout(seconds=60.0)"
+    assert repr(RateLimiter(5, max_wait=timedelta(seconds=3))) == "RateLimiter(Rate(5), max_wait=3.0)"
+    assert repr(AdaptiveThrottle(window=timedelta(minutes=1))) == "AdaptiveThrottle(window=60.0)"
     assert repr(CircuitBreaker(3)) == "CircuitBreaker(trip=ConsecutiveFailures(3))"
     assert repr(Fallback()) == "Fallback(value=None)"
     assert repr(Fallback(handler=max)) == "Fallback(handler=<built-in function max>)"

@@ -6,25 +6,13 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import anyio
 import pytest
 
-from resilience import (
-    AdaptiveThrottle,
-    Bulkhead,
-    CircuitBreaker,
-    Context,
-    Failure,
-    Fallback,
-    Policy,
-    RateLimiter,
-    Success,
-    Timeout,
-)
+from resilience import Bulkhead, CircuitBreaker, Context, Failure, Fallback, Policy, Success, Timeout
 from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
 from tests.functions import Later, quick
 
@@ -158,19 +146,3 @@ def test_capture_of_a_coroutine_function_is_a_misuse() -> None:
 
     with nothing_is_left_unawaited(), pytest.raises(TypeError, match="await"):
         quick().capture(coroutine)
-
-
-# --- settings ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("policy", "shown"),
-    [
-        (RateLimiter(5, max_wait=timedelta(seconds=3)), "RateLimiter(Rate(5), max_wait=3.0)"),
-        (AdaptiveThrottle(window=timedelta(minutes=1)), "AdaptiveThrottle(window=60.0)"),
-        (Timeout(timedelta(milliseconds=1500)), "Timeout(seconds=1.5)"),
-    ],
-    ids=lambda it: it if isinstance(it, str) else "",
-)
-def test_the_settings_show_a_duration_in_seconds(policy: Policy[Any], shown: str) -> None:
-    assert repr(policy) == shown

@@ -115,23 +115,27 @@ async def test_a_second_call_right_after_the_first_does_not_overtake_a_waiting_c
 
 
 @pytest.mark.parametrize(
-    ("limits", "expected"),
+    ("shortest", "expected", "policy"),
     [
-        ({"max_wait": SHORT, "budget": LONG, "timeout": LONG}, BulkheadFull),
-        ({"max_wait": LONG, "budget": SHORT, "timeout": LONG}, DeadlineExceeded),
-        ({"max_wait": LONG, "budget": LONG, "timeout": SHORT}, TimeoutExceeded),
+        ("max_wait", BulkheadFull, "Bulkhead"),
+        ("budget", DeadlineExceeded, "outer"),
+        ("outer", TimeoutExceeded, "outer"),
+        ("cooperative", TimeoutExceeded, "cooperative"),  # which has no timer
     ],
 )
 async def test_the_earliest_limit_ends_the_wait(
-    world: World, limits: dict[str, float], expected: type[Exception]
+    world: World, shortest: str, expected: type[Exception], policy: str
 ) -> None:
-    """Of `max_wait`, the deadline and an outer Timeout, the first one determines the error."""
+    """Of `max_wait`, the deadline and outer Timeouts, the first one determines the error."""
+    limits = {**dict.fromkeys(("max_wait", "budget", "outer", "cooperative"), LONG), shortest: SHORT}
     bulkhead = Bulkhead(1, queue=1, max_wait=limits["max_wait"])
-    pipeline = Timeout(limits["timeout"]).wrap(bulkhead)
+    cooperative = Timeout(limits["cooperative"], cooperative=True, name="cooperative")
+    pipeline = Policy.wrap(Timeout(limits["outer"], name="outer"), cooperative, bulkhead)
 
     async with beside(world) as group:
         await group.inside(bulkhead)
-        assert type(await works(world, pipeline, Context(timeout=limits["budget"]))) is expected
+        error = await works(world, pipeline, Context(timeout=limits["budget"]))
+    assert (type(error), error.policy) == (expected, policy)
     assert counts(bulkhead)[1:3] == (0, 0)
 
 
@@ -163,19 +167,6 @@ def test_errors_and_events_of_a_wait_contain_its_length_and_its_cause(heard: lis
         ("DeadlineExceeded", 2.0),
         ("DeadlineExceeded", 5.0),
     ]
-
-
-async def test_a_cooperative_timeout_inside_an_enforced_one_ends_the_wait_at_its_own_limit(world: World) -> None:
-    """The cooperative one is earlier, but has no timer."""
-    bulkhead = Bulkhead(1, queue=1)
-    pipeline = Policy.wrap(Timeout(LONG, name="outer"), Timeout(SHORT, cooperative=True, name="inner"), bulkhead)
-
-    async with beside(world) as group:
-        await group.inside(bulkhead)
-        error = await works(world, pipeline)
-    assert type(error) is TimeoutExceeded
-    assert error.policy == "inner"
-    assert counts(bulkhead)[1:3] == (0, 0)
 
 
 def test_a_call_that_joins_the_queue_wakes_a_call_that_a_free_permit_serves() -> None:

@@ -156,15 +156,6 @@ async def test_the_error_names_the_timeout_that_fired(
     assert timeouts == [named]
 
 
-async def test_an_outer_timeout_ends_endless_retries_without_waits(world: World) -> None:
-    script = Script(Boom())
-    with Stopwatch() as took:
-        error = await world.attempt(Policy.wrap(Timeout(SHORT), Retry(None, on=Boom, backoff=[0])), script.function())
-    assert isinstance(error, (Boom, TimeoutExceeded))
-    assert type(error) is not DeadlineExceeded
-    assert took.seconds < 5
-
-
 # --- the deadline of the context ---------------------------------------------------------------
 
 

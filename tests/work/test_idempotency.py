@@ -39,13 +39,6 @@ async def test_each_execution_has_one_key_for_all_attempts(world: World, order: 
     assert seen == ["key-1", "key-1", "key-2", "key-2"]
 
 
-async def test_the_key_is_in_the_ambient_context(world: World) -> None:
-    async def fn() -> Any:
-        return current_context().properties["idempotency_key"]
-
-    assert await world.call(Pipeline(quick(2), numbered()), fn) == "key-1"
-
-
 @pytest.mark.parametrize("inside", [False, True])
 async def test_a_key_of_the_caller_is_kept(world: World, inside: bool) -> None:
     pipeline = Pipeline(quick(2), numbered()) if inside else Pipeline(numbered(), quick(2))

@@ -161,17 +161,20 @@ async def failing_inside_an_entered_proxy(world: World, watched: Watched) -> Non
             watched.fail()
 
 
-async def is_cut_off(world: World, watched: Watched) -> None:
-    async def fn(ctx: Context) -> None:
-        heavy = watched.watch(Heavy())
-        await world.sleep(0.05)
-        del heavy
+def cut_off(make: Callable[[], Policy[Any]]) -> Scenario:
+    """Return a scenario in which the policy cuts a function off."""
 
-    try:
-        await world.execute(Retry(2, backoff=[0]).wrap(Timeout(0.02)), fn)
-    finally:
-        if world.blocking:
-            await world.sleep(0.1)  # the abandoned function ends
+    async def scenario(world: World, watched: Watched) -> None:
+        async def fn(heavy: Heavy) -> None:
+            await world.sleep(0.05)
+
+        try:
+            await world.call(make(), fn, watched.watch(Heavy()))
+        finally:
+            if world.blocking:
+                await world.sleep(0.1)  # the abandoned function ends
+
+    return scenario
 
 
 async def finds_no_time(world: World, watched: Watched) -> None:
@@ -405,7 +408,8 @@ SCENARIOS: dict[str, Scenario] = {
     "Retry, discarded response of an error": calls(lambda: Retry(2, on=Boom, backoff=[0]), fails_with_a_response),
     "Retry around Retry": executes(lambda: Retry(2, on=Boom, backoff=[0]).wrap(Retry(2, on=Boom, backoff=[0]))),
     "Timeout, failed": executes(lambda: Timeout(5.0)),
-    "Timeout, cut off": is_cut_off,
+    "Timeout, cut off": cut_off(lambda: Retry(2, backoff=[0]).wrap(Timeout(0.02))),
+    "Hedge, cut off": cut_off(lambda: Timeout(0.02).wrap(Hedge(5))),
     "Timeout, too late": executes(lambda: Timeout(5.0), lambda: Context(timeout=0)),
     "Timeout, cooperative": executes(lambda: Timeout(5.0, cooperative=True)),
     "Timeout, cooperative and out of time": finds_no_time,

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Context, Rejected, SlowRatio, backoff
-from tests.callers import is_free
 from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 from tests.contention.beside import beside
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails, works
@@ -123,21 +122,6 @@ def test_open_for_accepts_any_backoff(threads: World, clock: FakeClock, open_for
         seen.append(breaker.stats().retry_after or 0.0)
         clock.advance(seen[-1])
     assert seen == pytest.approx(periods)
-
-
-def test_a_custom_backoff_runs_outside_the_lock() -> None:
-    """While it computes a delay, other threads can use the breaker."""
-    free: list[bool] = []
-
-    def periods() -> Iterator[float]:
-        yield 5.0
-        while True:
-            free.append(is_free(lambda: breaker.stats()))
-            yield 5.0
-
-    breaker = CircuitBreaker(1, open_for=periods)
-    breaker.capture(lambda ctx: 1 / 0)
-    assert free == [True]
 
 
 def test_a_close_while_the_next_period_is_computed_starts_the_periods_again() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -17,6 +17,7 @@ from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.blocks import entered
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails, works
+from tests.streams.sources import Source, streamed
 
 
 def probing(world: World, *steps: Any, **settings: Any) -> tuple[CircuitBreaker, Script]:
@@ -313,41 +314,39 @@ def test_a_blocking_check_in_an_event_loop_runs_the_probe_in_a_worker_thread(clo
 # --- blocks, streams and races --------------------------------------------------------------------
 
 
-async def test_the_probe_runs_before_the_first_block_after_the_open_period(world: World, clock: FakeClock) -> None:
-    breaker, probe = probing(world, Boom(), None)
-    await fails(world, breaker)
+async def in_a_block(world: World, breaker: CircuitBreaker) -> str:
+    async with entered(world, breaker.guard()):
+        return "fine"
 
-    async def enter() -> str:
-        async with entered(world, breaker.guard()):
-            return "entered"
 
-    clock.advance(10)
+async def in_a_stream(world: World, policy: Policy[Any]) -> str:
+    return "".join(await streamed(world, policy, Source(world, ["fi", "ne"])).all())
+
+
+async def directly(world: World, breaker: CircuitBreaker) -> Any:
+    """As tests of a single policy do; the runtime is that of the calling code."""
+    return await breaker.around(Script("fine").function(), Context())
+
+
+FORMS: dict[str, Callable[[World, CircuitBreaker], Awaitable[Any]]] = {
+    "block": in_a_block,
+    "stream": in_a_stream,
+    "limited stream": lambda world, breaker: in_a_stream(world, Timeout(1.0).wrap(breaker)),
+    "stream with a long limit": lambda world, breaker: in_a_stream(world, Timeout(50.0).wrap(breaker)),
+    "race": lambda world, breaker: world.execute(Hedge(5.0).wrap(breaker), Script("fine").function()),
+    "direct": directly,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_the_probe_runs_before_the_first_call_in_any_form(world: World, clock: FakeClock, form: str) -> None:
+    breaker, probe = probing(world, TimeoutExceeded("its own"), None, probe_timeout=5)
+    await about_to_probe(world, breaker, clock)
     with pytest.raises(CircuitOpen):
-        await enter()
+        await FORMS[form](world, breaker)
     clock.advance(10)
-    assert await enter() == "entered"
+    assert await FORMS[form](world, breaker) == "fine"
     assert (probe.calls, breaker.state) == (2, CLOSED)
-
-
-@pytest.mark.parametrize("limit", [None, 1.0, 50.0])
-def test_the_probe_runs_before_the_first_stream_after_the_open_period(limit: float | None, clock: FakeClock) -> None:
-    """It does so with and without an outer Timeout."""
-    calls: list[int] = []
-
-    def ping() -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            raise TimeoutExceeded("its own")
-
-    breaker = CircuitBreaker(1, open_for=10, probe=ping, probe_timeout=5)
-    breaker.capture(lambda ctx: 1 / 0)
-    policy = breaker if limit is None else Timeout(limit).wrap(breaker)
-    source: Callable[[], Any] = policy.streaming()(lambda: iter([1, 2]))
-    clock.advance(10)
-    with pytest.raises(CircuitOpen):
-        list(source())
-    clock.advance(10)
-    assert list(source()) == [1, 2]
 
 
 def test_an_outer_timeout_of_a_stream_cuts_the_probe_off() -> None:
@@ -362,22 +361,7 @@ def test_an_outer_timeout_of_a_stream_cuts_the_probe_off() -> None:
     assert (breaker.state, breaker.stats().probes) == (HALF_OPEN, 0)
 
 
-async def test_the_probe_runs_before_a_hedged_call(world: World, clock: FakeClock) -> None:
-    breaker, probe = probing(world, None)
-    await about_to_probe(world, breaker, clock)
-    assert await works(world, Hedge(5.0).wrap(breaker)) == "fine"
-    assert (probe.calls, breaker.state) == (1, CLOSED)
-
-
-# --- outside an execution, and descriptions --------------------------------------------------------
-
-
-async def test_the_probe_runs_in_a_direct_call_of_around(world: World, clock: FakeClock) -> None:
-    """Tests of a single policy make such calls; the runtime is that of the calling code."""
-    breaker, probe = probing(world, None)
-    await about_to_probe(world, breaker, clock)
-    assert await breaker.around(Script("fine").function(), Context()) == "fine"
-    assert (probe.calls, breaker.state) == (1, CLOSED)
+# --- descriptions ----------------------------------------------------------------------------------
 
 
 def test_a_breaker_with_a_probe_can_be_lowered(monkeypatch: pytest.MonkeyPatch) -> None:

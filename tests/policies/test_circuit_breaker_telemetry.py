@@ -77,8 +77,8 @@ def test_a_listener_may_make_a_call_under_the_breaker(threads: World, clock: Fak
     assert outcomes[2].value == "from closed"
 
 
-@pytest.mark.parametrize("where", ["on", "ignore", "on_result", "str"])
-def test_predicates_and_messages_run_outside_the_lock(where: str) -> None:
+@pytest.mark.parametrize("where", ["on", "ignore", "on_result", "str", "open_for"])
+def test_predicates_messages_and_backoffs_run_outside_the_lock(where: str) -> None:
     """Here each of them waits for another thread that uses the breaker."""
     free: list[bool] = []
 
@@ -91,7 +91,12 @@ def test_predicates_and_messages_run_outside_the_lock(where: str) -> None:
             use_breaker()
             return "text"
 
-    settings: dict[str, Any] = {} if where == "str" else {where: use_breaker}
+    def periods() -> Iterator[float]:
+        yield 5.0
+        use_breaker()
+        yield 5.0
+
+    settings: dict[str, Any] = {} if where == "str" else {where: periods if where == "open_for" else use_breaker}
     breaker = CircuitBreaker(1, **settings)
 
     def call(ctx: Context) -> str:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Fallback, Retry
+from resilience import CircuitBreaker, CircuitOpen, Fallback
 from resilience.integrations.grpc import PolicyInterceptor
 from tests.integrations.grpc.services import (
     INTERNAL,
@@ -90,15 +90,6 @@ class TestBlocking:
             may_send.release()
         assert received == sent
 
-    def test_a_discarded_stream_is_cancelled(self, target: str, dependency: Dependency) -> None:
-        """Retry closes the result that it discards."""
-        dependency.steps = [[b"bad", Dependency.hang], [b"fine"]]
-        kept: list[Any] = []  # so that it is not the collector that ends the call
-        refuse = Retry(2, backoff=[0], on_result=lambda replies: kept.append(replies) or len(kept) == 1)
-        with protected(target, refuse) as channel:
-            assert list(channel.unary_stream("/test.Test/Many")(b"")) == [b"fine"]
-            assert dependency.gone.wait(PATIENCE)
-
     def test_the_result_of_a_fallback_is_a_finished_call(self, target: str) -> None:
         """With all methods of a call."""
         with protected(target, answering(b"cached")) as channel:
@@ -155,14 +146,6 @@ class TestAsyncio:
                 await task
         assert await asyncio.to_thread(dependency.gone.wait, PATIENCE)
         assert len(dependency.seen) == 1
-
-    async def test_a_discarded_stream_is_cancelled(self, target: str, dependency: Dependency) -> None:
-        """Retry closes the result that it discards."""
-        dependency.steps = [[b"bad", Dependency.hang], [b"fine"]]
-        refuse = Retry(2, backoff=[0], on_result=lambda replies: len(dependency.seen) == 1)
-        async with aprotected(target, refuse) as channel:
-            assert [reply async for reply in channel.unary_stream("/test.Test/Many")(b"")] == [b"fine"]
-            assert await asyncio.to_thread(dependency.gone.wait, PATIENCE)
 
     @pytest.mark.parametrize("method", Dependency.methods)
     async def test_the_result_of_a_fallback_is_a_finished_call(self, target: str, method: str) -> None:

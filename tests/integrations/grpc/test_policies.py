@@ -158,6 +158,13 @@ class TestRetry:
         dependency.steps = [b"pending", b"fine"]
         assert client.call(Retry(3, backoff=[0], on_result=lambda reply: reply == b"pending"), "One") == b"fine"
 
+    def test_cancels_a_stream_that_it_discards(self, client: Client, dependency: Dependency) -> None:
+        dependency.steps = [[b"bad", Dependency.hang], [b"fine"]]
+        kept: list[Any] = []  # so that it is not the collector that ends the call
+        refuse = Retry(2, backoff=[0], on_result=lambda replies: kept.append(replies) or len(kept) == 1)
+        assert client.call(refuse, "Many") == [b"fine"]
+        assert dependency.gone.wait(PATIENCE)
+
 
 class TestOtherPolicies:
     @pytest.mark.parametrize("method", Dependency.methods)

@@ -69,6 +69,14 @@ class Guard:
             if type(admission) is not Closed:
                 circuit.release(admission)
 
+    def __del__(self) -> None:
+        try:
+            noted = self._noted
+        except AttributeError:  # a signal handler raised before `_noted` was set
+            return
+        if noted is not None:  # one raised before the first line of `__exit__`: record nothing
+            self.__exit__(GeneratorExit, GeneratorExit(), None)
+
     async def __aenter__(self) -> None:
         if self._begin():
             await self._admit(TASKS)

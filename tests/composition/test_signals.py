@@ -15,7 +15,18 @@ from typing import Any
 
 import pytest
 
-from resilience import Bulkhead, CircuitBreaker, Pipeline, Policy, Rejected, Retry, current_context, deadline
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    CircuitIsolated,
+    Pipeline,
+    Policy,
+    Rejected,
+    Retry,
+    current_context,
+    deadline,
+)
+from resilience.policies.guard import Guard
 from resilience.policies.live_permits import Slot
 from resilience.runtimes import lowering
 from tests.conftest import World
@@ -108,33 +119,65 @@ def test_a_signal_during_a_probe_loses_no_slot(alarm: Alarm) -> None:
     assert breaker.stats().probes == 0
 
 
+def test_a_signal_during_a_guarded_block_loses_no_slot_and_ends_it(alarm: Alarm) -> None:
+    """Later calls are not nested in it: an open circuit refuses them."""
+    breaker = CircuitBreaker(1, open_for=1e-9, probe_successes=10**9)
+    breaker.capture(lambda ctx: 1 / 0)
+
+    def probe() -> None:
+        with breaker.guard():
+            pass
+
+    alarm.storm(probe)
+    assert breaker.stats().probes == 0
+    breaker.isolate()
+    with pytest.raises(CircuitIsolated):
+        breaker.call(int)
+
+
 async def test_the_handler_raises_inside_the_loop_of_calls_only(threads: World, alarm: Alarm) -> None:
     """The other tests rely on it."""
     alarm.storm(lambda: None)
 
 
-async def test_an_exception_before_the_first_line_of_exit_loses_no_permit(world: World) -> None:
-    """Where Python may run a signal handler."""
-    bulkhead = Bulkhead(1)
+async def rings_before_the_exit(world: World, make: Callable[[], Any], held: Callable[[], object]) -> int:
+    """Raise before the first line of a block's exit, where Python may run a signal handler. Return how often."""
     raised = 0
 
     def ring(frame: FrameType, event: str, argument: object) -> None:
         nonlocal raised
-        if frame.f_code.co_name in {"__exit__", "__aexit__"} and isinstance(frame.f_locals.get("self"), Slot):
+        if frame.f_code.co_name in {"__exit__", "__aexit__"} and isinstance(frame.f_locals.get("self"), (Slot, Guard)):
             sys.settrace(None)
             raised += 1
             raise Rang
 
     try:
         if world.blocking:
-            with bulkhead.slot():
+            with make():
                 sys.settrace(ring)
         else:
-            async with bulkhead.slot():
+            async with make():
                 sys.settrace(ring)
     except Rang:
-        assert bulkhead.stats().in_flight == 1
-    assert (raised, bulkhead.stats().in_flight) == (1, 0)
+        assert held() == 1
+    return raised
+
+
+async def test_an_exception_before_the_first_line_of_exit_loses_no_permit(world: World) -> None:
+    bulkhead = Bulkhead(1)
+    assert await rings_before_the_exit(world, bulkhead.slot, lambda: bulkhead.stats().in_flight) == 1
+    assert bulkhead.stats().in_flight == 0
+
+
+async def test_an_exception_before_the_first_line_of_exit_ends_a_guarded_block(world: World) -> None:
+    """The probe gives back its slot, and later calls do not belong to the block."""
+    breaker = CircuitBreaker(1, open_for=1e-9)
+    breaker.capture(lambda ctx: 1 / 0)
+    assert await rings_before_the_exit(world, breaker.guard, lambda: breaker.stats().probes) == 1
+    assert (breaker.state, breaker.stats().probes) == ("half_open", 0)
+    breaker.isolate()
+    with pytest.raises(CircuitIsolated):
+        breaker.call(int)
 
 
 @pytest.mark.parametrize("block", [lambda: deadline(60), lambda: next(Retry().attempts())], ids=["budget", "attempt"])

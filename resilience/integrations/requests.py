@@ -27,10 +27,8 @@ from resilience import checks
 from resilience.context import Context
 from resilience.integrations.http import DEFAULT_RULES, PerHost, Rules
 from resilience.integrations.http.bodies import OneShot, body_of
-from resilience.integrations.http.exchange import attempt_is_late
 from resilience.integrations.http.settings import Settings
-from resilience.integrations.urllib3.exchange import Urllib3Exchange
-from resilience.integrations.urllib3.timeouts import TimeoutLike, bounded, limit_body, was_cut_short
+from resilience.integrations.urllib3 import TimeoutLike, Urllib3Exchange, bounded
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -153,25 +151,25 @@ class _Sending(Urllib3Exchange):
         body = body_of(request.body, request._body_position)
         headers: Any = request.headers
         super().__init__(adapter._settings, str(request.method), str(request.url), headers, body)
+        self.timeout: TimeoutLike = timeout
+        self.reads: bool = not options["stream"]
         if not body.can_be_sent_again:
             request.body = OneShot.of(request.body)
         self._adapter = adapter
         self._request = request
-        self._timeout = timeout
         self._options = options
 
     @override
     async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Response:
-        request, timeout = self._request, self._timeout
+        request, timeout = self._request, self.timeout
         if left is not None:
             timeout = self._adapter._shortened(timeout, left)
         if headers:
             request = request.copy()  # the request belongs to the user, and a redirect sends it to another host
             request.headers.update(headers)
         response = self._adapter._transmit(request, timeout=timeout, **self._options)
-        if not self._options["stream"]:
-            if left is not None:
-                limit_body(response.raw, self._timeout, ctx.deadline, attempt_is_late)
+        self.limit_attempt(response, ctx)
+        if self.reads:
             try:
                 response.content  # noqa: B018  # reads the body, and returns the connection to the pool
             except ContentDecodingError:
@@ -181,14 +179,8 @@ class _Sending(Urllib3Exchange):
         return response
 
     @override
-    def was_discarded(self, response: Response) -> bool:
-        return bool(self._options["stream"]) and was_cut_short(response.raw)
-
-    @override
-    def limit(self, response: Response) -> Response:
-        if self._options["stream"]:
-            limit_body(response.raw, self._timeout, self.body_deadline, self.body_is_late)
-        return response
+    def raw(self, response: Response) -> Any:
+        return response.raw
 
     @override
     def reason(self, error: Any) -> object:

@@ -100,16 +100,6 @@ def is_in_memory(response: Any) -> bool:
     return response.is_closed or isinstance(response.stream, _BYTES)
 
 
-def with_body(response: Any, body: bytes) -> Any:
-    """Return a copy of a response whose body, as it came over the wire, is in memory.
-
-    The client still has to read the response; it would treat the original as one that its user has consumed.
-    """
-    (kind,) = (it for it in _BYTES if it.__module__.partition(".")[0] == type(response).__module__.partition(".")[0])
-    fields = {"headers": response.headers, "stream": kind(body), "extensions": response.extensions}
-    return type(response)(response.status_code, **fields)
-
-
 @final
 class OneShotStream(OneShot, Stream, AsyncStream):
     """The body of a request that can be sent only once."""

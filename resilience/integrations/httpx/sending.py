@@ -16,15 +16,8 @@ from resilience.errors import DeadlineExceeded
 from resilience.integrations.http.exchange import Exchange, attempt_is_late
 from resilience.integrations.http.rules import NotRepeatable
 from resilience.integrations.http.settings import Settings
-from resilience.integrations.httpx.bodies import (
-    AsyncLimitedStream,
-    LimitedStream,
-    OneShotStream,
-    body_in,
-    is_in_memory,
-    with_body,
-)
-from resilience.integrations.httpx.libraries import classes
+from resilience.integrations.httpx.bodies import AsyncLimitedStream, LimitedStream, OneShotStream, body_in, is_in_memory
+from resilience.integrations.httpx.libraries import classes, library_of
 from resilience.integrations.httpx.pools import reclaim_slots
 
 _PHASES = ("connect", "read", "write", "pool")
@@ -132,6 +125,27 @@ class _Sending(Exchange):
         self._request = request
         self._transport = transport
 
+    @override
+    async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
+        prepared, timeouts = self._prepared(ctx, left, headers)
+        try:
+            if self.in_tasks:
+                response = await self._transport.handle_async_request(prepared)
+            else:
+                response = self._transport.handle_request(prepared)
+            if is_in_memory(response):
+                return response
+            response.stream = (AsyncLimitedStream if self.in_tasks else LimitedStream)(response.stream, timeouts)
+            if not self.settings.read_body:
+                return response
+            return await self._with_body(response, library_of(prepared).ByteStream, ctx)
+        except BaseException:
+            if self.in_tasks:
+                if self._progress is not None:
+                    self._progress.is_over = True
+                await reclaim_slots(self._transport)
+            raise
+
     def _prepared(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> tuple[Any, _Timeouts | None]:
         """Return the request for one attempt, and the timeouts that replace those of the client, if any do.
 
@@ -157,6 +171,22 @@ class _Sending(Exchange):
             prepared.headers.update(headers)
         return prepared, timeouts
 
+    async def _with_body(self, response: Any, kind: Any, ctx: Context) -> Any:
+        """Return a copy of a response whose body, as it came over the wire, is in memory, as a stream of this kind.
+
+        The client still has to read the response; it would treat the original as one that its user has consumed.
+        """
+        if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:  # there is no body to wait for
+            return response
+        if not self.in_tasks or waits_until(ctx) < inf:
+            response.stream.limit(ctx.deadline, attempt_is_late)
+        try:
+            pieces = [it async for it in response.stream] if self.in_tasks else list(response.stream)
+        finally:
+            await response.aclose() if self.in_tasks else response.close()
+        fields = {"headers": response.headers, "extensions": response.extensions}
+        return type(response)(response.status_code, stream=kind(b"".join(pieces)), **fields)
+
     @override
     def was_never_sent(self) -> bool:
         return self._progress is not None and self._progress.is_never_sent()
@@ -176,24 +206,16 @@ class _Sending(Exchange):
             response.stream.limit(self.body_deadline, self.body_is_late)
         return response
 
+    @override
+    def _release_request(self) -> None:
+        if self.in_tasks:  # an abandoned thread may still need it
+            self._progress = None  # it refers to the caller's trace
+            del self._request
+
 
 @final
 class BlockingSending(_Sending):
     """The exchange of one request of a `Client`."""
-
-    @override
-    async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
-        prepared, timeouts = self._prepared(ctx, left, headers)
-        response = self._transport.handle_request(prepared)
-        if not is_in_memory(response):
-            response.stream = LimitedStream(response.stream, timeouts)
-        if not (self.settings.read_body and _has_body(response)):
-            return response
-        response.stream.limit(ctx.deadline, attempt_is_late)
-        try:
-            return with_body(response, b"".join(response.stream))
-        finally:
-            response.close()
 
 
 @final
@@ -201,38 +223,6 @@ class AsyncSending(_Sending):
     """The exchange of one request of an `AsyncClient`."""
 
     in_tasks = True
-
-    @override
-    async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
-        try:
-            prepared, timeouts = self._prepared(ctx, left, headers)
-            response = await self._transport.handle_async_request(prepared)
-            if not is_in_memory(response):
-                response.stream = AsyncLimitedStream(response.stream, timeouts)
-            return await self._read(response, ctx) if self.settings.read_body and _has_body(response) else response
-        except BaseException:
-            if self._progress is not None:
-                self._progress.is_over = True
-            await reclaim_slots(self._transport)
-            raise
-
-    async def _read(self, response: Any, ctx: Context) -> Any:
-        if waits_until(ctx) < inf:
-            response.stream.limit(ctx.deadline, attempt_is_late)
-        try:
-            return with_body(response, b"".join([piece async for piece in response.stream]))
-        finally:
-            await response.aclose()
-
-    @override
-    def _release_request(self) -> None:
-        self._progress = None  # it refers to the caller's trace
-        del self._request
-
-
-def _has_body(response: Any) -> bool:
-    """Whether a response has a body to wait for. One that switches protocols has none."""
-    return response.status_code != HTTPStatus.SWITCHING_PROTOCOLS and not is_in_memory(response)
 
 
 def _found_closed_connection(error: Exception) -> bool:

@@ -1,16 +1,60 @@
-"""Interceptors that run the calls of a channel under a policy, for blocking channels and for `grpc.aio`."""
+"""Interceptors that run the calls of a channel under a policy, for blocking channels and for `grpc.aio`.
+
+gRPC enforces one deadline per call, in the client and on the server. So the time that is left becomes the
+`timeout` of each attempt, and a call that exceeds it ends by itself: nothing has to be cancelled. To the
+policies such a call has exceeded its deadline (`DeadlineExceeded`), and the server has not failed; a `Timeout`
+whose limit was exceeded turns it into its own error. A `DeadlineExceeded` that leaves the pipeline becomes the
+status that gRPC's callers know, also if a policy raised it because the time was up before a call was made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, final
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from typing import Any, Final, NamedTuple, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from resilience.integrations.grpc.calls import KINDS, Call, Kind, Settings
-from resilience.policy import Policy
+from resilience import checks
+from resilience.ambient import current_context
+from resilience.callables import maybe_await
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.errors import DeadlineExceeded
+from resilience.execution import aprotect, protect
+from resilience.hints import forbid_repeat
+from resilience.integrations.grpc.answers import Answer, DeadlineStatus, aio_answer
+from resilience.integrations.http import NotRepeatable
+from resilience.integrations.wire import parse_milliseconds
+from resilience.network_errors import grpc_status
+from resilience.policy import Policy, as_pipeline
 from resilience.runtimes.driving import drive
+
+#: The metadata key by which a server limits retries (gRFC A6): milliseconds to wait, or -1 for no retry.
+PUSHBACK: Final = "grpc-retry-pushback-ms"
+
+#: Seconds by which gRPC's timers and our clock may differ.
+CLOCK_TOLERANCE: Final = 0.05
+
+#: How many of its latest replies a call keeps. A policy may reject results, and repeat the call, for hours.
+_KEPT_REPLIES: Final = 8
+
+
+class Kind(NamedTuple):
+    """A kind of method: whether its requests are a stream, and whether its replies are."""
+
+    sends_stream: bool
+    gets_stream: bool
+
+    @property
+    def name(self) -> str:
+        """The name that grpc uses, such as ``"unary_stream"``."""
+        return "_".join("stream" if is_stream else "unary" for is_stream in self)
+
+
+KINDS: Final = tuple(Kind(sends, gets) for sends in (False, True) for gets in (False, True))
 
 
 def _intercept(kind: Kind) -> Callable[..., Any]:
@@ -84,3 +128,218 @@ def _aio_interceptor(settings: Settings, kind: Kind) -> Any:
 
     name = kind.name.title().replace("_", "") + "ClientInterceptor"
     return type(name, (getattr(grpc.aio, name),), {f"intercept_{kind.name}": intercept})()
+
+
+# --- one call under a policy -------------------------------------------------------------------
+
+
+@final
+class Settings:
+    """The settings that the calls of one channel share. Calls of grpc.aio are `in_tasks`: they have to be awaited."""
+
+    def __init__(self, policy: Policy[Any], unrepeatable: Collection[str], *, in_tasks: bool) -> None:
+        self.policy: Policy[Any] = as_pipeline(checks.instance("policy", policy, Policy, "a policy"))
+        methods = checks.several("unrepeatable", unrepeatable, "a collection of methods")
+        for method in methods:
+            if not isinstance(method, str) or not method.startswith("/"):
+                raise ValueError(f"unrepeatable must name methods as '/package.Service/Method', not {method!r}")
+        self.unrepeatable: frozenset[str] = frozenset(methods)
+        self.in_tasks: bool = in_tasks
+
+
+@final
+class OutOfTime(DeadlineExceeded):
+    """A call that exceeded the `timeout` that we gave it; `status` is the error that gRPC raised."""
+
+    def __init__(self, message: str = "", *, status: Any = None) -> None:
+        super().__init__(message)
+        self.status: Any = status
+
+
+@final
+class Call:
+    """One call through a policy: the function that the policy calls for each attempt.
+
+    :param continuation: grpc's function that makes an attempt.
+    :param details: grpc's details of the call, among them its method and timeout.
+    :param request: a message, or an iterable of messages.
+    """
+
+    def __init__(
+        self, settings: Settings, kind: Kind, continuation: Callable[..., Any], details: Any, request: Any
+    ) -> None:
+        self._in_tasks = settings.in_tasks
+        self._policy = settings.policy
+        self._kind = kind
+        self._continuation = continuation
+        if isinstance(getattr(details, "metadata", None), Iterator):  # which a second attempt would find empty
+            details = _changed(details, "metadata", tuple(details.metadata))
+        self._details = details
+        self._method: str = details.method.decode() if isinstance(details.method, bytes) else details.method
+        self._request = request
+        # Requests that are not in a list or tuple may come from an iterator, which a second attempt would find empty.
+        self._is_replayable = kind.sends_stream and isinstance(request, Sequence)
+        self._sends_once = kind.sends_stream and not self._is_replayable
+        self._may_repeat = not self._sends_once and self._method not in settings.unrepeatable
+        self._resilience_may_overlap = self._may_repeat  # a Hedge reads this
+        self._has_begun = False
+        self.__qualname__: str = self._method  # the default operation of the execution
+        self._replies: list[tuple[object, Any]] = []
+
+    def __call__(self, ctx: Context) -> Any:
+        """Make an attempt."""
+        attempt = self.attempt(ctx)
+        return attempt if self._in_tasks else drive(attempt)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the call may be made, or made again; a Retry reads this."""
+        return self._may_repeat or not self._has_begun
+
+    async def run(self) -> Any:
+        """Make the call under the policy, and return what grpc hands to the caller."""
+        try:
+            if self._in_tasks:
+                return self._call_of(await aprotect(self._policy, self, self._context(), takes_context=True)())
+            return self._call_of(protect(self._policy, self, self._context(), takes_context=True)())
+        except DeadlineExceeded as error:
+            status: Any = error.status if isinstance(error, OutOfTime) else None
+            status = status or DeadlineStatus(*error.args, policy=error.policy, timeout=error.timeout)
+        except Exception as error:
+            if not self.repeatable:  # marked, also if it is an error of a policy, so that no outer Retry repeats it
+                forbid_repeat(error)
+            raise
+        finally:  # a grpc.aio call keeps the context variables that it was made with, which refer to this: a cycle
+            self._replies.clear()
+            del self._continuation, self._request
+        try:
+            raise status
+        finally:
+            del status  # no cycle: error -> traceback -> this frame -> error
+
+    async def attempt(self, ctx: Context) -> Any:
+        """Make one attempt, and return what the policies see of it."""
+        call = self._begin(ctx)
+        if self._in_tasks:
+            call = await call
+        try:
+            reply = await self._covered(call)
+        except grpc.RpcError as error:
+            _mark_pushback(error)
+            if _ran_out(error, ctx):
+                sleep = asyncio.sleep if self._in_tasks else clock.sleep
+                await maybe_await(sleep(ctx.remaining()))  # gRPC's timer may fire a little early
+                raise OutOfTime("the call ran into the deadline of the execution", status=error) from error
+            raise
+        self._replies.append((reply, reply if isinstance(reply, Replies) else call))
+        del self._replies[:-_KEPT_REPLIES]
+        return reply
+
+    def _context(self) -> Context | None:
+        """Return the context of the execution: the caller's `timeout` limits all attempts together, as in gRPC."""
+        if self._details.timeout is None:
+            return None
+        outer = current_context()
+        timeout = max(0.0, self._details.timeout)
+        return Context(timeout=timeout, operation=outer._info.operation, properties=outer.properties)
+
+    def _begin(self, ctx: Context) -> Any:
+        """Begin an attempt with the time that is left; refuse if the requests were sent and cannot be sent again."""
+        timeout = ctx.timeout()
+        if not self.repeatable:
+            raise NotRepeatable("the call was not made again: its requests, or its method, allow it only once")
+        self._has_begun = True
+        request = iter(self._request) if self._is_replayable else self._request
+        return self._continuation(_changed(self._details, "timeout", timeout), request)
+
+    async def _covered(self, call: Any) -> Any:
+        """Wait for the part of the call that the policy covers, and return the result that the policy sees."""
+        if self._sends_once and (self._kind.gets_stream or self._in_tasks):
+            return call  # in grpc.aio also if there is one reply: each write waits for the interceptors
+        if not self._kind.gets_stream:
+            return await call if self._in_tasks else call.result()
+        replies = aiter(call) if self._in_tasks else iter(call)
+        try:
+            first = [await anext(replies) if self._in_tasks else next(replies)]
+        except (StopIteration, StopAsyncIteration):
+            first = []
+        except grpc.RpcError:
+            raise
+        except BaseException:  # such as KeyboardInterrupt
+            call.cancel()
+            raise
+        return Replies(call, replies, first)
+
+    def _call_of(self, reply: object) -> Any:
+        """Return the grpc call that this reply object came from, or the call that represents a policy's answer."""
+        for each, call in tuple(self._replies):  # a copy: an abandoned thread may append to it
+            if each is reply:
+                return call
+        return aio_answer(reply, self._kind.gets_stream) if self._in_tasks else Answer(reply)
+
+
+@final
+class Replies:
+    """An iterator over the replies of a call, the first of which has arrived; other attributes are the call's own."""
+
+    def __init__(self, call: Any, replies: Any, first: list[Any]) -> None:
+        self._call = call
+        self._replies = replies
+        self._first = first
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._first.pop() if self._first else next(self._replies)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        return self._first.pop() if self._first else await anext(self._replies)
+
+    def close(self) -> None:
+        """Cancel the call; the rest of its replies is not needed."""
+        self._call.cancel()
+
+    async def aclose(self) -> None:
+        """Cancel the call, as `close` does."""
+        self._call.cancel()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
+def _changed(details: Any, name: str, value: object) -> Any:
+    """Return the details of the call with another value for one field."""
+    fields = getattr(details, "_fields", None)
+    if fields is not None:  # a named tuple, as grpc's own are; its `_replace` takes twice the time
+        at = fields.index(name)
+        return details._make((*details[:at], value, *details[at + 1 :]))
+    changed = copy.copy(details)
+    setattr(changed, name, value)
+    return changed
+
+
+def _ran_out(error: Any, ctx: Context) -> bool:
+    """Whether a call failed because it exceeded the `timeout` that we gave it.
+
+    grpc.aio reports an internal error of its own if it was about to send one of several requests.
+    """
+    if ctx.remaining() > CLOCK_TOLERANCE:
+        return False
+    status = grpc_status(error)
+    return status == "DEADLINE_EXCEEDED" or (status == "INTERNAL" and error.details() == "Internal error from Core")
+
+
+def _mark_pushback(error: Any) -> None:
+    """Set the server's pushback on the error, as the attributes that Retry reads."""
+    metadata: Any = getattr(error, "trailing_metadata", tuple)() or ()
+    values = [value for key, value in metadata if key == PUSHBACK]
+    if values:
+        seconds = parse_milliseconds(str(values[-1]))
+        if seconds is None:  # negative, or not readable: no retry (A6)
+            forbid_repeat(error)
+        else:
+            error.retry_after = seconds

@@ -17,7 +17,7 @@ import grpc.aio  # type: ignore[import-untyped]
 from resilience.callables import maybe_await
 from resilience.checks import Duration
 from resilience.context import Context
-from resilience.integrations.grpc.calls import Kind
+from resilience.integrations.grpc.client import Kind
 from resilience.integrations.wire import Acceptance, Steps, budget, ran_out
 from resilience.runtimes.driving import drive
 

@@ -259,13 +259,20 @@ def _proxy_may_connect(error: Any) -> bool:
     inner = next((it for it in parts if isinstance(it, Exception)), None)
     if inner is not None:
         return transient(inner)
-    status = getattr(error, "status", None)
-    if not isinstance(status, int):
-        match = _STATUS.match(text := describe_error(error))
-        if match is None:
-            return not _LOGIN.search(text)
-        status = int(match[1])
+    status = proxy_status(error)
+    if status is None:
+        return not _LOGIN.search(describe_error(error))
     return status >= 500 or status in {408, 425, 429}
+
+
+def proxy_status(error: Any) -> int | None:
+    """Return the status with which a proxy has refused to connect; None for any other error."""
+    is_of_tunnel = type(error) is OSError and str(error).startswith(_TUNNEL)
+    if not is_of_tunnel and _test_of(type(error)) is not _proxy_may_connect:
+        return None
+    status = getattr(error, "status", None)
+    match = _STATUS.match(describe_error(error))
+    return status if isinstance(status, int) else int(match[1]) if match else None
 
 
 def grpc_status(error: Any) -> str | None:

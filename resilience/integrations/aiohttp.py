@@ -134,10 +134,6 @@ class _Sending(Exchange):
         return response
 
     @override
-    def proxy_refusal(self, error: Exception) -> int | None:
-        return error.status if isinstance(error, aiohttp.ClientHttpProxyError) else None
-
-    @override
     def was_discarded(self, response: ClientResponse) -> bool:
         return type(response.content.exception()) is aiohttp.ClientConnectionError
 

@@ -141,8 +141,8 @@ def _check_adapter(adapter: object, pool: tuple[int, int, bool]) -> None:
 class _Sending(Urllib3Exchange):
     response_type = Response
     status_name = "status_code"
-    never_sent = (ConnectTimeout,)
-    timed_out = (RequestsTimeout,)
+    never_sent = (ConnectTimeout, *Urllib3Exchange.never_sent)
+    timed_out = (RequestsTimeout, *Urllib3Exchange.timed_out)
 
     def __init__(
         self, adapter: ResilienceAdapter, request: PreparedRequest, timeout: TimeoutLike, options: Mapping[str, Any]
@@ -183,5 +183,5 @@ class _Sending(Urllib3Exchange):
         return response.raw
 
     @override
-    def reason(self, error: Any) -> object:
+    def reason(self, error: Any) -> Any:
         return super().reason(error.args[0] if error.args else None)  # requests wraps an error of urllib3

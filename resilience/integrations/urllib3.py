@@ -6,12 +6,11 @@ pool, so it sees each request on the wire, and redirects are followed outside it
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from math import inf
-from typing import Any, Final, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, final
 
 from resilience.integrations.extras import needed_by
 
@@ -56,19 +55,6 @@ _SHORTEST_WAIT: Final = 0.001
 
 #: If a body is read as a whole, the time is checked after each chunk of so many bytes.
 _CHUNK_SIZE: Final = 10_240
-
-#: Errors that are raised before anything has been sent.
-_NEVER_SENT: Final = (
-    errors.NewConnectionError,
-    errors.ConnectTimeoutError,
-    errors.ClosedPoolError,
-    errors.EmptyPoolError,
-)
-
-_TIMED_OUT: Final = (errors.ConnectTimeoutError, errors.ReadTimeoutError, TimeoutError)
-
-#: The message of http.client if a proxy does not open a tunnel. This error has no class of its own.
-_NO_TUNNEL: Final = re.compile(r"Tunnel connection failed: ([0-9]{3})")
 
 
 class ResiliencePoolManager(PoolManager):
@@ -144,6 +130,17 @@ def _protected_class(kind: Any, settings: Settings) -> Any:
 class Urllib3Exchange(Exchange):
     """The exchange of a client that stands on urllib3."""
 
+    never_sent: ClassVar[tuple[type[Exception], ...]] = (
+        errors.NewConnectionError,
+        errors.ConnectTimeoutError,
+        errors.ClosedPoolError,
+        errors.EmptyPoolError,
+    )
+    timed_out: ClassVar[tuple[type[Exception], ...]] = (
+        errors.ConnectTimeoutError,
+        errors.ReadTimeoutError,
+        TimeoutError,
+    )
     #: The timeout of the caller, and whether an attempt includes the whole body.
     timeout: TimeoutLike
     reads: bool
@@ -169,27 +166,12 @@ class Urllib3Exchange(Exchange):
         return not self.reads and getattr(raw, "closed", False) and getattr(raw, "length_remaining", 0) != 0
 
     @override
-    def may_have_been_sent(self, error: Exception) -> bool:
-        reason = self.reason(error)
-        return not isinstance(error, self.never_sent) and not isinstance(reason, _NEVER_SENT)
-
-    @override
-    def has_timed_out(self, error: Exception) -> bool:
-        reason: Any = self.reason(error)
-        if isinstance(reason, errors.ProtocolError):  # "connection aborted", also if a wait to send has timed out
-            reason = reason.args[-1]
-        return isinstance(error, self.timed_out) or isinstance(reason, _TIMED_OUT)
-
-    @override
-    def proxy_refusal(self, error: Exception) -> int | None:
-        reason = self.reason(error)
-        match = _NO_TUNNEL.match(str(reason)) if type(reason) is OSError else None
-        return int(match[1]) if match else None
-
-    def reason(self, error: Any) -> object:
+    def reason(self, error: Any) -> Any:
         """Return the wrapped error. "Unable to connect to proxy" may mean that the proxy has received the request."""
         if isinstance(error, errors.MaxRetryError):
             error = error.reason
+        if isinstance(error, errors.ProtocolError):  # "connection aborted", also if a wait to send has timed out
+            return error.args[-1] if error.args else error
         return error.original_error if isinstance(error, errors.ProxyError) else error
 
 

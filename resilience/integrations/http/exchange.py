@@ -109,10 +109,6 @@ class Exchange(Repeatable):
         """
         return bool(response.is_closed and not response.is_stream_consumed)
 
-    def has_timed_out(self, error: Exception) -> bool:
-        """Whether this error of the client means that it has waited too long."""
-        return isinstance(error, self.timed_out)
-
     # --- the attempt ---
 
     def __call__(self, ctx: Context) -> Any:
@@ -133,7 +129,7 @@ class Exchange(Repeatable):
                     self._body.end()
         except Exception as error:
             self.note_failure(error, is_over=self._was_abandoned(ctx))
-            if is_out_of_time(ctx) and self.has_timed_out(error):
+            if is_out_of_time(ctx) and self.is_of(self.timed_out, error):
                 raise attempt_is_late() from error
             raise
         if not self._keep(response, ctx):

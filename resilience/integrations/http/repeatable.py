@@ -11,7 +11,7 @@ A Retry reads the answer in two places: on the called function, which is the exc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from resilience.context import Context
 from resilience.errors import Rejected
@@ -19,6 +19,7 @@ from resilience.hints import forbid_repeat
 from resilience.integrations.http.bodies import Body
 from resilience.integrations.http.rules import NotRepeatable
 from resilience.integrations.http.settings import Settings
+from resilience.network_errors import proxy_status
 from resilience.work.idempotency import key_for
 
 
@@ -45,13 +46,17 @@ class Repeatable:
 
     # --- the description of a client ---
 
+    def reason(self, error: Any) -> Any:
+        """Return the error inside an error of the client, if it wraps another one."""
+        return error
+
     def may_have_been_sent(self, error: Exception) -> bool:
         """Whether the server may have received the request, although the client has raised this error."""
-        return not isinstance(error, self.never_sent)
+        return not self.is_of(self.never_sent, error)
 
-    def proxy_refusal(self, error: Exception) -> int | None:
-        """Return the status with which a proxy has refused to connect; None if this is another error."""
-        return None
+    def is_of(self, kinds: tuple[type[Exception], ...], error: Exception) -> bool:
+        """Whether an error of the client, or the one inside it, is of one of these classes."""
+        return isinstance(error, kinds) or isinstance(self.reason(error), kinds)
 
     def was_never_sent(self) -> bool:
         """Whether the client knows that an attempt that was cut off had not begun to send."""
@@ -108,7 +113,7 @@ class Repeatable:
 
         :param is_over: whether the caller has abandoned the attempt, so that it no longer decides about the next one.
         """
-        refusal = self.proxy_refusal(error)
+        refusal = proxy_status(self.reason(error))
         if refusal is not None or isinstance(error, Rejected) or not self.may_have_been_sent(error):
             if self.reads_in_threads:
                 self._body.end()

@@ -22,7 +22,6 @@ from resilience.integrations.httpx.pools import reclaim_slots
 
 _PHASES = ("connect", "read", "write", "pool")
 
-_PROXY_ERROR = classes("ProxyError")
 _LOCAL_PROTOCOL_ERROR = classes("LocalProtocolError")
 #: The message for a request on an HTTP/2 connection that the server had closed before, for example in a reload.
 _CLOSED_BEFORE = "ConnectionInputs.SEND_HEADERS in state ConnectionState.CLOSED"
@@ -194,11 +193,6 @@ class _Sending(Exchange):
     @override
     def may_have_been_sent(self, error: Exception) -> bool:
         return super().may_have_been_sent(error) and not (_found_closed_connection(error) or _was_not_processed(error))
-
-    @override
-    def proxy_refusal(self, error: Exception) -> int | None:
-        status = str(error)[:3] if isinstance(error, _PROXY_ERROR) else ""
-        return int(status) if status.isdigit() else None
 
     @override
     def limit(self, response: Any) -> Any:

@@ -52,6 +52,13 @@ def test_no_node_of_a_diagram_is_a_keyword_of_mermaid() -> None:
     assert [diagram for diagram in diagrams if bare.search(diagram)] == []
 
 
+def test_no_page_puts_a_bulkhead_inside_a_circuit_breaker() -> None:
+    """Calls in its queue would reach a service whose circuit has opened meanwhile; docs/order.md has the numbers."""
+    wrong = re.compile(r"\bCircuitBreaker(\([^()]*\))?,\s*(Adaptive|Bulkhead\b)")
+    pages = [*PAGES, *sorted((ROOT / "examples").rglob("*.py"))]
+    assert [str(path) for path in pages if wrong.search(path.read_text(encoding="utf-8"))] == []
+
+
 # --- links -----------------------------------------------------------------------------------
 
 

@@ -116,7 +116,7 @@ def test_policies_work_in_greenlets(order: str) -> None:
     answers, seconds = seen["queued"]
     assert answers == list(range(10))
     assert 0.5 <= seconds < 2  # two at a time
-    assert seen["limited"][0] == ["no result within 0.2 s"] * 10
+    assert seen["limited"][0] == ["Timeout: no result within 0.2 s"] * 10
     assert seen["limited"][1] < 1
     assert seen["retried"][0] == list(range(10))
     assert 0.2 <= seen["retried"][1] < 1
@@ -190,4 +190,4 @@ def test_policies_work_under_gunicorns_gevent_worker(tmp_path: Path, preload: li
     assert [it["answer"] for it in answers] == ["done"] * 12, log
     assert 0.6 <= took < 5
     assert {str(it["lock"]).partition(".")[0] for it in answers} == {"gevent"}
-    assert late["answer"] == "no result within 0.5 s"
+    assert late["answer"] == "Timeout: no result within 0.5 s"

@@ -42,8 +42,7 @@ from resilience.state.circuit import (
 )
 from resilience.state.trips import ConsecutiveFailures, Trip
 
-#: The admitted calls that enclose this code, innermost first. Child tasks and threads inherit it, so each entry says
-#: when it has ended.
+#: The admitted calls that enclose this code, innermost first. Child tasks inherit it, so each says when it has ended.
 _enclosing: ContextVar[tuple[Admitted, ...]] = forks.context_variable("resilience.admitted", ())
 get_enclosing: Callable[[], tuple[Admitted, ...]] = _enclosing.get
 _set_enclosing: Callable[[tuple[Admitted, ...]], Token[tuple[Admitted, ...]]] = _enclosing.set
@@ -234,8 +233,7 @@ class LiveCircuit:
     async def _check(self, probe: Probe, ctx: Context, noted: Admitted, runtime: Runtime) -> _Answer:
         """Run the user's function in the slot of a probe, record its outcome, and decide on the call."""
         assert self.rules.probe is not None
-        began, failure = clock.now(), None
-        timeout = probe.period.probe_timeout
+        began, failure, timeout = clock.now(), None, probe.period.probe_timeout
         with self._lock:  # the slot outlasts the function, so that a timeout of the function counts as a failure
             self.machine.keep_slot(probe, began + 2 * timeout)
         noted.admission = probe  # its own calls under this breaker are nested calls
@@ -262,11 +260,13 @@ class LiveCircuit:
                 now = clock.now()  # read under the lock, so that it is not before the transitions of other threads
                 if probe is not None:
                     self._note_locked(self._record_locked(probe, failure, began, now), ctx)
-                # A failed probe refuses its call, even if it has opened the circuit for 0 s.
-                if failure is None or not isinstance(self.machine.period, Open):
+                period = self.machine.period
+                has_lost_its_slot = probe is not None and period is probe.period and not period.successes
+                # A failed probe refuses its call, even if it has opened the circuit for 0 s, or came too late to count.
+                if not has_lost_its_slot and (failure is None or not isinstance(period, Open)):
                     admission, transition = self.machine.admit(now)
                     self._note_locked(transition, ctx)
-                period = self.machine.period
+                    period = self.machine.period
             self._report()
         except BaseException:  # interrupted, here or in a listener, so the call is not made
             if admission is not None:

@@ -108,6 +108,21 @@ async def test_the_probe_function_counts_as_one_of_several_successful_probes(wor
     assert (breaker.state, probe.calls) == (OPEN, 2)
 
 
+async def test_a_probe_that_comes_too_late_to_count_refuses_its_call(world: World, clock: FakeClock) -> None:
+    """It has lost its slot. If it always took so long, as in a busy process, a call would otherwise run it for ever."""
+    calls = 0
+
+    async def ping() -> None:
+        nonlocal calls
+        calls += 1
+        clock.advance(3 if calls < 5 else 0)
+
+    breaker = CircuitBreaker(1, open_for=10, probe=world.native(ping), probe_timeout=1)
+    await about_to_probe(world, breaker, clock)
+    assert type(await works(world, breaker)) is CircuitOpen
+    assert (calls, breaker.state, breaker.stats().probes) == (1, HALF_OPEN, 0)
+
+
 @pytest.mark.parametrize("outer", [[], [Hedge(5)]], ids=str)
 async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: Virtual, outer: list[Hedge]) -> None:
     """In threads it is abandoned."""

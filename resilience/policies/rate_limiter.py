@@ -27,8 +27,8 @@ from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
-from resilience.state.rates import EPSILON, Quota
-from resilience.state.turns import Turn, Turns, Units, Woken
+from resilience.state.rates import EPSILON, Quota, Units
+from resilience.state.turns import Turn, Turns, Woken
 
 T = TypeVar("T")
 
@@ -199,8 +199,8 @@ class RateLimiter(Policy[Never]):
 
     def reset(self) -> None:
         """Discard the past use, and what the service has reported. Waiting calls keep their places."""
-        now = clock.now()
-        self._wake(self._turns.change(lambda: self._turns.replace(tuple(map(meter_of, self._rates)), Quota()), now))
+        turns, now = self._turns, clock.now()
+        self._wake(turns.change(lambda: turns.replace(tuple(map(meter_of, self._rates)), Quota(), now), now))
 
     def stats(self) -> RateLimiterStats:
         """Return a snapshot of the limiter."""
@@ -316,14 +316,13 @@ class RateLimiter(Policy[Never]):
             self._wake(self._turns.change(lambda: self._turns.correct(more, began, now), now))
 
     def _wake(self, woken: Woken[Waiter]) -> None:
-        """Wake a turn. If its event loop has ended, remove it from the queue and wake the next one, if necessary."""
-        while woken is not None:
-            turn, waiter = woken
-            woken = None
+        """Wake these turns. Those whose event loop has ended leave the queue, and others are woken, if necessary."""
+        while woken:
+            turn, waiter = woken.pop(0)
             try:
                 waiter.wake()
             except RuntimeError:
-                woken = self._turns.leave(turn, clock.now())
+                woken += self._turns.leave(turn, clock.now())
 
 
 @final

@@ -232,3 +232,40 @@ class Quota:
 
 #: What a queue needs of each: `ready`, `take` and `copy`.
 Meter: TypeAlias = Spread | Window | Quota
+
+#: The units that a call uses of each meter.
+Units: TypeAlias = tuple[float, ...]
+
+
+@final
+class Together:
+    """Several meters that must all allow a use."""
+
+    __slots__ = ("_meters", "not_before")
+
+    def __init__(self, meters: tuple[Meter, ...], not_before: float = -inf) -> None:
+        self._meters = meters
+        #: The instant before which no use may begin, because an earlier one in the queue has not begun before it.
+        self.not_before: float = not_before
+
+    def ready(self, costs: Units, since: float) -> float:
+        """Return the first instant from `since` on from which a use may begin."""
+        at = since if since > self.not_before else self.not_before
+        for meter, cost in zip(self._meters, costs, strict=True):
+            instant = meter.ready(cost, at)
+            if instant > at:
+                at = instant
+        return at
+
+    def take(self, costs: Units, at: float, now: float) -> float:
+        """Charge a use to all meters. Return how many seconds later than `at` it was charged."""
+        return max([meter.take(cost, at, now) for meter, cost in zip(self._meters, costs, strict=True)])
+
+    def take_in_order(self, costs: Units, at: float, now: float) -> float:
+        """Charge a use that begins as soon as possible, but not before `at`; the next one may not begin before it."""
+        self.not_before = at
+        return self.take(costs, at, max(at, now))
+
+    def copy(self) -> Together:
+        """Return an independent copy."""
+        return Together(tuple([meter.copy() for meter in self._meters]), self.not_before)

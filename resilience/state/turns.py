@@ -1,16 +1,22 @@
 """Turns: when each waiter may begin under one or more rates, in the order of arrival.
 
-A place in the queue is not a reservation. Each waiter sleeps, on its own timer, until the instant at which the rates
-allow it and all waiters before it. So waiters normally do not wake one another. A waiter that gives up leaves the
-queue, and every waiter behind it may start earlier; the first of the queue is woken if its timer is now too late.
+A place in the queue is not a reservation: a turn is charged when it begins. Each waiter sleeps, on its own timer, until
+the instant at which the rates allow it and all waiters before it. If one gives up, those behind it may begin earlier;
+only the first one is then woken, if its timer is now too late. Otherwise, no waiter wakes another one.
 
-Timers of the same instant fire in any order. So a waiter that may begin lets the first of the queue begin before it, if
-that may begin, too, and is then woken in its turn. But it waits only milliseconds for waiters that do not come, because
-their event loop is stalled: they are late. Until one of them comes, the others count as if they were not in the queue.
-One that has come late is waited for longer, so that a slow event loop gets its turns, too.
+Three rules say who begins. They matter if waiters do not come when they are due.
+
+1. Only the first one begins, because timers of the same instant fire in any order. Another one that is due gives way to
+   the first, and is woken in its turn.
+2. If it has given way in vain for milliseconds, the first one is late: its event loop is stalled. The others go on
+   without it, as if it were not in the queue. When it comes, all late ones count again, because those of the same loop
+   are about to come.
+3. It may be late again the next time, and every time. So then, the others go on without it as well, but leave it its
+   units, for twice as long as it was late before. It may come at any time, and begins at once.
 
 The instants come from a plan: the rates as they will be after all waiters have begun at their instants. A newcomer is
-added at its end. Any change of the order or the rates discards the plan; it is rebuilt when it is next needed.
+added at its end. Any change of the order or the rates discards the plan; it is rebuilt when it is next needed. The plan
+only tells when to look, or to refuse: whether the first one may begin is always computed from the rates.
 
 Decisions are made under one short lock; the caller of a method then wakes the waiter, which calls into event loops. The
 lock is reentrant, and each step leaves a consistent state: the garbage collector may finalize an abandoned coroutine in
@@ -24,25 +30,17 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, Generic, TypeAlias, TypeVar, final
 
-from resilience.state.rates import EPSILON, Meter, Quota, Spread, Window
+from resilience.state.rates import EPSILON, Quota, Spread, Together, Units, Window
 
 W = TypeVar("W")
-
-#: The units that a call uses of each rate; the last item is for the quota.
-Units: TypeAlias = tuple[float, ...]
-#: The rates that must all allow a call; the last one is the quota.
-Rates: TypeAlias = tuple[Meter, ...]
 
 #: A waiter whose timer is too late by at most this many seconds is not woken.
 WAKE_TOLERANCE: Final = 1e-3
 
-#: For how many seconds, at first, a turn that may begin waits for the first one to begin; doubled with each wait, so
-#: that a thousand turns of the same instant, which begin one after another, do not all look again all the time. After a
-#: wait in vain, the next one is half as long: if the limit was raised, each turn of a stalled loop has to be woken.
+#: For how many seconds, at first, a turn gives way; doubled each time, so that a thousand turns of the same instant,
+#: which begin one after another, do not all look again all the time.
 ORDER_PATIENCE: Final = 0.02
-SHORTEST_PATIENCE: Final = 0.001
-#: A turn that came late is waited for twice as long the next time, but at most for so many seconds. Otherwise those of
-#: a quick event loop would overtake it for ever if the timers of its own are always late by more than `ORDER_PATIENCE`.
+#: The units of a turn that comes late are kept for at most so many seconds.
 LONGEST_GRACE: Final = 1.0
 
 #: The share of a newcomer's wait by which the plan may be too early, because windows are charged when a call begins.
@@ -72,23 +70,28 @@ class Turn(Generic[W]):
         self.due: float  # until when the caller sleeps
         self.waits: bool = False
         self.has_begun: bool = False
-        self.is_late: bool = False  # whether another turn has waited in vain for this one to come
-        self.grace: float = 0.0  # for how many seconds, at least, others wait for it to come
-        self.gave_way_at: float = -inf  # when it last began to wait for the first turn to begin
-        self.patience: float = ORDER_PATIENCE
+        self.patience: float = ORDER_PATIENCE  # for how many seconds it gives way
+        self.gave_way_at: float = -inf  # when it last gave way
+        self.is_late: bool = False  # whether another turn has given way to it in vain
+        self.grace: float = 0.0  # for how many seconds its units are kept while it is late
+
+    def woken(self, now: float) -> tuple[Turn[W], W]:
+        """Note that the caller is woken, so that this happens once; return the waiter at this time with it."""
+        self.due = now
+        return self, self.waiter
 
 
-#: The turn whose caller must be woken, and its waiter at that time; None if there is none.
-Woken: TypeAlias = tuple[Turn[W], W] | None
+#: The turns whose callers must be woken, and their waiters at that time.
+Woken: TypeAlias = list[tuple[Turn[W], W]]
 
 
 @final
 class Turns(Generic[W]):
-    """The state machine. Methods that can make a turn begin earlier return the turn to wake."""
+    """The state machine. Methods that can make turns begin earlier return the turns to wake."""
 
     __slots__ = (
-        *("_has_fast_path", "_lock", "_plan", "_plan_ends", "_plan_error", "_queue"),
-        *("_rates", "bucket", "fast_path", "quota", "rates", "rejected"),
+        *("_all", "_has_fast_path", "_lock", "_plan", "_plan_error", "_queue"),
+        *("bucket", "fast_path", "quota", "rates", "rejected"),
     )
 
     def __init__(self, rates: tuple[Spread | Window, ...], quota: Quota) -> None:
@@ -100,19 +103,21 @@ class Turns(Generic[W]):
         self.rejected: int = 0
         self.replace(rates, quota)
         self._queue: list[Turn[W]] = []  # unlike a deque, it may be changed in the middle of a loop over it
-        self._plan: Rates | None = None
-        self._plan_ends = -inf
+        self._plan: Together | None = None
         self._plan_error = 0.0  # by how many seconds the plan may be too early
 
     def take(self, costs: Units, now: float) -> bool:
         """Take a turn if the rates allow one now and no caller waits."""
         with self._lock:
             self._close_fast_path_locked()
-            if self._queue and self._first_locked() is not None:
+            rates = self._all
+            if self._queue:
+                first, rates, _ = self._first_locked(now)
+                if first is not None:
+                    return False
+            if rates.ready(costs, now) > now + EPSILON:
                 return False
-            if _instant(self._rates, costs, now) > now + EPSILON:
-                return False
-            _charge(self._rates, costs, now)
+            self._all.take(costs, now, now)
             if not self._queue and self.bucket is not None and self.quota.has_expired(now):
                 self._has_fast_path = True
                 self.fast_path.append(None)
@@ -141,41 +146,41 @@ class Turns(Generic[W]):
             turn.waits = True
             self._queue.append(turn)
             if self._plan is not None:
-                _charge(self._plan, turn.costs, at)
-                self._plan_ends = at
+                self._plan.take_in_order(turn.costs, at, now)
 
     def go(self, turn: Turn[W], now: float) -> Woken[W]:
         """Begin if the instant has come; leave if it would come too late; otherwise keep waiting, until `turn.due`."""
         with self._lock:
             if not turn.waits:
-                return None
-            first = self._first_to_come_locked(turn, now)
-            if first is not None and now < turn.latest and self._gives_way_locked(turn, first, now):
-                turn.gave_way_at, turn.due = now, min(now + max(turn.patience, first.grace), turn.latest)
-                turn.patience *= 2
-                return self._first_to_wake_locked(now)
-            self._update_instant_locked(turn, first, now)
+                return []
+            if turn.is_late:
+                turn.grace, self._plan = min(2 * (now - turn.due), LONGEST_GRACE), None
+                for it in self._queue:
+                    it.is_late = False
+            first, rates, until = self._first_locked(now, turn)
+            if first is None or now >= turn.latest:
+                first = turn
+            if first is turn:
+                turn.instant = rates.ready(turn.costs, turn.joined)
+            elif max(rates.ready(it.costs, it.joined) for it in (first, turn)) <= now + EPSILON:
+                turn.instant = now
+            else:
+                self._plan_locked(now)
             if turn.instant > turn.latest:
                 self.rejected += 1
-                return self._leave_locked(turn, now, self._held_until_locked(now))
+                return self.leave(turn, now)
             if turn.instant > now + EPSILON:
-                turn.due = turn.instant
-                return self._first_to_wake_locked(now)
-            # Turns before it do not count: each is charged when it begins, and one that never begins costs nothing.
-            at = self._earliest_locked(turn)
-            late = [rate.take(cost, at, now) for rate, cost in zip(self._rates, turn.costs, strict=True)]
-            turn.has_begun = True
-            plan, woken = self._plan, self._leave_locked(turn, now)
-            self._plan_error += max(late)
-            if self._plan_error <= WAKE_TOLERANCE + PLAN_TOLERANCE * (self._plan_ends - now):
-                self._plan = plan
-            return woken
+                turn.due = min(turn.instant, until)
+                return self._to_wake_locked(now)
+            if first is turn:
+                return self._begin_locked(turn, now)
+            return self._give_way_locked(turn, first, now)
 
     def leave(self, turn: Turn[W], now: float) -> Woken[W]:
         """Leave the queue. A no-op if the turn does not wait."""
         with self._lock:
-            held_until = self._held_until_locked(now)
-            return self._leave_locked(turn, now, held_until) if turn.waits else None
+            self._hold_locked(self._first_locked(now)[0], now)
+            return self._leave_locked(turn, now) if turn.waits else []
 
     def first(self) -> Turn[W] | None:
         """Return the first turn of the queue, even if it is late."""
@@ -186,16 +191,16 @@ class Turns(Generic[W]):
         """Apply a change of the rates under the lock."""
         with self._lock:
             self._close_fast_path_locked()
-            held_until = self._held_until_locked(now)
+            self._hold_locked(self._first_locked(now)[0], now)
             change()
             self._plan = None
-            return self._first_to_wake_locked(now, held_until)
+            return self._to_wake_locked(now)
 
-    def replace(self, rates: tuple[Spread | Window, ...], quota: Quota) -> None:
+    def replace(self, rates: tuple[Spread | Window, ...], quota: Quota, now: float = -inf) -> None:
         """Replace the rates, within a `change`."""
         self.rates: tuple[Spread | Window, ...] = rates
         self.quota: Quota = quota
-        self._rates: Rates = (*rates, quota)
+        self._all = Together((*rates, quota), not_before=now)
         only = rates[0] if len(rates) == 1 else None
         #: The only rate, if it is a bucket for calls of one cost.
         self.bucket: Spread | None = only if isinstance(only, Spread) and only.has_fixed_cost else None
@@ -223,101 +228,86 @@ class Turns(Generic[W]):
 
     def _next_locked(self, costs: Units, now: float) -> float:
         """Return the instant at which a newcomer could begin."""
-        if self._first_locked() is None:
+        first, rates, _ = self._first_locked(now)
+        if first is None:
             self._plan = None  # it has no turns left, and does not count later uses without the queue
-            return _instant(self._rates, costs, now)
-        return _instant(self._plan_locked(), costs, max(now, self._plan_ends))
+        else:
+            rates = self._plan_locked(now)
+        return rates.ready(costs, now)
 
-    def _earliest_locked(self, turn: Turn[W]) -> float:
-        """Return the instant at which a turn could begin if there were no turns before it."""
-        return _instant(self._rates, turn.costs, turn.joined)
+    def _first_locked(self, now: float, judge: Turn[W] | None = None) -> tuple[Turn[W] | None, Together, float]:
+        """Return the first turn that counts; the rates without the units that are kept for late ones, and until when.
 
-    def _gives_way_locked(self, turn: Turn[W], first: Turn[W], now: float) -> bool:
-        """Whether a turn may begin, but the first one as well."""
-        if first is turn:
-            return False
-        return max(self._earliest_locked(first), self._earliest_locked(turn)) <= now + EPSILON
+        :param judge: a turn that has come. Those to which it has given way in vain are late.
+        """
+        rates, until = self._all, inf
+        for it in self._queue:
+            if it is judge:
+                return it, rates, until
+            if it.is_late and not it.grace:
+                continue
+            at = rates.ready(it.costs, it.joined)
+            if at > it.latest:  # it will be refused
+                continue
+            if not it.is_late:
+                if judge is None or it.due > judge.gave_way_at:
+                    return it, rates, until
+                self._hold_locked(it, now)
+                self._plan, it.is_late, judge.patience = None, True, ORDER_PATIENCE
+            if now < it.due + it.grace:
+                rates, until = (rates.copy() if rates is self._all else rates), min(until, it.due + it.grace)
+                rates.take_in_order(it.costs, at, now)
+            elif it.grace:
+                self._plan, it.grace = None, 0.0
+        return None, rates, until
 
-    def _first_locked(self) -> Turn[W] | None:
-        """Return the first turn that counts."""
-        return next(filter(self._counts_locked, self._queue), None)
-
-    def _counts_locked(self, turn: Turn[W]) -> bool:
-        """Whether the turns behind this one wait for it: it is not late, and will not be refused."""
-        return not turn.is_late and self._earliest_locked(turn) <= turn.latest
-
-    def _first_to_come_locked(self, turn: Turn[W], now: float) -> Turn[W] | None:
-        """Return the first turn that counts, after marking those as late for which this one has waited in vain."""
-        if turn.is_late:  # its event loop runs again, and others of it are about to come
-            turn.grace = min(2 * (now - turn.due), LONGEST_GRACE)
-            self._plan = None
-            for it in self._queue:
-                it.is_late = False
-        for it in filter(self._counts_locked, self._queue):
-            if it is turn or it.due > turn.gave_way_at or now < turn.gave_way_at + it.grace:
-                return it
-            self.quota.closed_until = max(self.quota.closed_until, min(now, self._earliest_locked(it)))
-            self._plan, it.is_late = None, True
-            waited = turn.due - turn.gave_way_at
-            turn.patience = max(SHORTEST_PATIENCE, min(waited / 2, ORDER_PATIENCE))
-        return None
-
-    def _plan_locked(self) -> Rates:
+    def _plan_locked(self, now: float) -> Together:
         """Return the plan; if there is none, make it, and set the instant of each turn."""
         if self._plan is None:
             self._plan_error = 0.0
-            rates, at = tuple(rate.copy() for rate in self._rates), -inf
+            plan = self._all.copy()
             for turn in list(self._queue):
-                turn.instant = _instant(rates, turn.costs, max(at, turn.joined))
-                if turn.instant <= turn.latest and not turn.is_late:  # otherwise others do not wait for it
-                    at = turn.instant
-                    _charge(rates, turn.costs, at)
-            self._plan, self._plan_ends = rates, at
+                turn.instant = plan.ready(turn.costs, turn.joined)
+                if turn.instant <= turn.latest and not (turn.is_late and now >= turn.due + turn.grace):
+                    plan.take_in_order(turn.costs, turn.instant, now)
+            self._plan = plan
         return self._plan
 
-    def _update_instant_locked(self, turn: Turn[W], first: Turn[W] | None, now: float) -> None:
-        """Set the instant at which this turn may begin."""
-        if first is turn:
-            turn.instant = self._earliest_locked(turn)
-            return
-        self._plan_locked()
-        if turn.instant <= now + EPSILON:  # due by the plan, which may be too early
-            self._plan = None
-            self._plan_locked()
+    def _give_way_locked(self, turn: Turn[W], first: Turn[W], now: float) -> Woken[W]:
+        """Let a turn that is due wait for the first one. If that one sleeps too long, wake all before this turn."""
+        woken = []
+        if first.due > now + WAKE_TOLERANCE:
+            woken = [it.woken(now) for it in self._queue[: self._queue.index(turn)] if it.due > now]
+        turn.gave_way_at, turn.due = now, min(now + turn.patience, turn.latest)
+        turn.patience *= 2
+        return woken
 
-    def _leave_locked(self, turn: Turn[W], now: float, held_until: float = -inf) -> Woken[W]:
+    def _begin_locked(self, turn: Turn[W], now: float) -> Woken[W]:
+        # Turns before it do not count: each is charged when it begins, and one that never begins costs nothing.
+        at = self._all.ready(turn.costs, turn.joined)
+        late = self._all.take_in_order(turn.costs, at, now)
+        turn.has_begun = True
+        plan, woken = self._plan, self._leave_locked(turn, now)
+        self._plan_error += late
+        if plan is not None and self._plan_error <= WAKE_TOLERANCE + PLAN_TOLERANCE * (plan.not_before - now):
+            self._plan = plan
+        return woken
+
+    def _leave_locked(self, turn: Turn[W], now: float) -> Woken[W]:
         turn.waits = False  # no call since the check of `waits`, nor until it has left: it leaves exactly once
         self._queue.remove(turn)
         self._plan = None
-        return self._first_to_wake_locked(now, held_until)
+        return self._to_wake_locked(now)
 
-    def _held_until_locked(self, now: float) -> float:
-        """Return until when the first turn has held up the others: until now, or its instant if it is late."""
-        first = self._first_locked()
-        return -inf if first is None else min(now, self._earliest_locked(first))
+    def _hold_locked(self, first: Turn[W] | None, now: float) -> None:
+        """Note until when the first turn has held up the others: until now, or its instant if it is late."""
+        if first is not None:
+            self._all.not_before = min(now, self._all.ready(first.costs, first.joined))
 
-    def _first_to_wake_locked(self, now: float, held_until: float = -inf) -> Woken[W]:
-        """Return the first turn if its caller would sleep too long.
-
-        It was held up until `held_until`, so it is not late, and makes up for nothing before that.
-        """
-        self.quota.closed_until = max(self.quota.closed_until, held_until)
-        first = self._first_locked()
-        if first is None or max(now, self._earliest_locked(first)) >= first.due - WAKE_TOLERANCE:
-            return None
-        first.due = now  # so that it is woken only once
-        return first, first.waiter
-
-
-def _instant(rates: Rates, costs: Units, at: float) -> float:
-    """Return the earliest instant from `at` on at which all rates allow the costs."""
-    for rate, cost in zip(rates, costs, strict=True):
-        instant = rate.ready(cost, at)
-        if instant > at:
-            at = instant
-    return at
-
-
-def _charge(rates: Rates, costs: Units, at: float) -> None:
-    for rate, cost in zip(rates, costs, strict=True):
-        rate.take(cost, at, at)
+    def _to_wake_locked(self, now: float) -> Woken[W]:
+        """Return the first turn if its caller would sleep too long."""
+        first, rates, until = self._first_locked(now)
+        if first is None:
+            return []
+        due = max(now, min(rates.ready(first.costs, first.joined), until))
+        return [first.woken(now)] if due < first.due - WAKE_TOLERANCE else []

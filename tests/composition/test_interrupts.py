@@ -505,7 +505,7 @@ def interrupted_at_its_turn(form: str, at: int) -> int:
 
 def test_an_interrupt_anywhere_loses_no_turn_behind_a_stalled_one() -> None:
     """Also not that of the stalled one, which comes later."""
-    at_each_place(interrupted_behind_a_stalled_turn, 30)
+    at_each_place(interrupted_behind_a_stalled_turn, 25)
 
 
 def interrupted_behind_a_stalled_turn(at: int) -> int:

@@ -26,6 +26,11 @@ _QUICKLY = (
 _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     "state/rates.py": [
         ("if self.full_at > now:", "if self.full_at >= now:", "at equality, nothing of the bucket is used"),
+        (
+            "for meter, cost in zip(self._meters, costs, strict=True):",
+            "for meter, cost in zip(self._meters, costs, strict=False):",
+            "there is one cost for each meter",
+        ),
     ],
     "state/concurrency.py": [
         (
@@ -36,32 +41,14 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("latency_of_all: float = 0.0", "latency_of_all: float = -1.0", "the larger of the two latencies counts"),
     ],
     "state/turns.py": [
-        ("self._plan: Rates | None = None", "pass", "it is set again before it is read"),
+        ("self._plan: Together | None = None", "pass", "it is set again before it is read"),
+        ("if rates.ready(costs, now) > now + EPSILON:", "if rates.ready(costs, now) >= now + EPSILON:", _OF_ROUNDING),
         (
-            "if self._queue and self._first_locked() is not None:",
-            "if ((self._first_locked() is not None)):",
-            _QUICK_WAY,
-        ),
-        (
-            "if _instant(self._rates, costs, now) > now + EPSILON:",
-            "if _instant(self._rates, costs, now) >= now + EPSILON:",
-            _OF_ROUNDING,
-        ),
-        (
-            "if first is None or max(now, self._earliest_locked(first)) >= first.due - WAKE_TOLERANCE:",
-            "if first is None or max(now, self._earliest_locked(first)) > first.due - WAKE_TOLERANCE:",
+            "return [first.woken(now)] if due < first.due - WAKE_TOLERANCE else []",
+            "return [first.woken(now)] if due <= first.due - WAKE_TOLERANCE else []",
             "at exactly this lateness it may be woken or not",
         ),
-        (
-            "if first is turn: turn.instant = self._earliest_locked(turn) return",
-            "pass",
-            f"{_QUICK_WAY}; without it, a wait takes up to 40 % more",
-        ),
-        (
-            "for rate, cost in zip(rates, costs, strict=True):",
-            "for rate, cost in zip(rates, costs, strict=False):",
-            "there is one cost for each rate",
-        ),
+        ("if it.is_late and not it.grace: continue", "pass", _QUICK_WAY),
         ("if turn.instant > now + EPSILON:", "if turn.instant >= now + EPSILON:", _OF_ROUNDING),
     ],
     "policies/rate_limiter.py": [

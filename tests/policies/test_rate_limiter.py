@@ -622,23 +622,25 @@ def test_tasks_of_a_blocked_event_loop_take_no_turns_of_others() -> None:
     assert seconds < 1  # 0.25 s on an idle machine
 
 
-def test_a_waiting_task_of_an_ended_trio_run_leaves_the_queue() -> None:
-    """An attempt to wake it fails, and removes it."""
+def test_waiting_tasks_of_an_ended_trio_run_leave_the_queue() -> None:
+    """An attempt to wake the first one fails, and removes it; then the next one is woken."""
     limiter = RateLimiter(Rate(1, per=60, burst=1))
     limiter.call(int)
     left: list[Any] = []
 
     async def main() -> None:
-        coroutine = limiter.acall(trio.sleep, 0)
-        left.append(coroutine)
-        coroutine.send(None)
+        for _ in range(3):
+            coroutine = limiter.acall(trio.sleep, 0)
+            left.append(coroutine)
+            coroutine.send(None)
 
     trio.run(main)
-    assert limiter.stats().queued == 1
+    assert limiter.stats().queued == 3
     limiter.reset()
     assert limiter.stats().queued == 0
-    with pytest.raises(RuntimeError):
-        left[0].close()
+    for coroutine in left:
+        with pytest.raises(RuntimeError):
+            coroutine.close()
 
 
 async def test_errors_and_refusals_leave_no_reference_cycle(world: World, virtual: VirtualClock) -> None:

@@ -9,7 +9,7 @@ from weakref import ref
 
 import pytest
 
-from resilience.state.rates import Quota, Spread, Window
+from resilience.state.rates import EPSILON, Quota, Spread, Window
 from resilience.state.turns import Turn, Turns
 
 COST = (1.0, 1.0)
@@ -28,8 +28,9 @@ def joined(turns: Turns[str], name: str, now: float = 0.0, latest: float = 1e9) 
     return turn
 
 
-def woken(result: Any) -> str | None:
-    return None if result is None else str(result[1])
+def woken(result: list[tuple[Turn[str], str]]) -> str:
+    """Return the names of the turns to wake."""
+    return " ".join(name for _, name in result)
 
 
 def test_a_turn_that_was_left_does_not_begin() -> None:
@@ -37,8 +38,8 @@ def test_a_turn_that_was_left_does_not_begin() -> None:
     turns = turns_of(Window(1, 1.0))
     turn = joined(turns, "a")
     turns.leave(turn, 0.0)
-    assert turns.go(turn, 1.0) is None
-    assert turns.leave(turn, 0.0) is None
+    assert woken(turns.go(turn, 1.0)) == ""
+    assert woken(turns.leave(turn, 0.0)) == ""
     assert not turn.has_begun
 
 
@@ -61,11 +62,13 @@ def test_a_turn_that_is_not_the_first_is_checked_exactly_at_its_instant() -> Non
     assert turns.take((2.0, 1.0), 0.0)
     first = Turn((2.0, 1.0), 1e9, "a")
     turns.join(first, 0.0)
-    _, third = joined(turns, "b"), joined(turns, "c")
+    second, third = joined(turns, "b"), joined(turns, "c")
     turns.go(first, 1.0005)
-    turns.go(third, 2.0)
-    assert not third.has_begun
-    assert third.due == pytest.approx(2.0005)
+    for turn in (third, second):
+        turns.go(turn, 2.0)
+        assert not turn.has_begun
+    assert second.due == pytest.approx(2.0005)
+    assert woken(turns.go(second, second.due)) == "c"
 
 
 def test_a_turn_that_is_not_the_first_comes_earlier_if_the_rate_rises() -> None:
@@ -106,9 +109,19 @@ def test_turns_behind_one_that_has_held_them_up_are_not_late(end: Callable[[Any,
     for turn in (first, second, third):
         turns.join(turn, 0.0)
     end(turns, first)
+    assert turns.seconds((1.0, 0.0, 1.0), 2.0) == pytest.approx(0.2)
     for turn in (first, second, third):
         turns.go(turn, 2.0)
     assert (second.has_begun, third.has_begun, third.due) == (True, False, 2.1)
+
+
+def test_turns_that_wait_during_a_reset_make_up_for_nothing_before_it() -> None:
+    turns = turns_of(Spread(10, 5.0, 1))
+    first, second = joined(turns, "a"), joined(turns, "b")
+    turns.change(lambda: turns.replace((Spread(10, 1.0, 1),), Quota(), 0.4), 0.4)
+    for turn in (first, second):
+        turns.go(turn, 0.4)
+    assert (first.has_begun, second.has_begun, second.due) == (True, False, 0.5)
 
 
 def test_a_bucket_alone_decides_by_one_token() -> None:
@@ -218,7 +231,7 @@ def test_stalled_turns_hold_up_no_newcomer_and_begin_first_once_they_come() -> N
     assert fourth.due == 2.02
     turns.go(second, 2.02)
     assert (second.has_begun, second.due) == (False, 2.04)
-    assert turns.go(first, 2.02) is None
+    assert woken(turns.go(first, 2.02)) == ""
     assert first.has_begun
     turns.go(fourth, 2.02)
     assert fourth.due == 3.02
@@ -248,15 +261,15 @@ def test_the_first_turn_behind_a_stalled_one_is_woken_if_its_turn_is_earlier_now
         joined(turns, name)
     assert woken(turns.change(lambda: turns.rates[0].resize(100, 1.0, 0.0), 0.0)) == "stalled"
     newcomer = joined(turns, "newcomer", 0.5)
-    assert turns.go(newcomer, 0.5) is None
-    assert turns.change(lambda: turns.quota.learn(0, until, 0.51), 0.51) is None
+    assert woken(turns.go(newcomer, 0.5)) == ""
+    assert woken(turns.change(lambda: turns.quota.learn(0, until, 0.51), 0.51)) == ""
     assert woken(turns.go(newcomer, 0.52)) == "second"
     assert newcomer.waits
 
 
-@pytest.mark.parametrize(("stalled", "wait"), [(1, 0.02), (3, 0.035), (200, 0.234)])
-def test_stalled_turns_whose_turns_are_earlier_now_cost_less_and_less(stalled: int, wait: float) -> None:
-    """One after another is woken, because the limit was raised; each wait in vain makes the next one shorter."""
+@pytest.mark.parametrize(("stalled", "wait"), [(1, 0.02), (3, 0.04), (200, 0.04)])
+def test_stalled_turns_whose_turns_are_earlier_now_cost_as_much_as_two(stalled: int, wait: float) -> None:
+    """The limit was raised, which has woken only the first one; the one that waits for the second wakes all others."""
     turns = turns_of(Spread(1, 1.0, 1))
     for number in range(stalled):
         joined(turns, f"stalled {number}")
@@ -278,13 +291,117 @@ def test_a_turn_whose_timers_are_always_late_is_overtaken_only_once(late: float,
     assert now == pytest.approx(begins, abs=0.03)
 
 
-def test_turns_wait_only_for_a_second_for_one_that_came_late() -> None:
+def behind_a_slow_one(turns: Turns[str], came_at: float) -> tuple[Turn[str], list[Turn[str]]]:
+    """Let the first turn of a window of three come after all units were used, at 1.02, and return those behind it."""
+    assert turns.take((2.0, 1.0), 0.0)
+    slow, *live = (joined(turns, name) for name in ("slow", *"abcdef"))
+    assert begin(turns, *live, until=1.1) == [1.02] * 3
+    turns.go(slow, came_at)
+    assert slow.due == 2.02
+    return slow, live[3:]
+
+
+def test_a_turn_that_was_late_is_left_its_unit_when_it_is_late_again() -> None:
+    """Others begin beside it, and do not wait for it. When it comes, it begins at once."""
+    turns = turns_of(Window(3, 1.0))
+    slow, live = behind_a_slow_one(turns, 1.5)
+    assert begin(turns, *live, until=2.9) == pytest.approx([2.04, 2.04])
+    turns.go(slow, 2.9)
+    assert slow.has_begun
+    assert begin(turns, live[-1]) == pytest.approx([3.04])
+
+
+def test_newcomers_leave_a_turn_that_was_late_its_unit_as_well() -> None:
+    turns = turns_of(Window(3, 1.0))
+    slow, live = behind_a_slow_one(turns, 1.5)
+    turns.go(live[0], 2.02)
+    for turn in live[1:]:
+        turns.leave(turn, 2.03)
+    begin(turns, live[0], until=2.1)
+    assert turns.seconds((2.0, 1.0), 2.1) == pytest.approx(0.94)
+    assert [turns.take(COST, 2.1), turns.take(COST, 2.1)] == [True, False]
+    turns.go(slow, 2.9)
+    assert slow.has_begun
+
+
+def test_the_unit_of_a_turn_that_was_late_is_kept_for_twice_that_time() -> None:
+    """It came 0.12 s late, so the last one begins 0.24 s after the next instant of that turn."""
+    turns = turns_of(Window(3, 1.0))
+    slow, live = behind_a_slow_one(turns, 1.12)
+    assert begin(turns, *live, until=2.1) == pytest.approx([2.04, 2.04])
+    assert turns.seconds((2.0, 1.0), 2.1) == pytest.approx(1.0)
+    newcomer = joined(turns, "newcomer", 2.1)
+    assert begin(turns, live[-1], until=2.5) == pytest.approx([2.26])
+    assert turns.seconds((2.0, 1.0), 2.27) == pytest.approx(0.99)
+    turns.go(slow, 2.3)
+    assert (slow.has_begun, slow.due) == (False, pytest.approx(3.04))
+    assert newcomer.waits
+
+
+def test_newcomers_do_not_wait_for_a_unit_that_is_kept_no_longer() -> None:
+    turns = turns_of(Window(3, 1.0))
+    _, live = behind_a_slow_one(turns, 1.12)
+    assert begin(turns, *live, until=2.1) == pytest.approx([2.04, 2.04])
+    turns.leave(live[-1], 2.1)
+    turns.join(Turn((2.0, 1.0), inf, "first"), 2.1)
+    assert turns.seconds(COST, 2.2) == pytest.approx(1.0)
+    assert turns.seconds(COST, 2.3) == pytest.approx(0.74)
+
+
+def test_several_turns_that_were_late_are_left_their_units() -> None:
+    """One of each stalled event loop; the rest of the window is for the others."""
+    turns = turns_of(Window(3, 1.0))
+    assert turns.take((2.0, 1.0), 0.0)
+    first, second, *live = (joined(turns, name) for name in ("first", "second", *"abcdef"))
+    assert begin(turns, *live, until=1.1) == [1.02] * 3
+    for turn, at in ((first, 1.5), (second, 1.6)):
+        turn.is_late = True
+        turns.go(turn, at)
+        assert turn.due == pytest.approx(2.02)
+    assert begin(turns, *live[3:], until=2.5) == pytest.approx([2.04])
+    for turn in (second, first):
+        turns.go(turn, 2.9)
+    assert (first.has_begun, second.has_begun) == (True, False)
+
+
+def test_units_are_kept_for_at_most_a_second() -> None:
     turns = turns_of(Window(1, 1.0))
     slow, second, third = (joined(turns, name) for name in ("slow", "b", "c"))
     assert begin(turns, second, until=2.1) == [2.02]
     turns.go(slow, 2.9)
     assert slow.due == 3.02
-    assert begin(turns, third) == pytest.approx([5.02])
+    assert begin(turns, third) == pytest.approx([4.04])
+
+
+def test_a_slow_event_loop_costs_others_little_and_gets_its_turns() -> None:
+    """It is blocked for 0.4 s at a time, four windows of 20. All others together make 200 calls a second at most."""
+    turns: Turns[str] = Turns((Window(20, 0.1),), Quota())
+    began: list[tuple[float, str]] = []
+    callers: dict[str, Turn[str]] = {}
+    now = 0.0
+
+    def call(name: str) -> None:
+        while turns.take(COST, now):
+            began.append((now, name))
+        callers[name] = joined(turns, name, now)
+
+    def comes_at(name: str) -> float:
+        due = callers[name].due
+        return max(now, due if name != "slow" else -(-due // 0.4) * 0.4)
+
+    for number in range(41):
+        call(str(number) if number else "slow")
+    while now < 10:
+        name = min(callers, key=comes_at)
+        now = comes_at(name)
+        turns.go(callers[name], now)
+        if callers[name].has_begun:
+            began.append((now, name))
+            call(name)
+    instants = [instant for instant, _ in began]
+    assert all(later - earlier > 0.1 - EPSILON for earlier, later in zip(instants, instants[20:], strict=False))
+    assert sum(name == "slow" for _, name in began) >= 10
+    assert len(began) > 10 * 200 * 0.9
 
 
 def test_those_behind_stalled_turns_make_up_for_nothing_before_these_were_due() -> None:
@@ -337,17 +454,17 @@ def test_leaving_wakes_the_first_caller_once_if_its_turn_is_earlier_now() -> Non
     """It does not for a change of a millisecond."""
     turns = turns_of(Spread(1, 1.0, 1))
     first, second, third = (joined(turns, name) for name in "abc")
-    assert woken(turns.leave(second, 0.0)) is None
+    assert woken(turns.leave(second, 0.0)) == ""
     assert woken(turns.leave(first, 0.0)) == "c"
-    assert woken(turns.change(lambda: None, 0.0)) is None
-    assert turns.go(third, 0.5) is None
+    assert woken(turns.change(lambda: None, 0.0)) == ""
+    assert woken(turns.go(third, 0.5)) == ""
     assert third.due == 1.0
-    assert woken(turns.change(lambda: turns.rates[0].resize(1.0005, 1.0, 0.5), 0.5)) is None
+    assert woken(turns.change(lambda: turns.rates[0].resize(1.0005, 1.0, 0.5), 0.5)) == ""
     assert woken(turns.change(lambda: turns.rates[0].resize(4, 1.0, 0.5), 0.5)) == "c"
     turns = turns_of(Spread(1, 1.0, 1))
     first, _ = (joined(turns, name) for name in "ab")
     assert woken(turns.leave(first, 1.5)) == "b"
-    assert turns.change(lambda: None, 1.6) is None
+    assert woken(turns.change(lambda: None, 1.6)) == ""
 
 
 def test_a_caller_whose_turn_would_be_too_late_is_rejected() -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from resilience import backoff as backoff, errors as errors, events as events
     from resilience.ambient import current_context as current_context
     from resilience.budget import deadline as deadline, detached as detached
-    from resilience.circuit_state import CircuitState as CircuitState
+    from resilience.circuit_state import CircuitState as CircuitState, CircuitStats as CircuitStats
     from resilience.context import Context as Context
     from resilience.errors import (
         BulkheadFull as BulkheadFull,
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from resilience.policies.hedge import Hedge as Hedge
     from resilience.policies.keyed import Keyed as Keyed, KeyedStats as KeyedStats
     from resilience.policies.latencies import Quantile as Quantile
-    from resilience.policies.live_circuit import CircuitStats as CircuitStats
     from resilience.policies.rate import Rate as Rate
     from resilience.policies.rate_limiter import RateLimiter as RateLimiter, RateLimiterStats as RateLimiterStats
     from resilience.policies.repeat_cap import RepeatCap as RepeatCap
@@ -71,7 +70,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ambient": "current_context",
     "budget": "deadline detached",
-    "circuit_state": "CircuitState",
+    "circuit_state": "CircuitState CircuitStats",
     "context": "Context",
     "errors": (
         "BulkheadFull CircuitIsolated CircuitOpen DeadlineExceeded LimitExceeded RateLimited Rejected "
@@ -89,7 +88,6 @@ _HOMES = {
     "policies.hedge": "Hedge",
     "policies.keyed": "Keyed KeyedStats",
     "policies.latencies": "Quantile",
-    "policies.live_circuit": "CircuitStats",
     "policies.rate": "Rate",
     "policies.rate_limiter": "RateLimiter RateLimiterStats",
     "policies.repeat_cap": "RepeatCap",

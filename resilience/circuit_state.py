@@ -1,9 +1,10 @@
-"""The four states of a circuit, and its counts, as they appear in errors, events and statistics."""
+"""The four states of a circuit, its counts and its statistics, as errors, events and users see them."""
 
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
 
 
 class CircuitState(enum.StrEnum):
@@ -37,3 +38,30 @@ class TripCount(NamedTuple):
     def ratio(self) -> float:
         """The share of `bad` in `of`."""
         return self.bad / self.of if self.of else 0.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CircuitStats:
+    """A snapshot of a breaker.
+
+    :param state: the state of the circuit.
+    :param retry_after: seconds until an open circuit admits a probe; None in the other states.
+    :param last_failure: type and message of the failure that opened it; None while it is closed. Not shown by `repr`,
+        because the message may contain anything.
+    :param probes: how many probes are running.
+    :param opened: how many times it has opened so far.
+    :param rejected: how many calls it has refused so far.
+    :param failure_type: the name of the type of `last_failure`; None if there is none, as after slow calls.
+    :param counted: what each condition has counted while the circuit is closed, as `TripCount`s: how near it is to
+        opening. Empty in the other states.
+    """
+
+    state: CircuitState
+    retry_after: float | None
+    last_failure: str | None = field(repr=False)
+    probes: int
+    opened: int
+    rejected: int
+    failure_type: str | None = None
+    counted: tuple[TripCount, ...] = ()

@@ -14,7 +14,7 @@ from resilience.ambient import block_context
 from resilience.backoff import Backoff, BackoffLike, Constant, as_backoff
 from resilience.callables import name_of
 from resilience.checks import Duration
-from resilience.circuit_state import CircuitState
+from resilience.circuit_state import CircuitState, CircuitStats
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.events.dispatch import optional_listener
@@ -23,7 +23,7 @@ from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.outcome import Success, unwrap_stop_iteration
 from resilience.policies.guard import Guard
-from resilience.policies.live_circuit import Admitted, CircuitRules, CircuitStats, LiveCircuit, get_enclosing
+from resilience.policies.live_circuit import Admitted, CircuitRules, LiveCircuit, get_enclosing
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING

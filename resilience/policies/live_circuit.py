@@ -9,14 +9,14 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from types import FrameType
 from typing import Any, Final, TypeAlias, final
 
 from resilience import forks
 from resilience.backoff import Backoff
-from resilience.circuit_state import CircuitState, TripCount
+from resilience.circuit_state import CircuitState, CircuitStats
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.counter import Counter
@@ -59,33 +59,6 @@ _ROUNDING: Final = 1e-9
 
 #: The success of a block, which has no value for `on_result`.
 DONE = Success(None)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class CircuitStats:
-    """A snapshot of a breaker.
-
-    :param state: the state of the circuit.
-    :param retry_after: seconds until an open circuit admits a probe; None in the other states.
-    :param last_failure: type and message of the failure that opened it; None while it is closed. Not shown by `repr`,
-        because the message may contain anything.
-    :param probes: how many probes are running.
-    :param opened: how many times it has opened so far.
-    :param rejected: how many calls it has refused so far.
-    :param failure_type: the name of the type of `last_failure`; None if there is none, as after slow calls.
-    :param counted: what each condition has counted while the circuit is closed, as `TripCount`s: how near it is to
-        opening. Empty in the other states.
-    """
-
-    state: CircuitState
-    retry_after: float | None
-    last_failure: str | None = field(repr=False)
-    probes: int
-    opened: int
-    rejected: int
-    failure_type: str | None = None
-    counted: tuple[TripCount, ...] = ()
 
 
 @final

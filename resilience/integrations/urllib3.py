@@ -149,10 +149,10 @@ class Urllib3Exchange(Exchange):
         """Return the response of urllib3 behind one of the client."""
         return response
 
-    def limit_attempt(self, response: Any, ctx: Context) -> None:
+    def limit_attempt(self, raw: Any, ctx: Context) -> None:
         """Limit the body to the deadline of the attempt. One that is read later gets another limit in `limit`."""
         if ctx.deadline < inf or not self.reads:
-            limit_body(self.raw(response), self.timeout, ctx.deadline, attempt_is_late)
+            limit_body(raw, self.timeout, ctx.deadline, attempt_is_late)
 
     @override
     def limit(self, response: Any) -> Any:

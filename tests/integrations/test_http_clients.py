@@ -746,21 +746,6 @@ async def test_the_deadline_is_sent_to_the_named_hosts_only(server: FlakyServer,
     assert int(default.headers[ENVOY_EXPECTED_TIMEOUT]) <= PATIENCE * 1000
 
 
-# --- wrong arguments --------------------------------------------------------------------------
-
-
-def test_wrong_arguments_are_refused(client: HTTPClient) -> None:
-    """The constructor raises, and names the value."""
-    for policy, options, message in (
-        (None, {}, "policy must be a policy, or have one for each host"),
-        (Retry, {}, "policy must be a policy"),
-        (QUICK, {"rules": 503}, "rules must be Rules, not 503"),
-        (QUICK, {"propagate_to": "localhost"}, "propagate_to must be a sequence of hosts"),
-    ):
-        with pytest.raises(TypeError, match=message):
-            client.make(policy, **options)  # type: ignore[arg-type]
-
-
 # --- idempotency keys -------------------------------------------------------------------------
 
 

@@ -1,7 +1,4 @@
-"""Wrong arguments of integrations are refused when they are passed, with the parameter and the value in the message.
-
-Those of HTTP clients are in `test_http_clients.py`, as all clients have the same.
-"""
+"""Wrong arguments of integrations are refused when they are passed, with the parameter and the value in the message."""
 
 from __future__ import annotations
 
@@ -30,6 +27,7 @@ from resilience.integrations.prometheus import instrument as export_to_prometheu
 from resilience.integrations.requests import ResilienceAdapter
 from resilience.integrations.temporal import from_retry_policy, to_retry_policy
 from resilience.integrations.wire import Acceptance, Propagation
+from tests.integrations.http_clients import CLIENTS
 
 
 class Case(NamedTuple):
@@ -98,6 +96,17 @@ CASES = [
         ({"make": Retry()}, TypeError, "make must be a function that makes a policy for each host, not one policy"),
     ),
     *of(partial(Policy.wrap, Retry(), standard()), ({}, TypeError, "wrap the policy of each host, PerHost")),
+    *(
+        case
+        for client in CLIENTS
+        for case in of(
+            partial(client.make, policy=Retry()),
+            ({"policy": None}, TypeError, "policy must be a policy, or have one for each host"),
+            ({"policy": Retry}, TypeError, "policy must be a policy"),
+            ({"rules": 503}, TypeError, "rules must be Rules, not 503"),
+            ({"propagate_to": "localhost"}, TypeError, "propagate_to must be a sequence of hosts"),
+        )
+    ),
     *of(
         partial(ResilienceAdapter, Retry()),
         ({"adapter": 1}, TypeError, "adapter must be an adapter of requests, not 1"),

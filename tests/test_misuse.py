@@ -206,6 +206,7 @@ MISUSES: dict[str, tuple[type[Exception], str, Callable[[], object]]] = {
     ),
     "a policy as a call": (TypeError, r"policy\.call\(fetch, \.\.\.\)", lambda: quick()(fetch, "url")),
     "a bare Cache": (TypeError, r"the ttl of this Cache is .*@Cache\(60\.0\)", lambda: Cache(lambda url: url)("url")),
+    "a Cache that decorates nothing": (TypeError, "decorates callables, not 3$", lambda: Cache(60.0)(3)),
     "@Chaos": (TypeError, r"fetch.*did you mean @Chaos\(error=\.\.\.\)\?", lambda: Chaos(fetch, result=1)),
     "a policy as an answer": (TypeError, r"write Fallback\(\.\.\.\)\.wrap\(Retry\(\)\)", lambda: Fallback(Retry())),
     "a policy as a handler": (

@@ -76,6 +76,6 @@ def test_a_stream_is_resumed_after_its_last_reply(client: Client, dependency: De
 def test_a_call_without_replies_is_cut_off_and_cancelled(client: Client, dependency: Dependency) -> None:
     dependency.steps = [[dependency.hang], [b"a", dependency.hang]]
     with pytest.raises(TimeoutExceeded):
-        consume(client, dependency, Retry(2, on=TimeoutExceeded, backoff=[0]), first=0.2, idle=0.2)
+        consume(client, dependency, Retry(2, on=TimeoutExceeded, backoff=[0]), first=1.0, idle=0.2)
     assert len(dependency.seen) == 2
     assert dependency.gone.wait(PATIENCE)

@@ -157,13 +157,17 @@ class Turns(Generic[W]):
                 turn.grace, self._plan = min(2 * (now - turn.due), LONGEST_GRACE), None
                 for it in self._queue:
                     it.is_late = False
+            is_last_look = now >= turn.latest
+            if is_last_look:  # it cannot give way: all that should have come milliseconds ago are late
+                turn.gave_way_at = max(turn.gave_way_at, now - ORDER_PATIENCE)
             first, rates, until = self._first_locked(now, turn)
-            if first is None or now >= turn.latest:
-                first = turn
-            if first is turn:
-                turn.instant = rates.ready(turn.costs, turn.joined)
+            if first is None or first is turn:
+                first, turn.instant = turn, rates.ready(turn.costs, turn.joined)
+            elif is_last_look:
+                self._plan = None  # it may be too early
+                self._plan_locked(now)
             elif max(rates.ready(it.costs, it.joined) for it in (first, turn)) <= now + EPSILON:
-                turn.instant = now
+                return self._give_way_locked(turn, now)
             else:
                 self._plan_locked(now)
             if turn.instant > turn.latest:
@@ -172,9 +176,9 @@ class Turns(Generic[W]):
             if turn.instant > now + EPSILON:
                 turn.due = min(turn.instant, until)
                 return self._to_wake_locked(now)
-            if first is turn:
+            if first is turn or is_last_look:
                 return self._begin_locked(turn, now)
-            return self._give_way_locked(turn, first, now)
+            return self._give_way_locked(turn, now)
 
     def leave(self, turn: Turn[W], now: float) -> Woken[W]:
         """Leave the queue. A no-op if the turn does not wait."""
@@ -273,11 +277,11 @@ class Turns(Generic[W]):
             self._plan = plan
         return self._plan
 
-    def _give_way_locked(self, turn: Turn[W], first: Turn[W], now: float) -> Woken[W]:
+    def _give_way_locked(self, turn: Turn[W], now: float) -> Woken[W]:
         """Let a turn that is due wait for the first one. If that one sleeps too long, wake all before this turn."""
-        woken = []
-        if first.due > now + WAKE_TOLERANCE:
-            woken = [it.woken(now) for it in self._queue[: self._queue.index(turn)] if it.due > now]
+        woken = self._to_wake_locked(now)
+        if woken:
+            woken += [it.woken(now) for it in self._queue[: self._queue.index(turn)] if it.due > now]
         turn.gave_way_at, turn.due = now, min(now + turn.patience, turn.latest)
         turn.patience *= 2
         return woken

@@ -253,6 +253,53 @@ def test_the_instants_of_newcomers_are_exact_although_a_stalled_turn_waits() -> 
     assert joined(turns, "g", 4.5).due == 8.0
 
 
+def paused_until_the_last_instant_of_the_second() -> tuple[Turns[str], Turn[str], Turn[str]]:
+    """Return the turns after a pause, with the first two of them, of which both may now begin, but not both at once."""
+    turns = turns_of(Window(1, 1.0))
+    first, second = joined(turns, "a"), joined(turns, "b", latest=2.0)
+    turns.change(lambda: turns.quota.learn(0, 2.0, 0.5), 0.5)
+    return turns, first, second
+
+
+def test_a_turn_at_its_last_instant_does_not_overtake_one_that_is_about_to_come() -> None:
+    """It is refused, as the other turn has the only unit. The timers of both fire at this instant."""
+    turns, first, second = paused_until_the_last_instant_of_the_second()
+    turns.go(first, 1.0)
+    assert first.due == 2.0
+    turns.go(second, 2.0)
+    assert (second.waits, second.has_begun, turns.rejected) == (False, False, 1)
+    turns.go(first, 2.0)
+    assert first.has_begun
+
+
+def test_a_turn_at_its_last_instant_does_not_wait_for_a_stalled_one() -> None:
+    """It cannot give way any more, and the first one should have come a second ago."""
+    turns, first, second = paused_until_the_last_instant_of_the_second()
+    turns.go(second, 2.0)
+    assert (first.waits, second.has_begun) == (True, True)
+
+
+def test_a_turn_at_its_last_instant_begins_if_there_are_units_for_all_before_it() -> None:
+    turns = turns_of(Window(2, 1.0))
+    assert turns.take(COST, 0.0)
+    first, second = joined(turns, "a"), joined(turns, "b", latest=1.0)
+    for turn in (second, first):
+        turns.go(turn, 1.0)
+        assert turn.has_begun
+
+
+def test_a_turn_that_gives_way_to_one_before_it_is_not_due_for_that_reason() -> None:
+    """It has come too early. Later it wakes none of those before it, and sleeps until its own instant."""
+    turns = turns_of(Spread(1, 1.0, 1))
+    first, *_, last = (joined(turns, name) for name in "abcd")
+    turns.go(last, 1.0)
+    assert last.due == 1.02
+    turns.go(first, 1.0)
+    assert first.has_begun
+    assert woken(turns.go(last, 1.02)) == ""
+    assert last.due == 4.0
+
+
 @pytest.mark.parametrize("until", [0.0, 1.0], ids=["may begin", "is closed"])
 def test_the_first_turn_behind_a_stalled_one_is_woken_if_its_turn_is_earlier_now(until: float) -> None:
     """A change of the rates has woken only the stalled one."""

@@ -16,7 +16,7 @@ def asked_delay(carrier: Any) -> float:
     """
     try:
         longest = as_delay(getattr(carrier, "retry_after", None))
-    except Exception:  # a property that raises
+    except Exception:  # no number, or a property that raises
         longest = 0.0
     if issubclass(type(carrier), BaseExceptionGroup):  # `isinstance` would ask a proxy for its class, which may raise
         longest = max(longest, *map(asked_delay, carrier.exceptions))
@@ -24,12 +24,15 @@ def asked_delay(carrier: Any) -> float:
 
 
 def as_delay(asked: Any) -> float:
-    """Return a delay in seconds as a number; 0 for None and for what is none, such as a negative number."""
+    """Return a delay in seconds as a number; 0 for None and for a negative number.
+
+    :raises TypeError: if it is no number.
+    """
     if asked is None:
         return 0.0
     try:
         return min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
-    except Exception:
+    except ValueError:
         return 0.0
 
 

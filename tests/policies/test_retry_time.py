@@ -434,6 +434,17 @@ async def test_what_the_function_that_reads_the_delay_raises_reaches_the_caller(
     assert (response.closed, clock.sleeps) == (1, [])
 
 
+@pytest.mark.parametrize("asked", ["120", True, [5.0]])
+async def test_a_delay_that_is_no_number_reaches_the_caller_as_an_error(
+    world: World, clock: FakeClock, asked: Any
+) -> None:
+    """As the text of a header, which would otherwise be ignored: the service would be called again too early."""
+    script = Script(Boom(), "fine")
+    error = await run(world, Retry(on=Boom, retry_after=lambda outcome: asked), script)
+    assert (type(error), script.calls, clock.sleeps) == (TypeError, 1, [])
+    assert repr(asked) in str(error)
+
+
 @pytest.mark.parametrize("value", [5, "yes", None, lambda: 1.0, anyio.sleep])
 def test_retry_after_is_a_flag_or_a_function_of_the_outcome(value: Any) -> None:
     with pytest.raises(TypeError, match="retry_after"):

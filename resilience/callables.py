@@ -30,7 +30,7 @@ LAZY_TYPES = frozenset(
 
 
 class Unknown:
-    """For annotations: what no function returns, so it only matches results of type `Any`.
+    """For annotations: what no function returns, so it only matches results of type `Any` or `Never`.
 
     Such a result also matches a coroutine. Without an overload of its own, pyright would take `json.loads` for a
     coroutine function.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from types import CoroutineType, FunctionType, MethodType
-from typing import Any, Final, Generic, Never, TypeAlias, TypeVar, cast, final, overload
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import override
 
 from resilience import checks
 from resilience.ambient import get_ambient, reset_ambient, set_ambient
-from resilience.callables import is_policy, name_of
+from resilience.callables import Unknown, is_policy, name_of
 from resilience.context import Context
 from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import FallbackUsed
@@ -21,6 +21,8 @@ from resilience.policy import Call, Policy
 
 T = TypeVar("T")
 A = TypeVar("A")
+#: `Never` or `Any`: a handler that always raises, or whose result has no type. Both match a coroutine, too.
+U = TypeVar("U", bound=Unknown)
 A_co = TypeVar("A_co", covariant=True)
 
 #: Makes the answer from the outcome and the context. May be asynchronous in asynchronous code.
@@ -86,9 +88,9 @@ class Fallback(Policy[A_co], Generic[A_co]):
     ) -> None: ...
     @overload
     def __init__(
-        self: Fallback[Never],
+        self: Fallback[U],
         *,
-        handler: Callable[[Failure, Context], Never],
+        handler: Callable[[Failure, Context], U],
         on: On = Exception,
         ignore: On = (),
         on_fallback: Listener | None = None,
@@ -110,6 +112,17 @@ class Fallback(Policy[A_co], Generic[A_co]):
         *,
         handler: Callable[[Failure, Context], A_co],
         on: On = Exception,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Fallback[U],
+        *,
+        handler: Handler[U],
+        on: On = Exception,
+        on_result: OnResult | None,
         ignore: On = (),
         on_fallback: Listener | None = None,
         name: str | None = None,

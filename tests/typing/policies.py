@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -189,6 +190,14 @@ async def afile(failure: Failure, ctx: Context) -> Never:
     raise failure.error
 
 
+def forward(failure: Outcome[Any], ctx: Context) -> Never:
+    raise CircuitOpen from failure.error
+
+
+def load(failure: Failure, ctx: Context) -> Any:
+    return json.loads("{}")
+
+
 async def fallbacks() -> None:
     assert_type(Fallback(), Fallback[None])
     assert_type(Fallback(None), Fallback[None])
@@ -210,6 +219,9 @@ async def fallbacks() -> None:
     assert_type(Fallback(handler=lambda failure, ctx: failure.error), Fallback[Exception])
     assert_type(Fallback(handler=file, on=OSError).call(len, ""), int)
     assert_type(await Fallback(handler=afile).acall(afetch, Context()), str)
+    assert_type(Fallback(handler=forward, on_result=bool).call(len, ""), int)
+    assert_type(Fallback(handler=load), Fallback[Any])
+    assert_type(Fallback(handler=lambda failure, ctx: json.loads("{}"), on_result=bool), Fallback[Any])
 
 
 # --- blocks ----------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class UnitOfWork(Generic[W, D]):
         limit_statements: bool,
     ) -> None:
         self._policy: Policy[Any] = as_pipeline(checks.instance("policy", policy, Policy, "a policy"))
-        if hasattr(connect, "cursor") and not isinstance(connect, type):  # one of sqlite3 is callable
+        if hasattr(type(connect), "cursor"):  # one of sqlite3 is callable; a mock of a function has any attribute
             raise TypeError(f"connect must be a function that opens a connection, not a connection: {connect!r}")
         self._connect: Callable[[], Any] = checks.function("connect", connect)
         self._repeat_unknown_commits = checks.flag("repeat_unknown_commits", repeat_unknown_commits)

@@ -225,6 +225,13 @@ def test_a_connection_that_cannot_be_made_is_tried_again(path: Path) -> None:
     assert notes(path) == ["a"]
 
 
+def test_the_function_that_connects_may_be_a_mock(path: Path) -> None:
+    """A mock has any attribute, also those by which a connection is recognized."""
+    connect = Mock(side_effect=connecting(path))
+    unit_of_work(AGAIN, connect)(note)("a")
+    assert connect.call_count == 1
+
+
 def test_an_error_of_closing_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The unit is committed by then."""
 

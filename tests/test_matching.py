@@ -519,7 +519,7 @@ JUDGED: dict[str, tuple[list[Exception], list[Exception]]] = {
     ),
     "psycopg, if no server answered: no SQLSTATE, or one of class 08": (
         [carrying("psycopg.OperationalError", sqlstate=it) for it in ("08006", "08001", None)],
-        [carrying("psycopg.OperationalError", sqlstate=it) for it in ("57P01", "53300", "28P01", "42601")],
+        [carrying("psycopg.OperationalError", sqlstate=it) for it in ("57P01", "53300", "28P01", "0A000")],
     ),
     "libpq, unless the password is refused": (
         [of_libpq("FATAL:  sorry, too many clients already"), of_libpq("Connection refused")],

@@ -278,10 +278,13 @@ class Turns(Generic[W]):
         return self._plan
 
     def _give_way_locked(self, turn: Turn[W], now: float) -> Woken[W]:
-        """Let a turn that is due wait for the first one. If that one sleeps too long, wake all before this turn."""
+        """Let a turn that is due wait for the first one. If that one sleeps too long, wake all before this turn.
+
+        But not those that give way: they come in milliseconds, and would take others that were just woken for late.
+        """
         woken = self._to_wake_locked(now)
         if woken:
-            woken += [it.woken(now) for it in self._queue[: self._queue.index(turn)] if it.due > now]
+            woken += [it.woken(now) for it in self._queue[: self._queue.index(turn)] if it.due > now + it.patience]
         turn.gave_way_at, turn.due = now, min(now + turn.patience, turn.latest)
         turn.patience *= 2
         return woken

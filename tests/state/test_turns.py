@@ -300,6 +300,24 @@ def test_a_turn_that_gives_way_to_one_before_it_is_not_due_for_that_reason() -> 
     assert last.due == 4.0
 
 
+def test_of_turns_that_give_way_only_the_first_is_woken() -> None:
+    """The others would take it for late, as they gave way to it at the instant at which it is woken."""
+    turns = turns_of(Window(8, 1.0))
+    assert turns.take((7.0, 1.0), 0.0)
+    _, first, _, second, _, third, fourth, last = (
+        joined(turns, name) for name in ("stalled", "a", "stalled", "b", "stalled", "c", "d", "e")
+    )
+    for turn in (last, fourth, third, second, first):
+        turns.go(turn, 1.0)
+    for turn in (first, fourth, third, second):
+        turns.go(turn, 1.02)
+    assert (first.has_begun, second.has_begun) == (True, True)
+    assert woken(turns.go(last, 1.02)) == "c"
+    assert fourth.due == 1.04
+    turns.go(third, 1.02)
+    assert third.has_begun
+
+
 @pytest.mark.parametrize("until", [0.0, 1.0], ids=["may begin", "is closed"])
 def test_the_first_turn_behind_a_stalled_one_is_woken_if_its_turn_is_earlier_now(until: float) -> None:
     """A change of the rates has woken only the stalled one."""

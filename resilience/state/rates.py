@@ -259,7 +259,12 @@ class Together:
 
     def take(self, costs: Units, at: float, now: float) -> float:
         """Charge a use to all meters. Return how many seconds later than `at` it was charged."""
-        return max([meter.take(cost, at, now) for meter, cost in zip(self._meters, costs, strict=True)])
+        longest = -inf
+        for meter, cost in zip(self._meters, costs, strict=True):
+            late = meter.take(cost, at, now)
+            if late > longest:
+                longest = late
+        return longest
 
     def take_in_order(self, costs: Units, at: float, now: float) -> float:
         """Charge a use that begins as soon as possible, but not before `at`; the next one may not begin before it."""

@@ -243,7 +243,7 @@ class Together:
 
     __slots__ = ("_meters", "not_before")
 
-    def __init__(self, meters: tuple[Meter, ...], not_before: float = -inf) -> None:
+    def __init__(self, meters: tuple[Meter, ...], not_before: float) -> None:
         self._meters = meters
         #: The instant before which no use may begin, because an earlier one in the queue has not begun before it.
         self.not_before: float = not_before

@@ -78,6 +78,7 @@ class Turn(Generic[W]):
     def woken(self, now: float) -> tuple[Turn[W], W]:
         """Note that the caller is woken, so that this happens once; return the waiter at this time with it."""
         self.due = now
+        self.gave_way_at = -inf  # not in vain: it comes before its time, perhaps before the one to which it gave way
         return self, self.waiter
 
 
@@ -280,11 +281,11 @@ class Turns(Generic[W]):
     def _give_way_locked(self, turn: Turn[W], now: float) -> Woken[W]:
         """Let a turn that is due wait for the first one. If that one sleeps too long, wake all before this turn.
 
-        But not those that give way: they come in milliseconds, and would take others that were just woken for late.
+        But not those that come in milliseconds by themselves.
         """
         woken = self._to_wake_locked(now)
         if woken:
-            woken += [it.woken(now) for it in self._queue[: self._queue.index(turn)] if it.due > now + it.patience]
+            woken += [it.woken(now) for it in self._queue[: self._queue.index(turn)] if it.due > now + ORDER_PATIENCE]
         turn.gave_way_at, turn.due = now, min(now + turn.patience, turn.latest)
         turn.patience *= 2
         return woken

@@ -300,8 +300,9 @@ def test_a_turn_that_gives_way_to_one_before_it_is_not_due_for_that_reason() -> 
     assert last.due == 4.0
 
 
-def test_of_turns_that_give_way_only_the_first_is_woken() -> None:
-    """The others would take it for late, as they gave way to it at the instant at which it is woken."""
+@pytest.mark.parametrize(("order", "names"), [("dc", "c"), ("cd", "c d")], ids=["comes soon", "sleeps longer"])
+def test_turns_that_give_way_and_are_woken_together_begin_in_order(order: str, names: str) -> None:
+    """None takes another one for late, to which it gave way at the instant at which that one was woken."""
     turns = turns_of(Window(8, 1.0))
     assert turns.take((7.0, 1.0), 0.0)
     _, first, _, second, _, third, fourth, last = (
@@ -309,13 +310,16 @@ def test_of_turns_that_give_way_only_the_first_is_woken() -> None:
     )
     for turn in (last, fourth, third, second, first):
         turns.go(turn, 1.0)
-    for turn in (first, fourth, third, second):
+    turns.go(first, 1.02)
+    for turn in (third, fourth) if order == "cd" else (fourth, third):
         turns.go(turn, 1.02)
+    turns.go(second, 1.02)
     assert (first.has_begun, second.has_begun) == (True, True)
-    assert woken(turns.go(last, 1.02)) == "c"
-    assert fourth.due == 1.04
-    turns.go(third, 1.02)
-    assert third.has_begun
+    assert woken(turns.go(last, 1.02)) == names
+    for turn in (fourth, third):
+        if turn.due == 1.02:
+            turns.go(turn, 1.02)
+    assert (third.has_begun, fourth.has_begun) == (True, False)
 
 
 @pytest.mark.parametrize("until", [0.0, 1.0], ids=["may begin", "is closed"])

@@ -36,8 +36,10 @@ def woken(result: list[tuple[Turn[str], str]]) -> str:
 def test_a_turn_that_was_left_does_not_begin() -> None:
     """A coroutine may be closed at the very instant of its turn."""
     turns = turns_of(Window(1, 1.0))
-    turn = joined(turns, "a")
+    turn, other = joined(turns, "a"), joined(turns, "b")
+    assert turns.first() is turn
     turns.leave(turn, 0.0)
+    assert turns.first() is other
     assert woken(turns.go(turn, 1.0)) == ""
     assert woken(turns.leave(turn, 0.0)) == ""
     assert not turn.has_begun

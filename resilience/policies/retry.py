@@ -234,7 +234,7 @@ class Retry(Policy[Never]):
         ]
         if self._rules.max_elapsed is not None:
             parts.append(f"none begins after {format_number(self._rules.max_elapsed)} s")
-        if self._rules.retry_after and self._rules.max_retry_after not in (300.0, inf):
+        if self._rules.retry_after is not False and self._rules.max_retry_after not in (300.0, inf):
             parts.append(f"gives up if asked to wait more than {format_number(self._rules.max_retry_after)} s")
         if self._rules.budget is not None:
             parts.append(f"paid for by {self._rules.budget!r}")

@@ -122,7 +122,7 @@ class RetryState:
         if not (ctx.runtime.is_repeatable and allows(ctx._function, "repeatable") and is_repeatable(carrier)):
             return "unrepeatable"
         delay = next(self._delays)
-        if rules.retry_after and (asked := self._asked_delay(failed, carrier)) > delay:
+        if rules.retry_after is not False and (asked := self._asked_delay(failed, carrier)) > delay:
             if asked > rules.max_retry_after:
                 return "retry_after"
             delay = asked

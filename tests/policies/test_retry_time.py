@@ -416,6 +416,18 @@ async def test_a_function_reads_the_delay_of_a_failure_that_carries_it_elsewhere
     assert all(it is failed for it, failed in zip(map(carried, seen), failures, strict=True))
 
 
+class Delays(dict[str, float]):
+    """Delays by their failures, which are read by a call; there may be none yet."""
+
+    def __call__(self, outcome: Outcome[Any]) -> float | None:
+        return self.setdefault(str(outcome.error), 7)
+
+
+async def test_an_empty_object_that_can_be_called_reads_the_delay(threads: World, clock: FakeClock) -> None:
+    await run(threads, Retry(on=Boom, retry_after=Delays()), Script(Boom(), "fine"))
+    assert clock.sleeps == [7]
+
+
 async def test_a_delay_that_a_function_reads_is_capped_and_obeys_the_deadline(threads: World, clock: FakeClock) -> None:
     error = Boom()
     assert await run(threads, Retry(2, on=Boom, retry_after=lambda outcome: 301), Script(error)) is error

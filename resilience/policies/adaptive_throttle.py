@@ -136,7 +136,9 @@ class AdaptiveThrottle(Policy[Never]):
         except BaseException:  # no caller will see the result
             await ctx.runtime.close(result)
             raise
-        self._count_accepted()
+        if clock.now() >= self._next_update:
+            self._update_window()
+        self._accepted.add()  # no lock: `_update_window` adds them to the window, once in each of its steps
         return result
 
     def stats(self) -> ThrottleStats:
@@ -195,12 +197,8 @@ class AdaptiveThrottle(Policy[Never]):
         if was_refused:
             self._count_refused()
         elif was_refused is not None:
-            self._count_accepted()
-
-    def _count_accepted(self) -> None:
-        if clock.now() >= self._next_update:
             self._update_window()
-        self._accepted.add()  # no lock: `_update_window` adds them to the window, once in each of its steps
+            self._accepted.add()
 
     def _count_refused(self) -> None:
         """Count a call that the service has refused, or that was rejected locally."""

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
@@ -495,6 +496,18 @@ async def test_a_failed_guard_inside_a_successful_call_does_not_count(world: Wor
 
     assert await run(world, breaker, answers) == "fine"
     assert breaker.state is CLOSED
+
+
+def test_a_failure_that_a_thread_has_counted_is_not_counted_by_the_guard_that_it_leaves() -> None:
+    """The call in the thread is not nested: the thread has context variables of its own."""
+    breaker = CircuitBreaker(5)
+
+    def fail() -> None:
+        raise Boom
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(Boom), breaker.guard():
+        pool.submit(breaker.call, fail).result()
+    assert breaker.stats().counted[0].bad == 1
 
 
 @both_ways

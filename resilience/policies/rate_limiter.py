@@ -317,8 +317,7 @@ class RateLimiter(Policy[Never]):
 
     def _wake(self, woken: Woken[Waiter]) -> None:
         """Wake these turns. Those whose event loop has ended leave the queue, and others are woken, if necessary."""
-        while woken:
-            turn, waiter = woken.pop(0)
+        for turn, waiter in woken:  # also those that are added meanwhile
             try:
                 waiter.wake()
             except RuntimeError:

@@ -362,9 +362,7 @@ class Broken:
         ("1", TypeError, "not '1'"),
     ],
 )
-def test_a_draw_that_is_no_valid_delay_is_refused(
-    backoff: Backoff, bad: Any, kind: type[Exception], message: str
-) -> None:
+def test_a_draw_that_is_no_delay_is_refused(backoff: Backoff, bad: Any, kind: type[Exception], message: str) -> None:
     """With every jitter: `min` and `max` would let NaN pass."""
     with pytest.raises(kind, match=r"what rng\.uniform\(\) returned .*" + re.escape(message)):
         first(backoff, 1, Broken(bad))

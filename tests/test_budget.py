@@ -80,9 +80,7 @@ async def test_nested_blocks_can_only_shorten_the_deadline(
 
 
 @each_block
-async def test_a_block_inside_an_execution_keeps_its_operation_and_properties(
-    world: World, how: str, clock: FakeClock
-) -> None:
+async def test_a_block_inside_an_execution_keeps_its_properties(world: World, how: str, clock: FakeClock) -> None:
     seen: list[tuple[float, str | None, Any]] = []
 
     async def nested(ctx: Context) -> None:
@@ -155,9 +153,7 @@ async def test_of_nested_async_blocks_only_the_one_that_exceeds_its_deadline_end
 
 
 @pytest.mark.parametrize("how", ["with", "async with"])
-async def test_an_inner_async_block_that_ends_with_the_outer_one_reports_the_time_it_had(
-    virtual_tasks: Virtual, how: str
-) -> None:
+async def test_an_inner_block_that_ends_with_the_outer_one_reports_its_time(virtual_tasks: Virtual, how: str) -> None:
     """ "Not within 5 s" after 10 ms would be wrong. A plain block does not cut off, so the inner one does."""
     await anyio.sleep(1)
     with pytest.raises(DeadlineExceeded) as caught:
@@ -250,7 +246,7 @@ async def test_leaving_a_block_that_was_never_entered_has_no_effect(in_asyncio: 
         assert current_context() is around
 
 
-async def test_a_block_interrupted_before_its_timer_starts_leaves_the_context_unchanged(
+async def test_an_interrupted_block_leaves_the_context_as_it_was(
     in_asyncio: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(timer: object) -> None:
@@ -268,9 +264,7 @@ async def test_a_block_interrupted_before_its_timer_starts_leaves_the_context_un
             assert ctx.remaining() <= 5.0
 
 
-async def test_a_block_interrupted_after_its_timer_started_cuts_off_nothing(
-    tasks_world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_interrupted_block_cuts_off_nothing(tasks_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The timer is stopped, so that it does not cancel what the task does next."""
 
     def interrupted(start: Any) -> Any:

@@ -143,9 +143,7 @@ async def test_under_a_proxy_the_called_function_is_the_clients_bound_method(wor
     assert recording.operations == [client.fetch.__qualname__, "plain"]
 
 
-async def test_under_aproxy_the_called_function_is_the_clients_method_for_entering_and_awaiting(
-    tasks_world: World,
-) -> None:
+async def test_under_aproxy_the_called_function_is_the_clients_method(tasks_world: World) -> None:
     recording = Recording()
 
     class Session:

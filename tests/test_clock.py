@@ -64,9 +64,7 @@ def test_a_timeout_works_with_slices() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(None, []), (60.0, [60.0]), (1e300, [threading.TIMEOUT_MAX])])
-def test_on_other_systems_a_wait_is_not_cut(
-    seconds: float | None, waits: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_elsewhere_no_wait_is_cut(seconds: float | None, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     lock = Slices(released_after=1)
     assert wait_for_real(lock, seconds)

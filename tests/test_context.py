@@ -282,9 +282,7 @@ async def test_nested_retries_report_each_failure_once(world: World, clock: Fake
     assert [failed.type for failed in ctx.failures] == ["CircuitIsolated"]
 
 
-async def test_a_deadline_exceeded_inside_is_reported_as_the_timeout_that_the_caller_gets(
-    world: World, clock: FakeClock
-) -> None:
+async def test_a_deadline_exceeded_inside_is_reported_as_the_callers_timeout(world: World, clock: FakeClock) -> None:
     """Once, after any number of failures."""
     for failures in (0, 2, 3, 4, 9):
         ctx = Context()
@@ -339,9 +337,7 @@ async def test_a_nested_execution_reports_to_its_own_context_only(world: World, 
     assert (inner.attempts, inner.elapsed, len(inner.failures)) == (3, 2.0, 2)
 
 
-async def test_a_context_passed_on_to_a_nested_execution_still_reports_the_outer_one(
-    world: World, clock: FakeClock
-) -> None:
+async def test_a_context_passed_to_a_nested_execution_reports_the_outer_one(world: World, clock: FakeClock) -> None:
     """The function's context is another object than the caller's."""
     outer = Context()
     attempts: list[int] = []

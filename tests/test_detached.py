@@ -46,9 +46,7 @@ async def test_a_detached_block_does_not_inherit_the_deadline(world: World, cloc
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(None, INF), (INF, INF), (5, 5), (timedelta(seconds=2), 2), (0, 0)])
-def test_the_timeout_of_a_detached_block_and_deadlines_inside_hold(
-    clock: FakeClock, timeout: Any, seconds: float
-) -> None:
+def test_the_timeout_of_a_detached_block_and_limits_in_it_hold(clock: FakeClock, timeout: Any, seconds: float) -> None:
     with deadline(1), detached(timeout) as ctx:
         assert ctx.remaining() == seconds
         with deadline(3) as inner:
@@ -100,9 +98,7 @@ def test_a_clean_up_in_an_abandoned_thread_can_be_detached() -> None:
 
 
 @pytest.mark.parametrize("limits", [(SHORT,), (SHORT, LONG)], ids=len)
-async def test_a_clean_up_in_a_task_that_was_cut_off_can_be_detached(
-    tasks_world: World, limits: tuple[float, ...]
-) -> None:
+async def test_a_clean_up_in_a_task_cut_off_can_be_detached(tasks_world: World, limits: tuple[float, ...]) -> None:
     """Without the shield, trio would cancel every `await` of the clean-up."""
     cleaned: list[str] = []
 

@@ -33,9 +33,7 @@ from tests.streams.sources import Source, streamed
 # --- the fields of each kind ---
 
 
-async def test_a_retry_reports_each_failure_each_delay_and_its_end(
-    world: World, clock: FakeClock, heard: list[Any]
-) -> None:
+async def test_a_retry_reports_each_failure_delay_and_its_end(world: World, clock: FakeClock, heard: list[Any]) -> None:
     boom = Boom("no")
     retry = Retry(2, on=Boom, backoff=[1.5], name="r")
     began = clock.now()
@@ -62,9 +60,7 @@ async def test_a_retry_reports_each_failure_each_delay_and_its_end(
     ]
 
 
-async def test_a_retry_reports_a_result_that_is_not_good_enough_as_a_success(
-    world: World, clock: FakeClock, heard: list[Any]
-) -> None:
+async def test_a_retry_reports_a_bad_result_as_a_success(world: World, clock: FakeClock, heard: list[Any]) -> None:
     retry = Retry(2, on_result=lambda result: result == "bad", backoff=[0])
     assert await world.execute(retry, Script("bad").function()) == "bad"
     assert [event.outcome for event in heard] == [Success("bad")] * 5
@@ -110,9 +106,7 @@ async def test_an_event_names_the_pipeline_although_the_execution_keeps_no_recor
     assert [(event.pipeline, event.scope) for event in seen] == [("alone", "total"), ("p", "attempt")]
 
 
-async def test_a_circuit_reports_its_changes_and_the_calls_it_refuses(
-    world: World, clock: FakeClock, heard: list[Any]
-) -> None:
+async def test_a_circuit_reports_its_changes_and_refusals(world: World, clock: FakeClock, heard: list[Any]) -> None:
     """Each once, in order, with the failure that opened it as text."""
     breaker = CircuitBreaker(2, open_for=30.0, name="db")
 
@@ -143,9 +137,7 @@ async def test_a_circuit_reports_its_changes_and_the_calls_it_refuses(
 # --- the end of an execution -------------------------------------------------------------------
 
 
-async def test_the_end_of_a_nested_execution_is_reported_before_that_of_the_outer_one(
-    world: World, heard: list[Any]
-) -> None:
+async def test_a_nested_execution_is_reported_before_the_outer_one(world: World, heard: list[Any]) -> None:
     async def outer(ctx: Context) -> Any:
         return await world.execute(Retry(name="inner"), Script("fine").function())
 
@@ -165,9 +157,7 @@ def calls() -> Iterator[list[Any]]:
     unsubscribe()
 
 
-async def test_each_call_of_the_function_is_reported_to_listeners_that_ask_for_it(
-    world: World, clock: FakeClock, calls: list[Any]
-) -> None:
+async def test_each_call_is_reported_to_listeners_of_calls(world: World, clock: FakeClock, calls: list[Any]) -> None:
     """With its attempt, duration, remaining time and outcome."""
     boom = Boom()
     steps = iter([boom, "fine"])
@@ -234,9 +224,7 @@ def test_a_cancelled_execution_reports_the_cause(
     assert (call.outcome, call.cancelled_by) == (None, cause)
 
 
-def test_a_function_that_is_not_entered_is_no_call(
-    threads: World, calls: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_not_entered_is_no_call(threads: World, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Because a policy refused it, or too many abandoned workers still run."""
     breaker = CircuitBreaker()
     breaker.isolate()
@@ -315,9 +303,7 @@ async def test_no_event_is_built_without_a_listener(world: World, monkeypatch: p
     assert set(built) == {kind.__name__ for kind in KINDS}, "the patch does not notice each kind"
 
 
-async def test_only_events_of_subscribed_kinds_are_built(
-    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_subscribed_kinds_are_built(world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events.AttemptFailed, "__init__", None)
     monkeypatch.setattr(events.ExecutionFinished, "__init__", None)
     seen: list[Any] = []

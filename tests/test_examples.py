@@ -119,9 +119,7 @@ def test_the_quickstart_prints_plain_ascii_in_chronological_order_without_a_term
     assert rows == sorted(rows, key=float)
 
 
-def test_the_quickstart_has_120_columns_at_most_or_as_many_as_configured(
-    quickstart: Run, runs: dict[str, Future[Run]]
-) -> None:
+def test_the_quickstart_has_120_columns_or_as_many_as_configured(quickstart: Run, runs: dict[str, Future[Run]]) -> None:
     """By `COLUMNS`."""
     narrow = runs["quickstart, narrow"].result()
     assert narrow.status == 0, narrow.out

@@ -42,9 +42,7 @@ async def test_a_group_is_handled_if_all_its_leaves_are(world: World, on: Any) -
 
 
 @pytest.mark.parametrize("mixed", [group(DOWN, Boom()), group(Boom(), group(Boom(), DOWN))], ids=["flat", "nested"])
-async def test_a_group_with_other_leaves_besides_failures_is_neutral_to_a_breaker(
-    world: World, clock: FakeClock, mixed: Exception
-) -> None:
+async def test_a_group_of_mixed_leaves_is_neutral_to_breakers(world: World, clock: FakeClock, mixed: Exception) -> None:
     """It neither opens a circuit nor closes a probed one."""
     breaker = CircuitBreaker(1, open_for=10, on=ConnectionError)
     await fails(world, breaker, mixed)
@@ -57,7 +55,7 @@ async def test_a_group_with_other_leaves_besides_failures_is_neutral_to_a_breake
 
 
 @pytest.mark.parametrize("neutral", [CircuitOpen(), BulkheadFull(), DeadlineExceeded(), group(CircuitOpen())])
-async def test_a_rejection_or_deadline_and_a_group_with_one_are_neutral(
+async def test_rejections_deadlines_and_their_groups_are_neutral(
     world: World, clock: FakeClock, neutral: Exception
 ) -> None:
     """It is neither a failure nor a success to a breaker, a probe releases its slot, and it is not repeated."""

@@ -169,9 +169,7 @@ async def test_listeners_of_a_pipeline_get_the_events_inside_it_and_no_others(wo
     ]
 
 
-async def test_a_callback_comes_before_listeners_of_pipelines_and_those_before_global_listeners(
-    world: World, clock: FakeClock
-) -> None:
+async def test_a_callback_precedes_listeners_of_pipelines_and_those_global_ones(world: World, clock: FakeClock) -> None:
     """Each gets the same event object; those of one pipeline in the given order."""
     order: list[tuple[str, Any]] = []
 
@@ -221,9 +219,7 @@ CALLBACKS: dict[str, Callable[[Callable[[Any], Any]], Policy[Any]]] = {
 
 
 @pytest.mark.parametrize("how", CALLBACKS)
-async def test_an_error_of_a_listener_is_logged_and_changes_nothing(
-    world: World, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_listeners_error_is_only_logged(world: World, how: str, caplog: pytest.LogCaptureFixture) -> None:
     """The outcome is the same, and the next listener is called."""
     heard: list[Any] = []
 

@@ -189,9 +189,7 @@ async def handles(world: World, case: Case, step: Any, **parameters: Any) -> boo
 
 @each_policy
 @pytest.mark.parametrize("on", [Boom, (Other, Boom), lambda error: isinstance(error, Boom)])
-async def test_on_on_result_and_ignore_mean_the_same_in_every_policy(
-    world: World, clock: FakeClock, case: Case, on: Any
-) -> None:
+async def test_on_and_ignore_mean_the_same_in_all_policies(world: World, clock: FakeClock, case: Case, on: Any) -> None:
     assert await handles(world, case, Boom(), on=on)
     assert not await handles(world, case, ValueError(), on=on)
     assert not await handles(world, case, Bang(), on=on, ignore=Bang)
@@ -204,9 +202,7 @@ async def test_on_on_result_and_ignore_mean_the_same_in_every_policy(
 
 @each_policy
 @pytest.mark.parametrize("parameter", ["on", "ignore", "on_result"])
-async def test_an_exception_raised_by_a_predicate_reaches_the_caller(
-    world: World, clock: FakeClock, case: Case, parameter: str
-) -> None:
+async def test_a_predicates_error_is_the_calls(world: World, clock: FakeClock, case: Case, parameter: str) -> None:
     """The predicate has made no decision then."""
 
     class Undecided(Boom):
@@ -253,9 +249,7 @@ async def test_a_named_rejection_or_deadline_is_handled(world: World, clock: Fak
 
 
 @repeats_or_counts
-async def test_naming_a_rejection_also_names_its_subclasses_but_no_others(
-    world: World, clock: FakeClock, case: Case
-) -> None:
+async def test_naming_a_rejection_names_its_subclasses_too(world: World, clock: FakeClock, case: Case) -> None:
     """`on=Rejected` matches every rejection, `on=CircuitOpen` no full bulkhead."""
     assert await handles(world, case, CircuitIsolated("no"), on=Rejected)
     assert await handles(world, case, CircuitIsolated("no"), on=CircuitOpen)
@@ -444,9 +438,7 @@ def test_the_same_class_name_in_another_package_is_not_recognized() -> None:
         (False, [Exception, OSError, FileNotFoundError, PermissionError, ValueError, KeyError, EOFError]),
     ],
 )
-def test_of_the_builtin_errors_those_of_connections_and_timeouts_are_transient(
-    expected: bool, errors: list[type[Exception]]
-) -> None:
+def test_builtin_errors_of_the_network_are_transient(expected: bool, errors: list[type[Exception]]) -> None:
     """`TimeoutExceeded` is a `TimeoutError`; a missing file is no network that is down."""
     assert [transient(kind()) for kind in errors] == [expected] * len(errors)
 

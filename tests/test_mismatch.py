@@ -82,7 +82,7 @@ def blocking_name(world: World, fn: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("args", "kwargs"), [((), {}), ((1, 2), {}), ((), {"other": 1}), ((1,), {"value": 1})], ids=repr
 )
-async def test_a_call_with_wrong_arguments_is_a_misuse(
+async def test_a_call_with_wrong_arguments_is_misuse(
     world: World, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     counted, fn = Counted(), blocking_name(world, takes_one)

@@ -294,9 +294,7 @@ def raising() -> str:
         (lambda fn: events.subscribe(fn), "listener", "event"),
     ],
 )
-def test_a_callback_whose_parameters_cannot_fit_is_refused(
-    make: Callable[[Any], object], parameter: str, call: str
-) -> None:
+def test_a_callback_that_cannot_be_called_is_refused(make: Callable[[Any], object], parameter: str, call: str) -> None:
     """Too few, too many, or keyword-only; the message shows the call and the signature."""
     for wrong in (fetch, lambda a, b, c: None, lambda *, event: None, functools.partial(lambda a: None, 1)):
         with refused(TypeError, rf"{parameter} is called as {parameter}\({call}\)", "cannot take"):
@@ -332,9 +330,7 @@ def test_a_callback_without_a_signature_is_accepted() -> None:
     ],
     ids=["generators", "context managers"],
 )
-async def test_a_generator_or_context_manager_function_cannot_be_called(
-    world: World, functions: list[Any], words: list[str]
-) -> None:
+async def test_a_generator_or_context_manager_is_refused(world: World, functions: list[Any], words: list[str]) -> None:
     """Directly or under a timeout. The error is no outcome: it is neither repeated nor answered."""
     policy = Fallback("answered").wrap(Retry(on=Exception, backoff=[0]))
     for function, each in itertools.product(functions, (policy, Timeout(10).wrap(policy))):
@@ -430,7 +426,7 @@ class Fetch:
 
 
 @pytest.mark.parametrize("function", [functools.partial(Fetch().__call__), Fetch(), lambda: Fetch()()])
-async def test_an_around_that_does_not_await_is_refused_for_every_kind_of_function(
+async def test_an_around_without_await_is_refused_for_any_function(
     tasks_world: World, function: Callable[[], Awaitable[str]]
 ) -> None:
     """Also for partials, objects, and functions that only return an awaitable."""
@@ -570,9 +566,7 @@ async def test_other_blocking_calls_cause_no_warning(world: World) -> None:
             await anyio.to_thread.run_sync(policy.call, raising)
 
 
-async def test_cells_of_a_notebook_may_block_their_event_loop(
-    tasks_world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cells_of_a_notebook_may_block_their_loop(tasks_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """They run in a loop, and are meant to block."""
     monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     with pytest.raises(Boom):
@@ -583,9 +577,7 @@ async def test_cells_of_a_notebook_may_block_their_event_loop(
 
 
 @pytest.mark.parametrize("limit", [None, 2e10])
-def test_a_sleep_of_centuries_is_limited_to_what_a_thread_can_sleep(
-    monkeypatch: pytest.MonkeyPatch, limit: float | None
-) -> None:
+def test_a_sleep_of_centuries_is_cut_to_what_is_possible(monkeypatch: pytest.MonkeyPatch, limit: float | None) -> None:
     """`time.sleep(1e10)` is an `OverflowError`."""
     slept: list[float] = []
 

@@ -108,9 +108,7 @@ def test_an_awaitable_in_a_blocking_execution_is_refused_and_not_handled(name: s
 
 
 @each_greedy
-async def test_a_plain_result_in_an_asynchronous_execution_is_refused_and_not_handled(
-    tasks_world: World, name: str
-) -> None:
+async def test_a_plain_result_in_an_asynchronous_execution_is_not_handled(tasks_world: World, name: str) -> None:
     seen: list[Any] = []
     calls: list[object] = []
     policy = GREEDY[name](seen)

@@ -156,9 +156,7 @@ async def entered(client: Sockets, policy: Policy[Any], name: str) -> str:
 @pytest.mark.parametrize(
     "policy", [Timeout(60), quick().wrap(Timeout(60)), Fallback("no").wrap(Timeout(60), CircuitBreaker())]
 )
-def test_under_trio_a_block_that_keeps_a_nursery_open_is_refused_inside_a_timeout(
-    name: str, policy: Policy[Any]
-) -> None:
+def test_under_trio_a_block_with_an_open_nursery_is_refused_inside_a_timeout(name: str, policy: Policy[Any]) -> None:
     """The nursery would outlive the scope of the Timeout, which trio does not allow. The block is exited."""
     client = Sockets()
     with pytest.raises(RuntimeError, match=rf"Sockets\.{name} leaves a nursery or a cancel scope open.*deadline\("):

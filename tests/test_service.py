@@ -98,9 +98,7 @@ def served() -> Iterator[tuple[str, subprocess.Popen[str]]]:
             process.kill()
 
 
-def test_the_dashboard_of_the_services_works_until_they_are_interrupted(
-    served: tuple[str, subprocess.Popen[str]],
-) -> None:
+def test_the_dashboard_of_the_services_works_until_an_interrupt(served: tuple[str, subprocess.Popen[str]]) -> None:
     """It shows the shop's executions; Ctrl-C ends the services without an error, even during a stream."""
     url, process = served
     with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:

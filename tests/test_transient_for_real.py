@@ -154,9 +154,7 @@ ERRORS: dict[bool, list[Exception]] = {
 @pytest.mark.parametrize(
     ("error", "expected"), [(error, expected) for expected, errors in ERRORS.items() for error in errors], ids=repr
 )
-def test_errors_of_broken_connections_are_transient_and_those_of_wrong_use_are_not(
-    error: Exception, expected: bool
-) -> None:
+def test_errors_of_connections_are_transient_and_those_of_wrong_use_are_not(error: Exception, expected: bool) -> None:
     assert transient(error) is expected
 
 
@@ -164,9 +162,7 @@ def test_errors_of_broken_connections_are_transient_and_those_of_wrong_use_are_n
     ("answer", "expected"), [(b"", True), (b"HTTP/1.1 400 no\r\n\r\n", False)], ids=["end of connection", "no TLS"]
 )
 @pytest.mark.parametrize("get", [requests.get, urllib.request.urlopen])
-def test_a_tls_error_is_transient_if_the_connection_has_ended(
-    get: Callable[[str], Any], answer: bytes, expected: bool
-) -> None:
+def test_a_tls_error_is_transient_if_the_peer_is_gone(get: Callable[[str], Any], answer: bytes, expected: bool) -> None:
     """Also where a client has one class for all errors of TLS."""
 
     def serve() -> None:

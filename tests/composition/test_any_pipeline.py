@@ -126,8 +126,6 @@ def scene(names: list[str], fails_at_first: bool) -> Scene:
 @pytest.mark.parametrize("way", WAYS)
 @given(names=st.lists(st.sampled_from(list(PIECES)), min_size=1, max_size=6), fails_at_first=st.booleans())
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_pipeline_cancelled_at_any_suspension_is_as_it_was(
-    way: str, names: list[str], fails_at_first: bool
-) -> None:
+def test_any_pipeline_cancelled_at_any_await_is_as_it_was(way: str, names: list[str], fails_at_first: bool) -> None:
     """No permit, probe, count, answer or ambient context is left."""
     sweep(partial(scene, names, fails_at_first), way)

@@ -253,9 +253,7 @@ async def test_a_clock_that_raises_when_an_alarm_rings_loses_no_timer(in_asyncio
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-async def test_a_clock_that_raises_when_a_timeout_begins_leaves_no_timer_behind(
-    in_asyncio: World, replace_clock: Any, nth: int
-) -> None:
+async def test_a_clock_that_raises_leaves_no_timer_behind(in_asyncio: World, replace_clock: Any, nth: int) -> None:
     """The call has ended, so nothing later in its task is cut off, although other calls have the same timeout."""
     limited = Timeout(SHORT)
 

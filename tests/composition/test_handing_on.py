@@ -134,9 +134,7 @@ def stopping(world: World, script: Script) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("place", ["alone", "between"])
 @pytest.mark.parametrize("name", OURS)
-async def test_a_policy_behaves_the_same_called_by_another_policy(
-    world: World, clock: FakeClock, name: str, place: str
-) -> None:
+async def test_a_policy_called_by_another_is_the_same(world: World, clock: FakeClock, name: str, place: str) -> None:
     """Results, attempts, delays, failures and events are equal and in the same order."""
 
     def pipeline(policy: Policy[Any]) -> Policy[Any]:
@@ -286,9 +284,7 @@ POLICIES: dict[str, Callable[[], Policy[Any]]] = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-async def test_a_policy_is_part_of_no_reference_cycle(
-    world: World, clock: FakeClock, uncollected: None, name: str
-) -> None:
+async def test_a_policy_is_in_no_reference_cycle(world: World, clock: FakeClock, uncollected: None, name: str) -> None:
     """It and its pipeline are freed with the last reference."""
     policy = POLICIES[name]()
     pipeline = Pipeline(Retry(1), policy, name="p")

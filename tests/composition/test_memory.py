@@ -507,9 +507,7 @@ async def test_a_failed_call_leaves_no_reference_cycle(world: World, name: str) 
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if "proxy" not in name])
-async def test_a_failed_call_of_a_driven_policy_leaves_no_reference_cycle(
-    threads: World, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_driven_call_leaves_no_cycle(threads: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in blocking code without lowering."""
     monkeypatch.setattr(lowering, "enabled", False)
     await test_a_failed_call_leaves_no_reference_cycle(threads, name)
@@ -688,9 +686,7 @@ async def test_many_calls_leave_no_more_behind_than_one(world: World, name: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["decorated", "proxied", "awaited through a proxy", "blocks"])
-async def test_many_calls_through_decorators_proxies_and_blocks_leave_nothing_behind(
-    tasks_world: World, way: str
-) -> None:
+async def test_many_calls_by_decorators_proxies_and_blocks_leave_nothing_behind(tasks_world: World, way: str) -> None:
     """The small objects that are made for each call are freed."""
     retry, breaker, bulkhead = Retry(2, on=Boom, backoff=[0]), CircuitBreaker(10**9), Bulkhead(1)
     pipeline = retry.wrap(breaker, bulkhead)

@@ -86,7 +86,7 @@ async def half_open(world: World, clock: FakeClock, **settings: Any) -> CircuitB
 
 
 @pytest.mark.parametrize(("depth", "needed"), [(1, 1), (3, 1), (1, 2)])
-async def test_a_probe_that_calls_the_same_breaker_is_one_success(
+async def test_a_probe_that_calls_itself_is_one_success(
     world: World, clock: FakeClock, depth: int, needed: int
 ) -> None:
     """The outer call holds the only probe, and the inner one is part of it."""
@@ -96,9 +96,7 @@ async def test_a_probe_that_calls_the_same_breaker_is_one_success(
         assert breaker.state is state
 
 
-async def test_a_nested_call_is_part_of_the_probe_around_the_probe_of_another_breaker(
-    world: World, clock: FakeClock
-) -> None:
+async def test_a_nested_call_is_part_of_the_probe_around_another_breakers_probe(world: World, clock: FakeClock) -> None:
     outer, inner = await half_open(world, clock), await half_open(world, clock)
     assert await world.execute(outer, nested(world, inner, nested(world, outer, fine))) == "fine"
     assert outer.state is inner.state is CLOSED
@@ -244,9 +242,7 @@ def test_a_call_in_a_probing_guard_is_part_of_it_although_another_guard_has_ende
 @both_ways
 @pytest.mark.parametrize("earlier", [0, 1])
 @pytest.mark.parametrize("depth", [1, 3])
-async def test_a_failure_that_passes_nested_calls_is_counted_once(
-    world: World, depth: int, earlier: int, run: Any
-) -> None:
+async def test_a_failure_that_passes_nested_calls_counts_once(world: World, depth: int, earlier: int, run: Any) -> None:
     """Also if nothing failed before, and the breaker has noted no call."""
     breaker = CircuitBreaker(3 + earlier)
     for _ in range(earlier):
@@ -552,9 +548,7 @@ def failure_of_another_caller(breaker: CircuitBreaker) -> None:
 
 
 @both_ways
-async def test_a_handled_inner_failure_does_not_count_although_another_caller_failed_meanwhile(
-    world: World, run: Any
-) -> None:
+async def test_a_handled_inner_failure_does_not_count_if_another_caller_failed(world: World, run: Any) -> None:
     """From then on calls are noted, but the outer one began before."""
     breaker = CircuitBreaker(2)
 
@@ -621,9 +615,7 @@ def test_a_failure_with_a_cycle_of_causes_counts() -> None:
 
 
 @pytest.mark.parametrize("is_child", [False, True])
-async def test_a_call_that_is_closed_in_another_context_keeps_no_probe(
-    world: World, clock: FakeClock, is_child: bool
-) -> None:
+async def test_a_call_closed_in_another_context_keeps_no_probe(world: World, clock: FakeClock, is_child: bool) -> None:
     """As when another task closes the coroutine, which may be a child task of the call."""
     breaker = await half_open(world, clock)
     call = breaker.around(never, Context())

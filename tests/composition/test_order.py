@@ -122,9 +122,7 @@ async def test_an_open_circuit_takes_no_permit(world: World) -> None:
 
 
 @pytest.mark.parametrize(("outside", "held"), [(True, 1), (False, 0)])
-async def test_a_permit_is_held_during_the_delays_of_an_inner_retry_only(
-    world: World, clock: FakeClock, outside: bool, held: int
-) -> None:
+async def test_an_outer_permit_is_held_in_delays(world: World, clock: FakeClock, outside: bool, held: int) -> None:
     bulkhead = Bulkhead(1)
     seen: list[int] = []
     retry = Retry(3, on=Boom, backoff=[1], on_retry=lambda event: seen.append(bulkhead.stats().in_flight))
@@ -149,9 +147,7 @@ FIVE = ("fallback", "retry", "breaker", "bulkhead", "timeout")
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(FIVE))[::7], ids="-".join)
-async def test_in_any_order_successful_calls_succeed_and_nothing_stays_held(
-    world: World, clock: FakeClock, order: tuple[str, ...]
-) -> None:
+async def test_in_any_order_calls_leave_nothing_held(world: World, clock: FakeClock, order: tuple[str, ...]) -> None:
     """At the first attempt, after a failure, or with the fallback."""
     breaker, bulkhead = CircuitBreaker(100), Bulkhead(1)
     policies: dict[str, Policy[Any]] = {

@@ -179,9 +179,7 @@ async def gathers(child: Children, clean_up: CleanUp) -> None:
 
 @pytest.mark.parametrize("child", [in_a_timeout, in_the_same_timeout, in_a_block, in_a_pipeline])
 @pytest.mark.parametrize("waits", [a_group, groups_in_a_group, waits_for_a_group, awaits_after_a_group, gathers])
-async def test_the_clean_up_of_a_child_task_is_not_interrupted(
-    in_virtual_asyncio: Virtual, waits: Any, child: Children
-) -> None:
+async def test_a_childs_clean_up_is_not_interrupted(in_virtual_asyncio: Virtual, waits: Any, child: Children) -> None:
     """Its timer must not cancel it besides the group that waits for it, and finds its block ended without an error."""
     clean_up, reported = CleanUp(in_virtual_asyncio), []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
@@ -196,9 +194,7 @@ async def test_the_clean_up_of_a_child_task_is_not_interrupted(
 
 
 @pytest.mark.parametrize("waits", [a_group, gathers])
-async def test_the_clean_up_of_a_child_task_is_not_interrupted_by_a_later_alarm(
-    in_asyncio: World, clock: FakeClock, waits: Any
-) -> None:
+async def test_no_alarm_interrupts_a_childs_clean_up(in_asyncio: World, clock: FakeClock, waits: Any) -> None:
     """All timers of an instant are handled together, even if the loop is early: this clock stands still."""
     clean_up = CleanUp(in_asyncio)
 
@@ -211,9 +207,7 @@ async def test_the_clean_up_of_a_child_task_is_not_interrupted_by_a_later_alarm(
     assert clean_up.ended == clean_up.began > 0
 
 
-async def test_the_clean_up_of_a_child_task_is_not_interrupted_with_many_distinct_limits(
-    in_virtual_asyncio: Virtual,
-) -> None:
+async def test_a_childs_clean_up_is_not_interrupted_by_many_distinct_limits(in_virtual_asyncio: Virtual) -> None:
     """So many that they share an alarm."""
     clean_up = CleanUp(in_virtual_asyncio)
 

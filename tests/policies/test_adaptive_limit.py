@@ -152,9 +152,7 @@ def test_a_block_beyond_the_limit_is_refused() -> None:
 # --- the learned limit ---------------------------------------------------------------------------
 
 
-async def test_the_limit_rises_while_calls_are_fast_and_falls_while_they_are_slow(
-    world: World, clock: FakeClock
-) -> None:
+async def test_the_limit_rises_while_calls_are_fast_and_falls_while_slow(world: World, clock: FakeClock) -> None:
     """It rises by one if at least half of it was used, and falls to nine tenths."""
     changes: list[events.LimitChanged] = []
     limit = AdaptiveLimit(0.3, initial=2, min_samples=5, on_change=changes.append, name="search")
@@ -212,9 +210,7 @@ async def test_a_sample_is_full_after_a_refusal_or_while_a_call_waits(threads: W
     assert [sample.full for _, sample in algorithm.updates][:1] == [True]
 
 
-async def test_a_call_that_began_under_an_earlier_limit_is_left_out_of_the_latency(
-    threads: World, clock: FakeClock
-) -> None:
+async def test_a_call_begun_under_an_earlier_limit_is_left_out_of_the_latency(threads: World, clock: FakeClock) -> None:
     """It counts in `latency_of_all` only."""
     algorithm = Recording(21)
     limit = AdaptiveLimit(algorithm, min_samples=1, headroom=100)
@@ -243,9 +239,7 @@ async def test_a_call_that_began_under_an_earlier_limit_is_left_out_of_the_laten
         ([5], [5]),
     ],
 )
-async def test_the_limit_stays_within_least_and_most(
-    threads: World, clock: FakeClock, results: list[Any], limits: list[int]
-) -> None:
+async def test_the_limit_keeps_bounds(threads: World, clock: FakeClock, results: list[Any], limits: list[int]) -> None:
     """The limit in use is the integer part of the learned one."""
     limit = AdaptiveLimit(Recording(*results), initial=5, least=2, most=10, min_samples=1, headroom=100)
     seen = []
@@ -284,9 +278,7 @@ async def test_a_limit_far_above_the_usage_falls_by_one_in_each_update(threads: 
 
 
 @pytest.mark.parametrize(("wrong", "error"), [(float("nan"), ValueError), ("5", TypeError), (None, TypeError)])
-async def test_an_algorithm_that_returns_no_number_is_a_clear_error(
-    threads: World, clock: FakeClock, wrong: Any, error: type[Exception]
-) -> None:
+async def test_a_wrong_limit_is_refused(threads: World, clock: FakeClock, wrong: Any, error: type[Exception]) -> None:
     """No permit is lost, the result of the call is closed, and the next update takes place."""
     algorithm, response = Recording(wrong, 6), Response(200)
     limit = AdaptiveLimit(algorithm, initial=5, min_samples=1)
@@ -298,9 +290,7 @@ async def test_an_algorithm_that_returns_no_number_is_a_clear_error(
     assert counts(limit) == (5, 0, 0, 0)  # 6 is above the headroom: five times the one call that ran
 
 
-async def test_reset_restores_the_initial_limit_and_keeps_the_permits_of_running_calls(
-    threads: World, clock: FakeClock, heard: list[Any]
-) -> None:
+async def test_reset_restores_the_limit_and_keeps_permits(threads: World, clock: FakeClock, heard: list[Any]) -> None:
     """No `LimitChanged` event is sent for it."""
     algorithm = Recording(2)
     limit = AdaptiveLimit(algorithm, initial=3, min_samples=1)
@@ -405,9 +395,7 @@ def test_a_call_that_fails_during_an_update_counts_in_the_next_sample(clock: Fak
 
 
 @pytest.mark.parametrize("queue", [0, 5])
-async def test_observe_only_refuses_no_call_and_learns(
-    world: World, clock: FakeClock, heard: list[Any], queue: int
-) -> None:
+async def test_observe_only_admits_and_learns(world: World, clock: FakeClock, heard: list[Any], queue: int) -> None:
     """A call without a permit is no sample, but marks the next one as full."""
     algorithm = Recording()
     limit = AdaptiveLimit(algorithm, initial=1, min_samples=1, queue=queue, observe_only=True)

@@ -31,9 +31,7 @@ from tests.policies.bulkheads import LONG, SHORT, calling, counts, works
 
 
 @pytest.mark.parametrize(("limit", "running"), [(1, "1 call is running"), (3, "3 calls are running")])
-async def test_a_call_beyond_the_limit_is_refused_and_a_released_permit_is_reused(
-    world: World, limit: int, running: str
-) -> None:
+async def test_a_call_beyond_the_limit_is_refused_until_one_ends(world: World, limit: int, running: str) -> None:
     """The function of a refused call is not entered."""
     bulkhead = Bulkhead(limit, name="inventory")
     script = Script("fine")
@@ -123,9 +121,7 @@ async def test_a_second_call_right_after_the_first_does_not_overtake_a_waiting_c
         ("cooperative", TimeoutExceeded, "cooperative"),  # which has no timer
     ],
 )
-async def test_the_earliest_limit_ends_the_wait(
-    world: World, shortest: str, expected: type[Exception], policy: str
-) -> None:
+async def test_the_first_limit_ends_it(world: World, shortest: str, expected: type[Exception], policy: str) -> None:
     """Of `max_wait`, the deadline and outer Timeouts, the first one determines the error."""
     limits = {**dict.fromkeys(("max_wait", "budget", "outer", "cooperative"), LONG), shortest: SHORT}
     bulkhead = Bulkhead(1, queue=1, max_wait=limits["max_wait"])

@@ -78,9 +78,7 @@ async def test_a_value_is_returned_until_it_is_as_old_as_ttl(world: World, clock
 @pytest.mark.parametrize(
     ("ttl", "kept_for"), [(2, 2.0), (timedelta(seconds=3), 3.0), (0, 0.0), (-1.0, 0.0), (timedelta(-1), 0.0)]
 )
-def test_a_ttl_function_gets_the_value_and_returns_seconds_or_a_timedelta(
-    clock: FakeClock, ttl: Any, kept_for: float
-) -> None:
+def test_a_ttl_function_gets_the_value_and_returns_a_duration(clock: FakeClock, ttl: Any, kept_for: float) -> None:
     cache = Cache(lambda value: ttl)
     cache.call(str, 1)
     if kept_for:
@@ -144,9 +142,7 @@ async def test_a_stale_value_is_returned_if_the_refresh_fails(world: World, cloc
     assert [it.how for it in heard if type(it).__name__ == "CacheUsed"] == ["stale"] * 3
 
 
-async def test_a_value_that_becomes_too_old_during_the_failing_refresh_is_not_returned(
-    threads: World, clock: FakeClock
-) -> None:
+async def test_a_value_that_becomes_too_old_in_its_refresh_is_not_returned(threads: World, clock: FakeClock) -> None:
     cache = make_cache(stale=60)
     await threads.execute(cache, Script(1).function())
     clock.advance(69)
@@ -161,7 +157,7 @@ async def test_a_value_that_becomes_too_old_during_the_failing_refresh_is_not_re
 @pytest.mark.parametrize(
     ("settings", "error"), [({"on": OSError}, Boom()), ({"ignore": Boom}, Boom()), ({}, KeyboardInterrupt())]
 )
-async def test_an_unhandled_error_of_a_refresh_is_raised_and_keeps_the_entry(
+async def test_an_unhandled_error_comes_out(
     world: World, clock: FakeClock, settings: Any, error: BaseException
 ) -> None:
     cache, script = make_cache(stale=60, **settings), Script(1, error, 3)
@@ -173,9 +169,7 @@ async def test_an_unhandled_error_of_a_refresh_is_raised_and_keeps_the_entry(
 
 
 @pytest.mark.parametrize("name", ["on", "keep_errors"])
-async def test_an_error_of_a_predicate_is_raised_and_counts_as_a_miss(
-    threads: World, clock: FakeClock, name: str
-) -> None:
+async def test_a_predicates_error_is_raised_and_counts_as_a_miss(threads: World, clock: FakeClock, name: str) -> None:
     cache, script = make_cache(stale=5, **{name: lambda error: 1 / 0}), Script("old", Boom())
     await threads.execute(cache, script.function())
     clock.advance(11 if name == "on" else 16)
@@ -184,9 +178,7 @@ async def test_an_error_of_a_predicate_is_raised_and_counts_as_a_miss(
 
 
 @pytest.mark.parametrize("error", [Rejected("no"), DeadlineExceeded("late")], ids=repr)
-async def test_a_stale_value_is_returned_if_the_refresh_is_rejected_or_late(
-    world: World, clock: FakeClock, error: Exception
-) -> None:
+async def test_a_stale_value_replaces_a_rejected_refresh(world: World, clock: FakeClock, error: Exception) -> None:
     cache, script = make_cache(stale=60), Script(1, error)
     await world.execute(cache, script.function())
     clock.advance(11)

@@ -47,9 +47,7 @@ async def test_a_call_that_takes_exactly_the_limit_is_slow_despite_rounding(worl
 
 
 @pytest.mark.parametrize("where", ["on", "ignore", "on_result"])
-async def test_an_error_of_a_predicate_is_raised_and_the_call_is_not_recorded(
-    world: World, clock: FakeClock, where: str
-) -> None:
+async def test_an_error_of_a_predicate_is_raised_and_not_recorded(world: World, clock: FakeClock, where: str) -> None:
     """The row of failures stays as it was, and a probe releases its slot."""
     broken = ZeroDivisionError("a bug in the predicate")
     switch = [False]
@@ -202,9 +200,7 @@ def test_the_text_of_a_failure_is_bounded_and_survives_a_broken_str(threads: Wor
 
 
 @pytest.mark.parametrize("probes", [1, 3])
-async def test_a_half_open_circuit_admits_at_most_the_number_of_probes(
-    world: World, clock: FakeClock, probes: int
-) -> None:
+async def test_a_half_open_circuit_admits_at_most_its_probes(world: World, clock: FakeClock, probes: int) -> None:
     """A further call is refused with the state half-open; the slot of a probe that has ended is used again."""
     breaker = CircuitBreaker(1, open_for=5.0, probes=probes, probe_successes=9)
 

@@ -100,9 +100,7 @@ class Block:
             return error
 
 
-async def test_a_guarded_block_is_recorded_and_not_entered_while_the_circuit_is_open(
-    world: World, clock: FakeClock
-) -> None:
+async def test_a_guarded_block_is_recorded_and_not_entered_while_open(world: World, clock: FakeClock) -> None:
     breaker = CircuitBreaker(2, open_for=5.0)
     block = Block(world, breaker)
 
@@ -159,9 +157,7 @@ async def test_a_slow_guarded_block_counts_as_a_slow_call(world: World, clock: F
     assert breaker.state is OPEN
 
 
-def test_an_interrupted_block_is_not_recorded_and_releases_the_slot_of_a_probe(
-    threads: World, clock: FakeClock
-) -> None:
+def test_an_interrupted_block_is_not_recorded_and_releases_a_probes_slot(threads: World, clock: FakeClock) -> None:
     breaker = CircuitBreaker(1, open_for=5.0)
     with pytest.raises(KeyboardInterrupt), breaker.guard():
         raise KeyboardInterrupt

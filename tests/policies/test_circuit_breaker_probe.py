@@ -57,9 +57,7 @@ async def test_the_probe_runs_before_the_first_call_after_the_open_period(world:
 
 
 @pytest.mark.parametrize("step", [Boom("still down"), KeyError("other"), False], ids=repr)
-async def test_a_probe_that_fails_opens_the_circuit_again_and_no_call_is_made(
-    threads: World, clock: FakeClock, step: Any
-) -> None:
+async def test_a_probe_that_fails_opens_the_circuit_without_a_call(threads: World, clock: FakeClock, step: Any) -> None:
     """A result of False and an error that is not in `on` are failures, too: `on` holds for calls only."""
     breaker, probe = probing(threads, step, None, on=(Boom, ConnectionError))
     await about_to_probe(threads, breaker, clock)
@@ -143,9 +141,7 @@ async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: V
 
 
 @pytest.mark.parametrize("outer", [[Timeout(1)], [Timeout(1), Hedge(5)], [Hedge(5), Timeout(1)]], ids=str)
-async def test_a_probe_that_an_outer_timeout_cuts_off_has_not_failed(
-    anywhere: Virtual, outer: list[Timeout | Hedge]
-) -> None:
+async def test_a_probe_cut_off_by_an_outer_timeout_is_neutral(anywhere: Virtual, outer: list[Timeout | Hedge]) -> None:
     """It releases its slot, and the next call runs the probe again."""
     calls = []
 

@@ -179,9 +179,7 @@ async def test_the_reason_of_an_opening_contains_the_counts_and_names_the_last_f
     assert TOKEN not in repr(change) + repr(refusal)
 
 
-async def test_the_statistics_of_a_closed_circuit_contain_what_each_condition_has_counted(
-    threads: World, clock: FakeClock
-) -> None:
+async def test_the_statistics_of_a_closed_circuit_show_each_conditions_count(threads: World, clock: FakeClock) -> None:
     """Failures that have left the window do not count, even if no call has come since."""
     trip = ConsecutiveFailures(3) | FailureRatio(0.9, min_calls=4, window=10) | SlowRatio(0.5, slower_than=1, last=9)
     recorded = RecordedBreaker(threads, clock, trip=trip)

@@ -54,9 +54,7 @@ async def test_the_first_result_wins_and_the_loser_is_cut_off(
 
 
 @pytest.mark.parametrize("error", [ConnectionError, BulkheadFull])
-async def test_with_a_delay_of_zero_all_attempts_are_made_if_the_others_fail_without_a_wait(
-    world: World, error: type[Exception]
-) -> None:
+async def test_a_delay_of_zero_makes_all_attempts_while_others_fail(world: World, error: type[Exception]) -> None:
     """In real time, in which the clock moves between any two attempts."""
 
     async def fn(ctx: Context) -> int:

@@ -136,9 +136,7 @@ def test_a_cancellation_while_a_loser_unwinds_is_raised_after_it_in_asyncio() ->
         assert (len(ended), answer.closed) == (1, 2)
 
 
-async def test_a_scope_of_anyio_does_not_cancel_the_caller_again_and_again_while_a_loser_unwinds(
-    in_virtual_asyncio: Virtual,
-) -> None:
+async def test_a_scope_of_anyio_cancels_the_caller_once_while_a_loser_unwinds(in_virtual_asyncio: Virtual) -> None:
     """It would in each iteration of the event loop, which would never rest."""
     requests: list[int] = []
 
@@ -253,9 +251,7 @@ async def test_a_timeout_while_one_result_is_closed_still_closes_the_others(anyw
     assert [it.closed for it in made if it is not answer] == [1] * (3 if anywhere.blocking else 4)
 
 
-async def test_a_cancellation_of_the_caller_is_not_lost_if_the_function_swallows_it(
-    in_virtual_asyncio: Virtual,
-) -> None:
+async def test_a_callers_cancellation_that_the_function_swallows_is_not_lost(in_virtual_asyncio: Virtual) -> None:
     """The race and the caller cancel the same task, and the function sees only one cancellation."""
 
     async def fn(ctx: Context) -> str:
@@ -430,9 +426,7 @@ def test_a_loser_that_ends_together_with_the_race_leaves_no_reference_cycle(thre
         assert engines() <= before
 
 
-def test_the_first_attempt_goes_on_if_no_worker_is_free_for_a_hedge(
-    threads: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_attempt_goes_on_if_a_hedge_gets_no_worker(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def fn(ctx: Context) -> int:
         monkeypatch.setattr(Timeout, "max_abandoned", 0)
         time.sleep(0.25)

@@ -25,9 +25,7 @@ def rejections(heard: list[Any]) -> list[tuple[str, float | None, bool]]:
 # --- a breaker -----------------------------------------------------------------------------------
 
 
-async def test_an_open_circuit_that_only_observes_admits_calls_and_reports_them(
-    world: World, clock: FakeClock, heard: list[Any]
-) -> None:
+async def test_an_observing_open_circuit_admits_and_reports(world: World, clock: FakeClock, heard: list[Any]) -> None:
     """Their outcomes do not count: a success does not close the circuit, a failure does not keep it open for longer."""
     breaker = CircuitBreaker(1, open_for=30, observe_only=True)
     await fails(world, breaker)
@@ -40,9 +38,7 @@ async def test_an_open_circuit_that_only_observes_admits_calls_and_reports_them(
     assert (stats.rejected, stats.retry_after, stats.opened) == (2, 20.0, 1)
 
 
-async def test_errors_of_calls_under_an_open_circuit_are_not_passed_to_predicates(
-    world: World, clock: FakeClock
-) -> None:
+async def test_errors_of_calls_under_an_open_circuit_reach_no_predicate(world: World, clock: FakeClock) -> None:
     passed: list[Exception] = []
     breaker = CircuitBreaker(1, open_for=30, observe_only=True, on=lambda error: not passed.append(error))
     await fails(world, breaker)
@@ -51,9 +47,7 @@ async def test_errors_of_calls_under_an_open_circuit_are_not_passed_to_predicate
 
 
 @pytest.mark.parametrize("ending", ["fine", Boom("no")])
-async def test_calls_beside_a_running_probe_are_admitted_and_do_not_count(
-    world: World, clock: FakeClock, ending: Any
-) -> None:
+async def test_calls_beside_a_probe_are_admitted_and_do_not_count(world: World, clock: FakeClock, ending: Any) -> None:
     """Without `observe_only` they would have been refused."""
     breaker = CircuitBreaker(1, open_for=30, observe_only=True, on=Boom)
     await fails(world, breaker)
@@ -106,9 +100,7 @@ async def test_results_under_an_open_circuit_do_not_count_in_the_next_window(wor
 
 
 @pytest.mark.parametrize("state", [OPEN, ISOLATED])
-async def test_a_retry_does_not_stop_for_an_open_circuit_that_only_observes(
-    world: World, clock: FakeClock, state: Any
-) -> None:
+async def test_a_retry_stops_for_no_circuit_that_only_observes(world: World, clock: FakeClock, state: Any) -> None:
     """It will refuse no call."""
     breaker = CircuitBreaker(1, open_for=30, observe_only=True)
     if state is ISOLATED:
@@ -162,9 +154,7 @@ async def test_blocks_beyond_the_limit_run_without_a_permit(world: World, heard:
 # --- telemetry and description -------------------------------------------------------------------
 
 
-async def test_observed_refusals_are_shadow_rejections_in_metrics_and_infos_in_logs(
-    world: World, clock: FakeClock
-) -> None:
+async def test_observed_refusals_are_shadows_in_metrics_and_infos_in_logs(world: World, clock: FakeClock) -> None:
     """Alerts on rejections must not fire, as the calls were made."""
     heard: list[events.CallRejected] = []
     lines: list[Line] = []

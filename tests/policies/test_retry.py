@@ -14,9 +14,7 @@ from tests.policies.retries import Response, notes_of, run
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 5])
-async def test_attempts_is_the_number_of_calls_including_the_first(
-    world: World, clock: FakeClock, attempts: int
-) -> None:
+async def test_attempts_is_the_number_of_calls_with_the_first(world: World, clock: FakeClock, attempts: int) -> None:
     """A wait separates two attempts; none follows the last."""
     script = Script(Boom())
     assert isinstance(await run(world, Retry(attempts, on=Boom, backoff=[1.0]), script), Boom)
@@ -150,9 +148,7 @@ class WrongNotes(Exception):
 
 
 @pytest.mark.parametrize("error", [Frozen(1), WithoutText(), WrongNotes()], ids=["frozen", "no text", "wrong notes"])
-async def test_an_exception_that_cannot_have_a_note_is_raised_unchanged(
-    threads: World, clock: FakeClock, error: Exception
-) -> None:
+async def test_an_exception_that_takes_no_note_is_unchanged(threads: World, clock: FakeClock, error: Exception) -> None:
     """The note never masks the original error."""
     assert await run(threads, Retry(on=type(error), backoff=[0]), Script(error)) is error
 

@@ -35,9 +35,7 @@ def spent(heard: list[Any]) -> list[tuple[str, str]]:
     return [(event.policy, event.repeat) for event in heard if isinstance(event, events.BudgetSpent)]
 
 
-async def test_a_spent_budget_ends_the_attempts_with_the_last_failure(
-    world: World, clock: FakeClock, heard: list[Any]
-) -> None:
+async def test_a_spent_budget_ends_with_the_last_failure(world: World, clock: FakeClock, heard: list[Any]) -> None:
     """It is raised at once with its note, and the event gives the reason."""
     budget = RetryBudget(0, saved=1)
     error = await run(world, Retry(3, on=Boom, backoff=[60], budget=budget, name="r"), Script(Boom("a"), Boom("b")))
@@ -68,9 +66,7 @@ async def test_only_successful_calls_earn(world: World, clock: FakeClock) -> Non
     assert budget.balance == 0.5
 
 
-async def test_the_budget_is_checked_after_all_other_reasons_to_stop(
-    world: World, clock: FakeClock, heard: list[Any]
-) -> None:
+async def test_the_budget_is_the_last_reason_to_stop(world: World, clock: FakeClock, heard: list[Any]) -> None:
     """A call that ends anyway costs nothing."""
     budget = RetryBudget(0, saved=1)
     unrepeatable = Boom()
@@ -102,9 +98,7 @@ async def test_a_retry_that_an_inner_policy_refuses_costs_nothing(world: World, 
     assert budget.balance == 0
 
 
-async def test_a_retry_is_paid_if_an_inner_one_has_made_a_call_before_it_was_refused(
-    world: World, clock: FakeClock
-) -> None:
+async def test_a_retry_is_paid_if_an_inner_one_made_a_call_and_was_refused(world: World, clock: FakeClock) -> None:
     """Otherwise a budget would not bound the calls of nested retries."""
     budget, script = RetryBudget(0, saved=2), Script(Boom())
     outer = Retry(6, on=(Boom, Rejected), backoff=[10], retry_after=False, budget=budget)
@@ -121,9 +115,7 @@ class SlowToClose(Boom):
         self.close = partial(clock.advance, 100)
 
 
-async def test_a_retry_that_is_too_late_after_its_wait_is_refunded(
-    world: World, clock: FakeClock, heard: list[Any]
-) -> None:
+async def test_a_retry_too_late_after_its_wait_is_refunded(world: World, clock: FakeClock, heard: list[Any]) -> None:
     """No attempt was made."""
     budget = RetryBudget(0, saved=2)
     for limits in (Context(timeout=10), None):
@@ -176,9 +168,7 @@ async def test_an_attempt_that_was_made_is_not_refunded(world: World, clock: Fak
         assert budget.balance == 0
 
 
-async def test_a_retried_block_earns_costs_and_is_refunded_like_a_call(
-    threads: World, clock: FakeClock, heard: list[Any]
-) -> None:
+async def test_a_block_earns_pays_and_refunds_like_a_call(threads: World, clock: FakeClock, heard: list[Any]) -> None:
     budget = RetryBudget(0.25, saved=2)
     retry = Retry(9, on=Boom, backoff=[1], budget=budget)
     with pytest.raises(Boom):

@@ -59,7 +59,7 @@ async def test_the_last_failure_is_raised_at_once_if_the_inner_circuit_stays_ope
     [(Boom(), 29.9, 1), (Boom(), 30, 2), (Boom(), 31, 2), (BoomRetryAfter(31), 1, 2)],
     ids=["too early", "in time", "later", "retry_after"],
 )
-async def test_an_attempt_is_made_if_a_probe_is_admitted_after_the_wait(
+async def test_a_wait_until_a_probe_is_admitted_begins(
     threads: World, clock: FakeClock, failure: Exception, wait: float, calls: int
 ) -> None:
     """`retry_after` counts as part of the wait."""
@@ -105,7 +105,7 @@ async def test_no_wait_is_started_for_an_isolated_circuit(world: World, clock: F
 @pytest.mark.parametrize(
     ("named", "waits"), [(CircuitOpen, True), (CircuitIsolated, True), (Rejected, True), (BulkheadFull, False)]
 )
-async def test_a_wait_is_started_if_on_contains_the_refusal(
+async def test_a_wait_begins_if_on_has_the_refusal(
     threads: World, clock: FakeClock, named: type[Exception], waits: bool
 ) -> None:
     pipeline = Pipeline(Retry(2, on=(Boom, named), backoff=[8]), CircuitBreaker(1, open_for=30))

@@ -17,9 +17,7 @@ from tests.policies.retries import Response, RetryAfter, bad, run
 # --- events ------------------------------------------------------------------------------------
 
 
-async def test_on_retry_is_called_before_each_wait_and_never_after_the_last_failure(
-    world: World, clock: FakeClock
-) -> None:
+async def test_on_retry_is_called_before_each_wait_but_not_after_the_end(world: World, clock: FakeClock) -> None:
     """The event carries the delay, and the number and outcome of the failed attempt."""
     order: list[Any] = []
     errors = [Boom("a"), Boom("b"), Boom("c")]
@@ -142,7 +140,7 @@ class FailingClose:
         raise OSError("already gone")
 
 
-async def test_an_error_of_close_is_logged_and_the_next_attempt_is_made(
+async def test_an_error_of_close_is_only_logged(
     world: World, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = Script(FailingClose(), StatusError(FailingClose()), "fine")

@@ -51,9 +51,7 @@ TASK_FORMS: dict[str, Callable[[Retry, Callable[[], Awaitable[None]]], Awaitable
 
 
 @pytest.mark.parametrize("form", TASK_FORMS)
-async def test_the_first_retry_without_a_delay_begins_at_once_and_other_tasks_run_before_the_others(
-    tasks_world: World, form: str
-) -> None:
+async def test_of_retries_without_a_delay_the_first_begins_before_other_tasks(tasks_world: World, form: str) -> None:
     """Trio runs the tasks of a turn in random order, so the other task may miss the first of its turns."""
     happened: list[str] = []
 
@@ -72,9 +70,7 @@ async def test_the_first_retry_without_a_delay_begins_at_once_and_other_tasks_ru
     assert happened.index("other task") <= 3
 
 
-async def test_no_sleep_comes_before_the_first_retry_of_a_result_without_a_delay(
-    world: World, clock: FakeClock
-) -> None:
+async def test_no_sleep_precedes_the_first_retry_of_a_result_without_a_delay(world: World, clock: FakeClock) -> None:
     """In threads, none comes before the other ones either."""
     await run(world, Retry(4, on_result=lambda it: it is None, backoff=[0]), Script(None))
     assert clock.sleeps == ([] if world.blocking else [0, 0])
@@ -86,9 +82,7 @@ async def test_the_first_retry_waits_for_a_delay_that_the_failure_asks_for(world
 
 
 @pytest.mark.parametrize("form", TASK_FORMS)
-async def test_endless_retries_without_a_delay_starve_no_other_task_and_can_be_cancelled(
-    tasks_world: World, form: str
-) -> None:
+async def test_endless_retries_without_delay_starve_no_task_and_can_be_cancelled(tasks_world: World, form: str) -> None:
     """Although the function never suspends."""
     calls = []
 
@@ -260,9 +254,7 @@ async def test_a_closed_result_is_not_returned_after_a_wait_that_oversleeps_the_
 
 
 @pytest.mark.parametrize(("delay", "calls"), [(4.9, 2), (5.0, 1), (5.1, 1)])
-async def test_a_wait_that_does_not_fit_in_the_deadline_is_not_started(
-    threads: World, clock: FakeClock, delay: float, calls: int
-) -> None:
+async def test_no_wait_begins_beyond_the_deadline(threads: World, clock: FakeClock, delay: float, calls: int) -> None:
     """The last failure is raised at once."""
     script = Script(Boom("the failure"))
     error = await run(threads, Retry(2, on=Boom, backoff=[delay]), script, Context(timeout=5))
@@ -375,9 +367,7 @@ async def test_no_delay_is_drawn_without_a_wait(threads: World, clock: FakeClock
         (object(), 0.25),
     ],
 )
-async def test_retry_after_of_an_error_raises_the_delay(
-    threads: World, clock: FakeClock, retry_after: Any, waited: float
-) -> None:
+async def test_retry_after_raises_the_delay(threads: World, clock: FakeClock, retry_after: Any, waited: float) -> None:
     """The wait is at least that long; a value that is no number of seconds is ignored."""
     await run(threads, Retry(2, on=RetryAfter, backoff=[0.25]), Script(RetryAfter(retry_after)))
     assert clock.sleeps == [waited]
@@ -399,9 +389,7 @@ def carried(outcome: Outcome[Any]) -> Any:
     return outcome.value if isinstance(outcome, Success) else outcome.error
 
 
-async def test_a_function_reads_the_delay_of_a_failure_that_carries_it_elsewhere(
-    world: World, clock: FakeClock
-) -> None:
+async def test_a_function_reads_a_delay_that_a_failure_carries_elsewhere(world: World, clock: FakeClock) -> None:
     """Of errors and results; the attribute does not count then. The backoff is the least, and None asks for nothing."""
     seen: list[Any] = []
 
@@ -447,9 +435,7 @@ async def test_what_the_function_that_reads_the_delay_raises_reaches_the_caller(
 
 
 @pytest.mark.parametrize("asked", ["120", True, [5.0]])
-async def test_a_delay_that_is_no_number_reaches_the_caller_as_an_error(
-    world: World, clock: FakeClock, asked: Any
-) -> None:
+async def test_a_delay_that_is_no_number_is_an_error_of_the_call(world: World, clock: FakeClock, asked: Any) -> None:
     """As the text of a header, which would otherwise be ignored: the service would be called again too early."""
     script = Script(Boom(), "fine")
     error = await run(world, Retry(on=Boom, retry_after=lambda outcome: asked), script)
@@ -474,9 +460,7 @@ async def test_a_retry_after_beyond_the_deadline_ends_the_retries(world: World, 
 
 
 @pytest.mark.parametrize("retry_after", [math.inf, 1e300, 10**400], ids=["inf", "1e300", "10**400"])
-async def test_an_enormous_retry_after_does_not_mask_the_error(
-    threads: World, clock: FakeClock, retry_after: Any
-) -> None:
+async def test_an_enormous_retry_after_masks_no_error(threads: World, clock: FakeClock, retry_after: Any) -> None:
     """The delay is at most what a thread can wait for, and the deadline bounds it."""
     error = RetryAfter(retry_after)
     assert await run(threads, Retry(2, on=RetryAfter, backoff=[1]), Script(error), Context(timeout=5)) is error
@@ -527,9 +511,7 @@ async def test_a_result_with_repeatable_false_is_not_retried(world: World, clock
 
 
 @pytest.mark.parametrize("repeatable", [True, None, 0, "", []])
-async def test_only_false_itself_marks_an_error_as_not_repeatable(
-    threads: World, clock: FakeClock, repeatable: Any
-) -> None:
+async def test_only_false_marks_an_error_as_not_repeatable(threads: World, clock: FakeClock, repeatable: Any) -> None:
     """An attribute of that name may have another meaning in a user's class."""
     script = Script(Once(repeatable), "fine")
     assert await run(threads, Retry(2, on=Once, backoff=[0]), script) == "fine"

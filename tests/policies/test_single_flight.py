@@ -358,9 +358,7 @@ async def test_after_a_cancelled_leader_one_follower_makes_the_call(tasks_world:
 
 
 @pytest.mark.parametrize("outer", [Timeout(1.0), Timeout(1.0, cooperative=True)], ids=["cut off", "cooperative"])
-async def test_after_a_leader_exceeds_its_own_time_limit_a_follower_makes_the_call(
-    in_virtual_asyncio: Virtual, outer: Timeout
-) -> None:
+async def test_after_a_leaders_own_time_limit_a_follower_calls(in_virtual_asyncio: Virtual, outer: Timeout) -> None:
     """An outer Timeout cuts it off, or the function ends at the leader's deadline."""
     flight, called = SingleFlight(key=same_key), []
 

@@ -71,9 +71,7 @@ async def test_a_tiny_limit_fires_at_once(world: World) -> None:
         assert error.timeout == seconds
 
 
-async def test_the_error_does_not_depend_on_the_uptime_of_the_machine(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_error_does_not_depend_on_the_uptime(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """For half of all instants `(now + seconds) - now` is less than `seconds`, which is no earlier deadline."""
     for exponent in range(24):
         instant = 1.1 * 2.0**exponent
@@ -137,9 +135,7 @@ async def test_a_late_result_of_a_task_that_blocks_its_event_loop_is_returned(ta
 @pytest.mark.parametrize(
     ("outer", "inner", "named"), [(SHORT, LONG, "outer"), (LONG, SHORT, "inner"), (SHORT, SHORT, "outer")]
 )
-async def test_the_error_names_the_timeout_that_fired(
-    anywhere: Virtual, outer: float, inner: float, named: str
-) -> None:
+async def test_the_error_names_the_timer_that_fired(anywhere: Virtual, outer: float, inner: float, named: str) -> None:
     """Only that one reports a timeout."""
     timeouts: list[str] = []
     pipeline = Policy.wrap(
@@ -174,9 +170,7 @@ async def test_an_earlier_deadline_of_the_context_raises_deadline_exceeded(world
     assert event.by_deadline is True
 
 
-async def test_of_a_limit_and_a_deadline_at_the_same_instant_the_deadline_raises(
-    threads: World, clock: FakeClock
-) -> None:
+async def test_of_a_limit_and_a_deadline_at_one_instant_the_deadline_raises(threads: World, clock: FakeClock) -> None:
     """The deadline is the outer limit of the two."""
 
     class Slow(Policy[Never]):
@@ -191,7 +185,7 @@ async def test_of_a_limit_and_a_deadline_at_the_same_instant_the_deadline_raises
 
 
 @pytest.mark.parametrize("cooperative", [False, True])
-async def test_no_call_is_made_after_the_deadline_except_under_a_cooperative_timeout(
+async def test_only_cooperative_timeouts_call_after_deadlines(
     world: World, cooperative: bool, clock: FakeClock
 ) -> None:
     """A cooperative timeout leaves the check to policies and functions inside."""

@@ -72,9 +72,7 @@ async def test_an_enforced_timeout_inside_a_cooperative_one_fires_at_its_limit(w
 
 
 @pytest.mark.parametrize(("after", "kind"), [(4.9, DeadlineExceeded), (4.999, TimeoutExceeded)])
-def test_a_wait_inside_may_end_a_little_before_the_limit(
-    clock: FakeClock, after: float, kind: type[TimeoutExceeded]
-) -> None:
+def test_a_wait_inside_may_end_before_the_limit(clock: FakeClock, after: float, kind: type[TimeoutExceeded]) -> None:
     """The timers of uvloop are up to a millisecond early. A wait that ends earlier had another deadline."""
 
     def fn() -> None:
@@ -87,9 +85,7 @@ def test_a_wait_inside_may_end_a_little_before_the_limit(
 
 
 @pytest.mark.parametrize(("took", "warned"), [(0.9, 0), (1.1, 1)])
-def test_a_function_that_begins_after_the_deadline_has_a_second_before_a_warning(
-    clock: FakeClock, took: float, warned: int
-) -> None:
+def test_a_function_begun_after_the_deadline_has_a_second(clock: FakeClock, took: float, warned: int) -> None:
     """The time between the deadline and the call does not count."""
 
     def fn(ctx: Context) -> None:
@@ -117,9 +113,7 @@ def test_deadline_exceeded_carries_the_time_that_was_left(late: float, left: flo
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
-def test_a_base_exception_is_never_replaced_by_a_warning(
-    threads: World, clock: FakeClock, kind: type[BaseException]
-) -> None:
+def test_no_warning_replaces_a_base_exception(threads: World, clock: FakeClock, kind: type[BaseException]) -> None:
     """This holds even if warnings are errors."""
 
     async def fn(ctx: Context) -> None:
@@ -134,9 +128,7 @@ def test_a_base_exception_is_never_replaced_by_a_warning(
 
 @pytest.mark.parametrize(("operation", "who"), [(None, "patience (late)"), ("GET /users", "patience (GET /users)")])
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_warning_of_an_overrun_names_the_call_and_points_at_its_line(
-    clock: FakeClock, operation: str | None, who: str, fails: bool
-) -> None:
+def test_the_warning_names_call_and_line(clock: FakeClock, operation: str | None, who: str, fails: bool) -> None:
     """It is the line of the user's call, also if the late call failed."""
     pipeline = Policy.wrap(Fallback("instead"), Retry(1), Timeout(2.0, cooperative=True, name="patience"))
 

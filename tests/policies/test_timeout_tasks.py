@@ -22,9 +22,7 @@ from tests.policies.timeouts import LONG, SHORT, Stopwatch, forever, hanging
 
 
 @pytest.mark.parametrize("first", ["caller", "timer"])
-async def test_a_cancellation_by_the_caller_at_the_instant_of_the_timer_is_not_lost(
-    tasks_world: World, first: str
-) -> None:
+async def test_a_cancellation_at_the_instant_of_the_timer_is_not_lost(tasks_world: World, first: str) -> None:
     """Both are due in the same iteration of the event loop, and the cancellation of the caller has priority.
 
     If the timer is first in asyncio, the call ends with its timeout: anyio cancels a task a second time only at its
@@ -219,9 +217,7 @@ async def test_a_cancellation_that_is_still_to_be_delivered_is_not_turned_into_a
     assert current_task().uncancel() == 0
 
 
-async def test_code_that_finds_no_time_left_times_out_although_a_cancellation_is_still_requested(
-    in_asyncio: World,
-) -> None:
+async def test_code_that_finds_no_time_left_times_out_despite_a_cancellation(in_asyncio: World) -> None:
     """Before Python 3.13, a task group whose child fails late leaves its request to cancel the parent task."""
 
     async def fn(ctx: Context) -> None:
@@ -288,7 +284,7 @@ async def test_a_task_that_is_cancelled_while_it_cleans_up_after_a_timeout_is_ca
 
 @pytest.mark.parametrize("limits", [(0.01, 0.011), (0.011, 0.01)], ids=["outer", "inner"])
 @pytest.mark.parametrize("ours", ["outside", "inside"])
-async def test_of_a_timeout_and_asyncio_timeout_that_fire_together_the_outer_raises(
+async def test_of_two_equal_timeouts_the_outer_raises(
     in_asyncio: World, limits: tuple[float, float], ours: str
 ) -> None:
     """This holds whichever of the two is outside."""

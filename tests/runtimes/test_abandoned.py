@@ -116,9 +116,7 @@ def test_a_call_that_ends_at_its_timeout_has_one_outcome_and_the_count_is_right(
     wait_until(lambda: Timeout.abandoned() == 0)
 
 
-def test_a_function_that_ends_before_it_is_counted_as_abandoned_is_not_counted(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_that_ends_early_is_not_counted(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing would decrease the count any more."""
     counted: list[workers.Job] = []
     count_abandoned = workers.Pool.count_abandoned
@@ -163,9 +161,7 @@ def test_an_abandoned_function_affects_no_policy_afterwards(gate: threading.Even
 # --- interrupts ---
 
 
-def test_an_interrupted_call_counts_as_abandoned_until_its_function_ends(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_call_is_abandoned_until_it_ends(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(waitable: Any, seconds: float | None) -> bool:
         raise KeyboardInterrupt
 

@@ -42,9 +42,7 @@ async def hang() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
-async def test_an_awaitable_whose_cancellation_raises_does_not_stop_other_timeouts(
-    in_asyncio: World, before: int
-) -> None:
+async def test_an_awaitable_whose_cancellation_raises_stops_no_other_timeout(in_asyncio: World, before: int) -> None:
     """Neither those of the same alarm nor later ones."""
     reported, timeout = Reported(), Timeout(SHORT)
     stubborn = Stubborn()

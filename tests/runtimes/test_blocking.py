@@ -132,9 +132,7 @@ class CatchingItself(Policy):
 
 
 @pytest.mark.parametrize("make", [lambda: Catching().wrap(Forgetful()), CatchingItself], ids=["outside", "inside"])
-def test_a_suspension_is_reported_although_a_policy_catches_every_error(
-    make: Callable[[], Policy[Any]],
-) -> None:
+def test_a_suspension_is_reported_although_a_policy_catches_every_error(make: Callable[[], Policy[Any]]) -> None:
     with pytest.raises(SuspensionMisuse):
         make().execute(lambda ctx: "fine")
 

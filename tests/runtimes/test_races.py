@@ -233,9 +233,7 @@ def test_during_interpreter_shutdown_the_function_runs_in_the_calling_thread(
     assert Hedge(5).execute(lambda ctx: "flushed") == "flushed"
 
 
-def test_the_result_of_an_attempt_that_ends_as_it_is_cut_off_is_closed(
-    threads: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_comes_as_its_attempt_ends_is_closed(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
     class Result:

@@ -113,9 +113,7 @@ async def test_a_block_that_a_function_leaves_open_does_not_keep_its_context_amb
 
 
 @pytest.mark.parametrize("in_handler", [False, True])
-async def test_a_coroutine_that_is_closed_in_another_context_releases_its_permit(
-    in_asyncio: World, in_handler: bool
-) -> None:
+async def test_a_coroutine_closed_in_another_context_releases_its_permit(in_asyncio: World, in_handler: bool) -> None:
     """The `finally` of a coroutine, or of an asynchronous handler, may run with other context variables."""
     ended: list[str] = []
 
@@ -471,9 +469,7 @@ def raises() -> Any:
 
 
 @pytest.mark.parametrize("listening", [False, True])
-async def test_a_function_called_in_another_task_raises_where_the_call_is_awaited(
-    in_asyncio: World, listening: bool
-) -> None:
+async def test_a_function_called_in_another_task_raises_where_it_is_awaited(in_asyncio: World, listening: bool) -> None:
     """Also a plain function that raises before it returns an awaitable."""
     policy = InOwnTask().wrap(listeners=[repr] * listening)
     assert await policy.acall(answers) == "fine"

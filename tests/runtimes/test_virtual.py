@@ -117,9 +117,7 @@ def simulated(*clients: Callable[[Simulation], Any]) -> float:
         return simulation.run()
 
 
-async def test_a_nested_timeout_does_not_cut_off_a_clean_up_at_the_instant_of_the_outer_limit(
-    in_simulation: Virtual,
-) -> None:
+async def test_a_nested_timeout_cuts_off_no_clean_up_at_the_outer_limit(in_simulation: Virtual) -> None:
     """Nor does a fallback around it answer."""
     nested, cleaned_up = Fallback("answer").wrap(Timeout(50)), []
 

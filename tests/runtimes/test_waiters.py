@@ -52,9 +52,7 @@ async def waiting(group: anyio.abc.TaskGroup, results: list[Any], seconds: float
     return waiters[0]
 
 
-async def test_a_task_of_the_same_loop_wakes_a_waiter_without_the_socket(
-    tasks_world: World, posted: list[object]
-) -> None:
+async def test_a_task_of_the_same_loop_wakes_a_waiter_by_no_socket(tasks_world: World, posted: list[object]) -> None:
     """A write to the socket takes longer than the rest of a wait."""
     results: list[Any] = []
     async with anyio.create_task_group() as group:

@@ -253,7 +253,7 @@ def test_the_result_of_an_abandoned_call_is_dropped(gate: threading.Event) -> No
     assert len(used) == 1
 
 
-def test_the_exception_of_an_abandoned_call_is_dropped(
+def test_an_abandoned_call_drops_its_error(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Even a `SystemExit`; no thread ends of it, and nothing is printed."""
@@ -292,9 +292,7 @@ def test_a_coroutine_that_an_abandoned_call_returns_is_closed(gate: threading.Ev
     wait_until(lambda: made[0].cr_frame is None)
 
 
-def test_an_error_from_closing_an_abandoned_result_is_logged_and_does_not_end_the_worker(
-    gate: threading.Event, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_late_results_error_of_close_is_only_logged(gate: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
     threads: list[threading.Thread] = []
 
     class Hostile:

@@ -55,9 +55,7 @@ def test_during_interpreter_shutdown_a_function_runs_in_the_calling_thread(
     assert logged == [("resilience", "WARNING", "the interpreter is shutting down: late cannot cut off what it limits")]
 
 
-def test_workers_exhausted_inside_a_function_is_an_error_of_that_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_workers_exhausted_inside_a_function_is_an_error_of_that_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """The function was entered, so it counts as an attempt; the inner Timeout reports the rejection, once."""
     inner = Timeout(LONG, name="inner")
 

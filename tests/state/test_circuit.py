@@ -62,9 +62,7 @@ def test_keep_slot_of_a_probe_that_lost_its_slot_does_nothing() -> None:
 
 @pytest.mark.parametrize("another_call", [False, True])
 @pytest.mark.parametrize(("period", "patience"), [(5.0, 30.0), (40.0, 40.0)])
-def test_a_probe_keeps_its_slot_for_the_open_period_or_thirty_seconds(
-    period: float, patience: float, another_call: bool
-) -> None:
+def test_a_probe_keeps_its_slot_a_period_or_30_seconds(period: float, patience: float, another_call: bool) -> None:
     """The longer of the two holds, from its admission; after it the slot is free and the result is ignored."""
     for late, lost in [(patience - 0.5, False), (patience, True)]:
         circuit = make_circuit(opens_for=period)

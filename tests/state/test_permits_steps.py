@@ -196,9 +196,7 @@ def test_three_threads_may_interleave_between_any_instructions(state: str, names
 @pytest.mark.parametrize(
     "names", [("arrive", "arrive too"), ("arrive", "release"), ("arrive", "grow"), ("arrive", "shrink")]
 )
-def test_two_threads_that_make_a_batch_of_permits_do_not_exceed_the_limit(
-    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_threads_make_no_permits_above_the_limit(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Permits, "BATCH", 1, raising=False)
     STATES["more to make"] = (3, 1, 1, 0, 0)
     try:

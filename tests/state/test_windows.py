@@ -14,9 +14,7 @@ streams = st.lists(st.tuples(st.floats(0, 40, allow_nan=False) | st.sampled_from
 
 
 @given(seconds=st.floats(0.5, 60), stream=streams)
-def test_a_time_window_forgets_results_at_nine_tenths_of_its_length_or_later(
-    seconds: float, stream: list[tuple[float, bool]]
-) -> None:
+def test_a_time_window_forgets_at_nine_tenths_or_later(seconds: float, stream: list[tuple[float, bool]]) -> None:
     """A result counts at least up to nine tenths of the window, and never longer than the window."""
     window = TimeWindow(seconds)
     now = 5000.0
@@ -32,9 +30,7 @@ def test_a_time_window_forgets_results_at_nine_tenths_of_its_length_or_later(
 
 
 @given(seconds=st.floats(0.5, 60), stream=streams, later=st.floats(0, 100))
-def test_what_a_time_window_holds_at_an_instant_is_read_without_changing_it(
-    seconds: float, stream: list[tuple[float, bool]], later: float
-) -> None:
+def test_a_time_window_is_read_without_a_change(seconds: float, stream: list[tuple[float, bool]], later: float) -> None:
     """It is what would be left if another result came at that instant."""
     window, read = TimeWindow(seconds), TimeWindow(seconds)
     now = 5000.0

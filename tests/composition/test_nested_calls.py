@@ -1,4 +1,7 @@
-"""A call inside a call that the same breaker admitted is part of it: it is admitted, and counted once."""
+"""A call inside a call that the same breaker admitted is part of it: it is admitted, and counted once.
+
+`test_nested_trees.py` nests calls and guards in random ways; here are rules that need other threads, tasks or errors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Keyed, Pipel
 from resilience.ambient import get_ambient
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, World
-from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, fails
+from tests.policies.breakers import CLOSED, OPEN, fails
 
 
 class Translated(Exception):
@@ -85,55 +88,10 @@ async def half_open(world: World, clock: FakeClock, **settings: Any) -> CircuitB
 # --- a probe -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("depth", "needed"), [(1, 1), (3, 1), (1, 2)])
-async def test_a_probe_that_calls_itself_is_one_success(
-    world: World, clock: FakeClock, depth: int, needed: int
-) -> None:
-    """The outer call holds the only probe, and the inner one is part of it."""
-    breaker = await half_open(world, clock, probe_successes=needed)
-    for state in [HALF_OPEN] * (needed - 1) + [CLOSED]:
-        assert await world.execute(breaker, nested(world, breaker, fine, depth)) == "fine"
-        assert breaker.state is state
-
-
 async def test_a_nested_call_is_part_of_the_probe_around_another_breakers_probe(world: World, clock: FakeClock) -> None:
     outer, inner = await half_open(world, clock), await half_open(world, clock)
     assert await world.execute(outer, nested(world, inner, nested(world, outer, fine))) == "fine"
     assert outer.state is inner.state is CLOSED
-
-
-async def test_a_nested_failure_of_a_probe_opens_the_circuit_once(world: World, clock: FakeClock) -> None:
-    breaker = await half_open(world, clock)
-    assert isinstance(await world.attempt(breaker, nested(world, breaker, fail)), Boom)
-    assert (breaker.state, breaker.stats().opened) == (OPEN, 2)
-
-
-async def test_guards_and_calls_inside_one_another_are_part_of_one_probe(world: World, clock: FakeClock) -> None:
-    breaker = await half_open(world, clock)
-
-    async def guarded(ctx: Any) -> str:
-        with breaker.guard():
-            assert breaker.stats().probes == 1
-            return "fine"
-
-    assert await world.execute(breaker, guarded) == "fine"
-    assert breaker.state is CLOSED
-    for fn in (fine, guarded):
-        breaker = await half_open(world, clock)
-        with breaker.guard():
-            assert await world.execute(breaker, fn) == "fine"
-            assert breaker.state is HALF_OPEN
-        assert breaker.state is CLOSED
-
-
-async def test_a_nested_call_on_a_worker_is_part_of_the_probe(threads: World) -> None:
-    """A Timeout runs the function in another thread, with the context variables of the caller."""
-    breaker = CircuitBreaker(1, open_for=0.01)
-    breaker.capture(lambda ctx: 1 / 0)
-    await threads.sleep(0.02)
-    pipeline = Pipeline(breaker, Timeout(5.0))
-    assert pipeline.execute(lambda ctx: pipeline.execute(lambda ctx: threading.current_thread().name)) != "MainThread"
-    assert breaker.state is CLOSED
 
 
 async def test_child_tasks_of_a_probe_are_part_of_it(tasks_world: World, clock: FakeClock) -> None:
@@ -241,55 +199,6 @@ def test_a_call_in_a_probing_guard_is_part_of_it_although_another_guard_has_ende
 
 @both_ways
 @pytest.mark.parametrize("earlier", [0, 1])
-@pytest.mark.parametrize("depth", [1, 3])
-async def test_a_failure_that_passes_nested_calls_counts_once(world: World, depth: int, earlier: int, run: Any) -> None:
-    """Also if nothing failed before, and the breaker has noted no call."""
-    breaker = CircuitBreaker(3 + earlier)
-    for _ in range(earlier):
-        await fails(world, breaker)
-    for state in (CLOSED, CLOSED, OPEN):
-        error = await failure_of(run(world, breaker, nested(world, breaker, fail, depth, run)))
-        assert isinstance(error, Boom)
-        assert breaker.state is state
-
-
-async def fails_in_a_call(world: World, breaker: CircuitBreaker, run: Any) -> None:
-    await run(world, breaker, fail)
-
-
-async def translates(world: World, breaker: CircuitBreaker, run: Any) -> None:
-    try:
-        await run(world, breaker, fail)
-    except Boom as error:
-        raise Translated from error
-
-
-async def fails_in_a_guard(world: World, breaker: CircuitBreaker, run: Any) -> None:
-    with breaker.guard():
-        raise Boom("no")
-
-
-@both_ways
-@pytest.mark.parametrize("inner", [fails_in_a_call, translates, fails_in_a_guard])
-@pytest.mark.parametrize("outer", ["call", "guard"])
-async def test_a_failure_inside_a_call_or_guard_is_counted_once(world: World, outer: str, inner: Any, run: Any) -> None:
-    breaker = CircuitBreaker(3)
-
-    async def fn(ctx: Any = None) -> None:
-        await inner(world, breaker, run)
-
-    for state in (CLOSED, CLOSED, OPEN):
-        with pytest.raises((Boom, Translated)):
-            if outer == "call":
-                await run(world, breaker, fn)
-            else:
-                with breaker.guard():
-                    await fn()
-        assert breaker.state is state
-
-
-@both_ways
-@pytest.mark.parametrize("earlier", [0, 1])
 async def test_a_failure_of_a_child_task_is_counted_once(tasks_world: World, earlier: int, run: Any) -> None:
     """It is raised by the task group in an exception group."""
     breaker = CircuitBreaker(3 + earlier)
@@ -370,20 +279,6 @@ async def test_a_failure_in_the_handler_of_an_earlier_one_counts(world: World, r
     assert breaker.state is OPEN
 
 
-@both_ways
-async def test_a_failure_after_a_handled_inner_failure_counts(world: World, run: Any) -> None:
-    """It has another cause."""
-    breaker = CircuitBreaker(2)
-
-    async def goes_on(ctx: Any = None) -> Any:
-        assert isinstance(await failure_of(run(world, breaker, fail)), Boom)
-        raise Boom("later")
-
-    for state in (CLOSED, OPEN):
-        assert isinstance(await failure_of(run(world, breaker, goes_on)), Boom)
-        assert breaker.state is state
-
-
 def test_a_failure_counts_although_another_caller_failed_meanwhile() -> None:
     breaker = CircuitBreaker(2)
 
@@ -400,29 +295,6 @@ def test_a_failure_counts_although_another_caller_failed_meanwhile() -> None:
 
     with pytest.raises(Boom):
         breaker.call(fails_after_another)
-    assert breaker.state is OPEN
-
-
-@both_ways
-@pytest.mark.parametrize("depth", [1, 3])
-async def test_handled_inner_failures_do_not_count(world: World, depth: int, run: Any) -> None:
-    """Also if nothing failed before: the breaker noted no call then, but the inner failure finds the outer call."""
-    breaker, entered = CircuitBreaker(1), []
-
-    async def counted(ctx: Any = None) -> None:
-        entered.append(breaker.state)
-        raise Boom("no")
-
-    async def answers(ctx: Any = None) -> str:
-        for _ in range(3):
-            assert isinstance(await failure_of(run(world, breaker, counted)), Boom)
-        return "fine"
-
-    inner = answers if depth == 1 else nested(world, breaker, answers, depth - 1, run)
-    assert await run(world, breaker, inner) == "fine"
-    assert entered == [CLOSED] * 3
-    assert (breaker.state, breaker.stats().opened) == (CLOSED, 0)
-    assert isinstance(await failure_of(run(world, breaker, counted)), Boom)
     assert breaker.state is OPEN
 
 
@@ -481,19 +353,6 @@ async def test_a_bad_inner_result_does_not_count_if_the_outer_result_is_good(wor
     assert breaker.state is CLOSED
 
 
-@both_ways
-async def test_a_failed_guard_inside_a_successful_call_does_not_count(world: World, run: Any) -> None:
-    breaker = CircuitBreaker(1)
-
-    async def answers(ctx: Any = None) -> str:
-        with pytest.raises(Boom), breaker.guard():
-            raise Boom("no")
-        return "fine"
-
-    assert await run(world, breaker, answers) == "fine"
-    assert breaker.state is CLOSED
-
-
 def test_a_failure_that_a_thread_has_counted_is_not_counted_by_the_guard_that_it_leaves() -> None:
     """The call in the thread is not nested: the thread has context variables of its own."""
     breaker = CircuitBreaker(5)
@@ -504,14 +363,6 @@ def test_a_failure_that_a_thread_has_counted_is_not_counted_by_the_guard_that_it
     with ThreadPoolExecutor(1) as pool, pytest.raises(Boom), breaker.guard():
         pool.submit(breaker.call, fail).result()
     assert breaker.stats().counted[0].bad == 1
-
-
-@both_ways
-async def test_a_handled_failure_inside_a_guard_does_not_count(world: World, run: Any) -> None:
-    breaker = CircuitBreaker(1)
-    with breaker.guard():
-        assert isinstance(await failure_of(run(world, breaker, fail)), Boom)
-    assert breaker.state is CLOSED
 
 
 @both_ways

@@ -28,7 +28,9 @@ class Node:
 
 
 def grown(chance: random.Random, depth: int = 0) -> Node:
-    under = chance.choice(["call", "execute", "guard", "retry", "timeout", *(["another breaker"] if depth else [])])
+    under = chance.choice(
+        ["call", "execute", "guard", "retry", "timeout", "worker", *(["another breaker"] if depth else [])]
+    )
     children = [grown(chance, depth + 1) for _ in range(chance.choice([0, 0, 1, 1, 2]) if depth < 4 else 0)]
     return Node(under, children, chance.choice(["returns", "fails", "lets through", "translates"]))
 
@@ -53,6 +55,8 @@ class Calls:
                 await self.world.call(Retry(1).wrap(self.breaker), fn)
             case "timeout":
                 await self.world.call(Timeout(60.0).wrap(self.breaker), fn)
+            case "worker":
+                await self.world.call(self.breaker.wrap(Timeout(60.0)), fn)
             case under:
                 await self.world.call(self.breaker if under == "call" else self.another, fn)
 

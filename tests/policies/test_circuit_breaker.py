@@ -11,8 +11,7 @@ import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Context, Rejected, SlowRatio, backoff
 from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
-from tests.contention.beside import beside
-from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails, works
+from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -197,23 +196,3 @@ def test_the_text_of_a_failure_is_bounded_and_survives_a_broken_str(threads: Wor
 
 
 # --- half-open ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("probes", [1, 3])
-async def test_a_half_open_circuit_admits_at_most_its_probes(world: World, clock: FakeClock, probes: int) -> None:
-    """A further call is refused with the state half-open; the slot of a probe that has ended is used again."""
-    breaker = CircuitBreaker(1, open_for=5.0, probes=probes, probe_successes=9)
-
-    await fails(world, breaker, Boom("down"))
-    clock.advance(5.0)
-    async with beside(world) as group:
-        calls = [await group.inside(breaker) for _ in range(probes)]
-        assert breaker.stats().probes == probes
-        refused = await works(world, breaker)
-        assert type(refused) is CircuitOpen
-        assert refused.state is HALF_OPEN
-        assert refused.retry_after is None
-        assert refused.last_failure == "Boom: down"
-        calls[0].let_go()
-        await calls[0].result()
-        assert await works(world, breaker) == "fine"

@@ -100,27 +100,6 @@ class Block:
             return error
 
 
-async def test_a_guarded_block_is_recorded_and_not_entered_while_open(world: World, clock: FakeClock) -> None:
-    breaker = CircuitBreaker(2, open_for=5.0)
-    block = Block(world, breaker)
-
-    error = Boom("no")
-    assert await block(error) is error
-    assert await block() == "fine"
-    await block(error)
-    assert breaker.state is CLOSED
-    await block(error)
-    assert breaker.state is OPEN
-    assert block.entered == 4
-    refused = await block()
-    assert isinstance(refused, CircuitOpen)
-    assert refused.retry_after == pytest.approx(5.0)
-    assert block.entered == 4
-    clock.advance(5.0)
-    assert await block() == "fine"
-    assert breaker.state is CLOSED
-
-
 async def test_on_and_ignore_hold_for_a_guarded_block_and_on_result_does_not(world: World) -> None:
     """A block has no result."""
     seen: list[object] = []

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from resilience import Context, Failure, Fallback, Outcome, Policy, Retry, Success, Timeout, events
-from tests.conftest import Boom, Frozen, Other, Script, World, shown
+from tests.conftest import Boom, Frozen, Script, World, shown
 from tests.policies.retries import Response, bad
 
 
@@ -191,12 +191,3 @@ async def test_on_fallback_gets_an_event_before_each_replacement(world: World) -
 
 
 # --- more than one ---
-
-
-async def test_fallbacks_can_be_nested(world: World) -> None:
-    """The outer one handles what the inner one does not."""
-    pipeline = Policy.wrap(Fallback("outer"), Fallback("inner", on=Boom))
-    assert await run(world, pipeline, Boom()) == "inner"
-    assert await run(world, pipeline, Other()) == "outer"
-    failing = Policy.wrap(Fallback("outer"), Fallback(handler=broken))
-    assert await run(world, failing, Boom()) == "outer"

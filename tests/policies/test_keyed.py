@@ -72,11 +72,6 @@ async def test_a_key_can_be_computed_from_the_context(world: World) -> None:
     assert await world.execute(keyed, fail, Context(properties={"tenant": "blue"})) == "blue"
 
 
-async def test_each_key_can_have_a_pipeline(world: World) -> None:
-    keyed = Keyed(lambda host: Pipeline(Fallback(f"no {host}"), Retry(2, on=Boom, backoff=[0])), first)
-    assert await call_host(world, keyed, "a", fails=True) == "no a"
-
-
 async def test_running_calls_continue_in_a_policy_that_was_dropped(world: World) -> None:
     keyed = Keyed(lambda host: Bulkhead(1), first)
     held = keyed.policy_for("a")

@@ -149,13 +149,6 @@ async def test_callers_behind_one_that_has_held_them_up_begin_one_by_one(
     assert began == pytest.approx(instants)
 
 
-def test_an_expensive_call_is_not_overtaken_by_cheap_ones() -> None:
-    """Turns are first come, first served: at 10 units a second, those behind a call of 10 units wait for it."""
-    limiter = RateLimiter(Rate(10, cost=lambda ctx: ctx.properties["cost"]))
-    arrivals = Arrivals(limiter).at(0, "a", cost=6).at(0.25, "b", cost=10).at(0.5, "c", cost=1).run()
-    assert arrivals.began == {"a": 0, "b": 1, "c": 2}
-
-
 async def test_tasks_whose_turns_come_at_the_same_instant_begin_in_the_order_of_arrival(tasks_world: World) -> None:
     """Timers of the same instant fire in any order: here four at a time."""
     limiter = RateLimiter(Rate(4, per=0.02))
@@ -248,14 +241,6 @@ async def test_a_caller_that_learns_too_late_of_its_refusal_is_told_zero_seconds
         group.start_soon(block)
         error = await works(tasks_world, limiter)
     assert (str(error), error.retry_after) == ("RateLimiter: its turn comes in 0 s", 0)
-
-
-def test_callers_that_will_be_refused_delay_no_new_caller() -> None:
-    """After a pause of 10 s a new caller with 30 s begins first, though three callers with 5 s were before it."""
-    limiter = RateLimiter(Rate(1, burst=1))
-    arrivals = Arrivals(limiter).at(0, "a").at(0, "b", "c", "d", budget=5).then(0.5, lambda: limiter.pause(10))
-    arrivals.at(0.75, "e", budget=30).run()
-    assert arrivals.began == {"a": 0, "e": 10.5}
 
 
 async def test_a_cost_above_the_limit_has_no_retry_after(world: World, virtual: VirtualClock, heard: list[Any]) -> None:
@@ -360,13 +345,6 @@ async def test_rejections_and_switched_off_hints_do_not_pause(world: World, virt
     assert limiter.stats().next_turn == 0.25
     await world.attempt(limiter, Script(ExceptionGroup("children", [RetryAfter(9)])).function())
     assert limiter.stats().next_turn == 5
-
-
-def test_a_learned_quota_only_lowers_the_rate_until_it_renews() -> None:
-    """Two calls until 30 s, although the limiter allows 1000 a second; after that 1000 again."""
-    limiter = RateLimiter(1000)
-    arrivals = Arrivals(limiter).then(0, lambda: limiter.learn(2, 30)).at(1, *"abcd").run()
-    assert arrivals.began == {"a": 1, "b": 1, "c": 30, "d": 30}
 
 
 def test_the_quota_is_read_from_results() -> None:

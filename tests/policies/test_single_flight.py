@@ -171,16 +171,6 @@ async def test_calls_with_different_arguments_are_not_shared(tasks_world: World)
     assert all(it in called for it in (calls[0], calls[1], calls[2], calls[4]))
 
 
-async def test_a_call_after_the_end_of_a_flight_is_a_new_call(world: World) -> None:
-    flight = SingleFlight(key=lambda ctx: "same")
-    results = iter([1, 2])
-
-    async def fn(ctx: Context) -> int:
-        return next(results)
-
-    assert [await world.execute(flight, fn) for _ in range(2)] == [1, 2]
-
-
 async def test_after_forget_the_next_caller_makes_a_new_call(tasks_world: World) -> None:
     """Callers that wait already get the result of the first call."""
     flight, got, go = SingleFlight(key=same_key), [], anyio.Event()

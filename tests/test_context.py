@@ -8,18 +8,8 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    Context,
-    DeadlineExceeded,
-    Policy,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-    current_context,
-    deadline,
-)
+from resilience import CircuitBreaker, Context, Policy, Retry, Timeout, current_context, deadline
+from resilience.errors import CircuitOpen, DeadlineExceeded, TimeoutExceeded
 from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 from tests.custom import INF, PASSING
 

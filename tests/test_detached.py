@@ -10,17 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    Context,
-    DeadlineExceeded,
-    Pipeline,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-    current_context,
-    deadline,
-    detached,
-)
+from resilience import Context, Pipeline, Retry, Timeout, current_context, deadline, detached
+from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from tests.conftest import Boom, FakeClock, Virtual, World
 from tests.custom import INF
 from tests.policies.timeouts import LONG, SHORT

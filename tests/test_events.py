@@ -11,20 +11,9 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    Bulkhead,
-    CircuitBreaker,
-    CircuitState,
-    Context,
-    DeadlineExceeded,
-    Failure,
-    Fallback,
-    Policy,
-    Retry,
-    Success,
-    Timeout,
-    events,
-)
+from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Fallback, Policy, Retry, Timeout, events
+from resilience.errors import DeadlineExceeded
+from resilience.outcome import Failure, Success
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.custom import HandingOn
 from tests.listening import KINDS, every_kind, facts, kinds

@@ -7,20 +7,8 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    Bulkhead,
-    BulkheadFull,
-    CircuitBreaker,
-    CircuitOpen,
-    CircuitState,
-    Context,
-    Fallback,
-    Policy,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-    events,
-)
+from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Fallback, Policy, Retry, Timeout, events
+from resilience.errors import BulkheadFull, CircuitOpen, TimeoutExceeded
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.custom import Tag
 

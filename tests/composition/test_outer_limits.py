@@ -10,18 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    Context,
-    DeadlineExceeded,
-    Failure,
-    Fallback,
-    Pipeline,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-    deadline,
-)
+from resilience import CircuitBreaker, Context, Failure, Fallback, Pipeline, Retry, Timeout, deadline
+from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.testing import hang, script, virtual_time
 from tests.conftest import Boom, FakeClock, Virtual, World
 from tests.policies.timeouts import LONG, SHORT

@@ -15,17 +15,8 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    Bulkhead,
-    CircuitBreaker,
-    CircuitIsolated,
-    Pipeline,
-    Policy,
-    Rejected,
-    Retry,
-    current_context,
-    deadline,
-)
+from resilience import Bulkhead, CircuitBreaker, Pipeline, Policy, Retry, current_context, deadline
+from resilience.errors import CircuitIsolated, Rejected
 from resilience.policies.guard import Guard
 from resilience.policies.live_permits import Slot
 from resilience.runtimes import lowering

@@ -11,19 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from resilience import (
-    AdaptiveLimit,
-    Context,
-    DeadlineExceeded,
-    LimitExceeded,
-    Policy,
-    Sample,
-    Seeking,
-    Timeout,
-    TimeoutExceeded,
-    events,
-)
+from resilience import AdaptiveLimit, Context, Policy, Sample, Seeking, Timeout, events
 from resilience.clock import clock as process_clock
+from resilience.errors import DeadlineExceeded, LimitExceeded, TimeoutExceeded
 from resilience.policies.adaptive_limit import LimitStats
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.contention.beside import beside

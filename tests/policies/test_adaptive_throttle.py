@@ -9,19 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from resilience import (
-    AdaptiveThrottle,
-    BulkheadFull,
-    CircuitOpen,
-    Context,
-    DeadlineExceeded,
-    Failure,
-    Rejected,
-    Success,
-    Throttled,
-    events,
-)
+from resilience import AdaptiveThrottle, Context, Failure, Success, events
 from resilience.clock import clock as process_clock
+from resilience.errors import BulkheadFull, CircuitOpen, DeadlineExceeded, Rejected, Throttled
 from resilience.policies.adaptive_throttle import ThrottleStats
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.simulated import throttled

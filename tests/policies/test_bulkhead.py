@@ -10,17 +10,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from resilience import (
-    Bulkhead,
-    BulkheadFull,
-    Context,
-    DeadlineExceeded,
-    Policy,
-    Rejected,
-    Timeout,
-    TimeoutExceeded,
-    events,
-)
+from resilience import Bulkhead, Context, Policy, Timeout, events
+from resilience.errors import BulkheadFull, DeadlineExceeded, Rejected, TimeoutExceeded
 from resilience.testing import virtual_time
 from tests.callers import is_free, wait_until
 from tests.conftest import Script, World

@@ -9,16 +9,8 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    CircuitState,
-    ConsecutiveFailures,
-    Context,
-    FailureRatio,
-    SlowRatio,
-    events,
-)
+from resilience import CircuitBreaker, CircuitState, ConsecutiveFailures, Context, FailureRatio, SlowRatio, events
+from resilience.errors import CircuitOpen
 from resilience.events import CircuitChanged, TripCount
 from resilience.state.trips import Tally, Trip
 from tests.callers import is_free

@@ -9,20 +9,8 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    Bulkhead,
-    CircuitBreaker,
-    CircuitOpen,
-    Context,
-    Fallback,
-    Keyed,
-    KeyedStats,
-    Pipeline,
-    Policy,
-    Retry,
-    Timeout,
-)
-from resilience.errors import Misuse
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Keyed, KeyedStats, Pipeline, Policy, Retry, Timeout
+from resilience.errors import CircuitOpen, Misuse
 from resilience.policies import keyed as module
 from resilience.testing import virtual_time
 from tests.callers import in_threads

@@ -20,22 +20,9 @@ import anyio
 import pytest
 import trio
 
-from resilience import (
-    Context,
-    Fallback,
-    Policy,
-    Rate,
-    RateLimited,
-    RateLimiter,
-    RateLimiterStats,
-    Rejected,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-    deadline,
-    events,
-)
+from resilience import Context, Fallback, Policy, Rate, RateLimiter, RateLimiterStats, Retry, Timeout, deadline, events
 from resilience.clock import clock as process_clock
+from resilience.errors import RateLimited, Rejected, TimeoutExceeded
 from resilience.outcome import ErrorAnswer
 from resilience.testing import Simulation, VirtualClock, virtual_time
 from tests.conftest import Boom, Script, World, no_collector

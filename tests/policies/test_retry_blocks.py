@@ -8,17 +8,8 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    BulkheadFull,
-    CircuitOpen,
-    Context,
-    DeadlineExceeded,
-    RetriesExhausted,
-    Retry,
-    current_context,
-    deadline,
-    events,
-)
+from resilience import Context, Retry, current_context, deadline, events
+from resilience.errors import BulkheadFull, CircuitOpen, DeadlineExceeded, RetriesExhausted
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
 from tests.policies.retries import Attempts, RetryAfter, notes_of, oversleep
 

@@ -9,19 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    Context,
-    DeadlineExceeded,
-    Rate,
-    RateLimited,
-    RateLimiter,
-    Rejected,
-    Retry,
-    RetryBudget,
-    events,
-)
+from resilience import CircuitBreaker, Context, Rate, RateLimiter, Retry, RetryBudget, events
+from resilience.errors import CircuitOpen, DeadlineExceeded, RateLimited, Rejected
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.retries import Response, bad, notes_of, run
 from tests.test_repeats import CustomBudget

@@ -7,19 +7,8 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    Bulkhead,
-    BulkheadFull,
-    CircuitBreaker,
-    CircuitIsolated,
-    CircuitOpen,
-    Context,
-    Keyed,
-    Pipeline,
-    Policy,
-    Rejected,
-    Retry,
-)
+from resilience import Bulkhead, CircuitBreaker, Context, Keyed, Pipeline, Policy, Retry
+from resilience.errors import BulkheadFull, CircuitIsolated, CircuitOpen, Rejected
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.breakers import CLOSED, OPEN

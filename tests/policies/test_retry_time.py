@@ -15,21 +15,8 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    Context,
-    DeadlineExceeded,
-    Failure,
-    Hedge,
-    Outcome,
-    Policy,
-    RetriesExhausted,
-    Retry,
-    Success,
-    Timeout,
-    TimeoutExceeded,
-    deadline,
-    events,
-)
+from resilience import Context, Failure, Hedge, Outcome, Policy, Retry, Success, Timeout, deadline, events
+from resilience.errors import DeadlineExceeded, RetriesExhausted, TimeoutExceeded
 from tests.conftest import Boom, FakeClock, Other, Script, Virtual, World
 from tests.policies.retries import Response, RetryAfter, bad, notes_of, oversleep, run
 

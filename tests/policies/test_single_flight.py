@@ -14,16 +14,8 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    Context,
-    DeadlineExceeded,
-    Pipeline,
-    SingleFlight,
-    SingleFlightStats,
-    Timeout,
-    TimeoutExceeded,
-    deadline,
-)
+from resilience import Context, Pipeline, SingleFlight, SingleFlightStats, Timeout, deadline
+from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.outcome import Failure, Success
 from tests.callers import (
     KeywordsOnly,

@@ -11,21 +11,9 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitState,
-    Context,
-    Failure,
-    Fallback,
-    Policy,
-    Rejected,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-    WorkersExhausted,
-)
+from resilience import CircuitBreaker, CircuitState, Context, Failure, Fallback, Policy, Retry, Timeout
 from resilience.clock import clock as process_clock
-from resilience.errors import Misuse
+from resilience.errors import Misuse, Rejected, TimeoutExceeded, WorkersExhausted
 from resilience.events import CallRejected
 from resilience.runtimes import workers
 from resilience.testing import recording

@@ -17,20 +17,11 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    Bulkhead,
-    Context,
-    DeadlineExceeded,
-    Fallback,
-    Policy,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-    current_context,
-)
+from resilience import Bulkhead, Context, Fallback, Policy, Retry, Timeout, current_context
 from resilience import backoff as backoffs
 from resilience.backoff import Backoff, Decorrelated, Exponential
 from resilience.clock import clock as process_clock
+from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.runtimes.base import Waiter
 from resilience.testing import Simulation, switched_off
 from tests.conftest import Boom, Script, Virtual

@@ -12,22 +12,12 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    Bulkhead,
-    CircuitBreaker,
-    CircuitState,
-    Context,
-    Failure,
-    Fallback,
-    Policy,
-    Retry,
-    Timeout,
-    backoff,
-)
+from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Fallback, Policy, Retry, Timeout, backoff
 from resilience.backoff import Exponential
 from resilience.clock import clock as process_clock
 from resilience.events import RetryScheduled
 from resilience.events.dispatch import subscribers
+from resilience.outcome import Failure
 from resilience.testing import ascript, no_sleeping, recording, script, seeded, switched_off, virtual_time
 from tests.conftest import Boom, World
 

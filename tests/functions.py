@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import anyio
@@ -13,6 +13,15 @@ from tests.conftest import Boom
 
 def quick(attempts: int = 3, on: Any = Boom, **settings: Any) -> Retry:
     return Retry(attempts, on=on, backoff=[0], **settings)
+
+
+def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
+    """Return a function that raises this, whatever it is called with."""
+
+    def fn(*args: object, **kwargs: object) -> Any:
+        raise error
+
+    return fn
 
 
 class Later:

@@ -16,6 +16,7 @@ from resilience.runtimes.alarms import AsyncioTimer
 from resilience.runtimes.tasks import ScopeTimer
 from tests.conftest import Boom, FakeClock, Virtual, World
 from tests.custom import INF, PASSING
+from tests.functions import raising
 
 # --- deadline blocks -------------------------------------------------------------------------
 
@@ -249,13 +250,10 @@ async def test_leaving_a_block_that_was_never_entered_has_no_effect(in_asyncio: 
 async def test_an_interrupted_block_leaves_the_context_as_it_was(
     in_asyncio: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(timer: object) -> None:
-        raise KeyboardInterrupt
-
     budget = deadline(5.0)
     with deadline(8.0) as around:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(AsyncioTimer, "start", interrupt)
+            patch.setattr(AsyncioTimer, "start", raising(KeyboardInterrupt))
             async with budget:
                 raise AssertionError
         assert current_context() is around

@@ -12,6 +12,7 @@ from resilience import CircuitBreaker, Context, Policy, Retry, Timeout, current_
 from resilience.errors import CircuitOpen, DeadlineExceeded, TimeoutExceeded
 from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 from tests.custom import INF, PASSING
+from tests.functions import raising
 
 # --- time --------------------------------------------------------------------------------------
 
@@ -149,11 +150,8 @@ def test_the_elapsed_time_is_not_negative_if_the_clock_is_set_back(clock: FakeCl
 def test_a_failure_is_described_on_one_line() -> None:
     """Messages of some clients have many lines."""
 
-    def fail(ctx: Context) -> None:
-        raise Boom("terminated with:\n\tstatus = 14\n")
-
     ctx = Context()
-    Retry(1, on=Boom).capture(fail, ctx)
+    Retry(1, on=Boom).capture(raising(Boom("terminated with:\n\tstatus = 14\n")), ctx)
     assert [str(failed) for failed in ctx.failures] == ["Boom(terminated with: status = 14)"]
 
 

@@ -16,6 +16,7 @@ from resilience.errors import DeadlineExceeded
 from resilience.outcome import Failure, Success
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.custom import HandingOn
+from tests.functions import raising
 from tests.listening import KINDS, every_kind, facts, kinds
 from tests.streams.sources import Source, streamed
 
@@ -202,11 +203,8 @@ def test_a_cancelled_execution_reports_the_cause(
 ) -> None:
     """As far as it can be known: an interrupt, an exceeded deadline, or else the caller."""
 
-    def fn(ctx: Context) -> None:
-        raise error
-
     with pytest.raises(type(error)):
-        Fallback("x").execute(fn, Context(timeout=timeout))
+        Fallback("x").execute(raising(error), Context(timeout=timeout))
     [finished] = heard
     [call] = calls
     assert (finished.outcome, finished.cancelled_by) == (None, cause)

@@ -17,6 +17,7 @@ from resilience import CircuitBreaker, CircuitState, Context, Fallback, Policy, 
 from resilience.testing import script
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, World
+from tests.functions import raising
 from tests.listening import ASKED_FOR, KINDS, every_kind, everything, facts, fails, kinds
 
 # --- subscribing -------------------------------------------------------------------------------
@@ -264,16 +265,13 @@ def test_an_error_of_a_listener_changes_nothing_if_it_cannot_be_logged(monkeypat
 async def test_an_interrupt_in_a_listener_is_not_suppressed(world: World, how: str) -> None:
     """Ctrl-C may come while a listener runs."""
 
-    def interrupted(event: object) -> None:
-        raise KeyboardInterrupt
-
     async def fn(ctx: Context) -> None:
         if how == "on_timeout":
             await world.hang()
         raise Boom
 
     with pytest.raises(KeyboardInterrupt):
-        await world.execute(CALLBACKS[how](interrupted), fn)
+        await world.execute(CALLBACKS[how](raising(KeyboardInterrupt)), fn)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, ASKED_FOR])

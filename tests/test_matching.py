@@ -51,6 +51,7 @@ from resilience.matching import Matcher
 from resilience.network_errors import _known
 from resilience.testing import ascript, script
 from tests.conftest import Boom, FakeClock, Other, Script, World
+from tests.functions import raising
 
 
 class Bang(Boom):
@@ -208,11 +209,8 @@ async def test_a_predicates_error_is_the_calls(world: World, clock: FakeClock, c
     class Undecided(Boom):
         """An exception that `on` would match."""
 
-    def undecided(value: object) -> bool:
-        raise Undecided
-
     original = "a result" if parameter == "on_result" else Boom("the original")
-    policy = case.make(**{"on": Boom, parameter: undecided})
+    policy = case.make(**{"on": Boom, parameter: raising(Undecided)})
     script = Script(original)
 
     error = await world.attempt(policy, script.function())

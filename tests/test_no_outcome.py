@@ -28,7 +28,7 @@ from resilience import (
 )
 from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
 from tests.custom import Driven
-from tests.functions import coroutine, quick
+from tests.functions import coroutine, quick, raising
 
 # --- misuse is no outcome ---
 
@@ -298,9 +298,7 @@ def test_a_stop_iteration_comes_out_of_blocking_code_as_itself(chain: str) -> No
     policy = CHAINS[chain]()
     stop = StopIteration("last")
 
-    def fn(*args: object) -> None:
-        raise stop
-
+    fn = raising(stop)
     for way in (policy.execute, policy.call, policy(fn), policy.proxy(Holder(fn), "method").method):
         with pytest.raises(StopIteration) as caught:
             way(fn)
@@ -333,9 +331,6 @@ def test_predicates_handlers_events_and_reports_see_a_stop_iteration_as_itself()
     seen: list[Any] = []
     stop = StopIteration("last")
 
-    def fn(ctx: Context) -> None:
-        raise stop
-
     def predicate(error: Exception) -> bool:
         seen.append(error)
         return True
@@ -350,7 +345,7 @@ def test_predicates_handlers_events_and_reports_see_a_stop_iteration_as_itself()
         Driven(),
         listeners=[lambda event: seen.append(event.outcome.error) if event.outcome != Success(None) else None],
     )
-    pipeline.execute(fn, ctx)
+    pipeline.execute(raising(stop), ctx)
     assert len(seen) >= 5
     assert all(error is stop for error in seen)
     assert [failed.type for failed in ctx.failures] == ["StopIteration"]
@@ -359,11 +354,8 @@ def test_predicates_handlers_events_and_reports_see_a_stop_iteration_as_itself()
 def test_a_wrapping_retry_has_the_stop_iteration_as_its_cause() -> None:
     stop = StopIteration("last")
 
-    def fn(ctx: Context) -> None:
-        raise stop
-
     with pytest.raises(RetriesExhausted) as caught:
-        quick(2, on=StopIteration, wrap=True).wrap(Driven()).execute(fn)
+        quick(2, on=StopIteration, wrap=True).wrap(Driven()).execute(raising(stop))
     assert caught.value.last == Failure(stop)
     assert caught.value.__cause__ is stop
 
@@ -371,9 +363,7 @@ def test_a_wrapping_retry_has_the_stop_iteration_as_its_cause() -> None:
 def test_a_stop_iteration_raised_by_a_handler_comes_out() -> None:
     stop = StopIteration("handler")
 
-    def handler(failure: object, ctx: Context) -> None:
-        raise stop
-
+    handler = raising(stop)
     for policy in (Fallback(handler=handler), Driven().wrap(Fallback(handler=handler), Driven())):
         with pytest.raises(StopIteration) as caught:
             policy.execute(lambda ctx: 1 / 0)

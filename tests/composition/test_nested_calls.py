@@ -19,6 +19,7 @@ from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Keyed, Pipel
 from resilience.ambient import get_ambient
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, World
+from tests.functions import raising
 from tests.policies.breakers import CLOSED, OPEN, fails
 
 
@@ -284,10 +285,7 @@ def test_a_failure_counts_although_another_caller_failed_meanwhile() -> None:
 
     def fails() -> None:
         with pytest.raises(Boom):
-            breaker.call(raises)
-
-    def raises() -> None:
-        raise Boom
+            breaker.call(raising(Boom))
 
     def fails_after_another() -> None:
         in_threads(fails)
@@ -357,11 +355,8 @@ def test_a_failure_that_a_thread_has_counted_is_not_counted_by_the_guard_that_it
     """The call in the thread is not nested: the thread has context variables of its own."""
     breaker = CircuitBreaker(5)
 
-    def fail() -> None:
-        raise Boom
-
     with ThreadPoolExecutor(1) as pool, pytest.raises(Boom), breaker.guard():
-        pool.submit(breaker.call, fail).result()
+        pool.submit(breaker.call, raising(Boom)).result()
     assert breaker.stats().counted[0].bad == 1
 
 
@@ -392,10 +387,7 @@ async def test_a_failure_inside_a_call_of_another_breaker_counts(world: World, r
 def failure_of_another_caller(breaker: CircuitBreaker) -> None:
     """Let a call without the context variables of this test fail."""
 
-    def raising(ctx: Context) -> None:
-        raise Boom("of another caller")
-
-    contextvars.Context().run(breaker.capture, raising)
+    contextvars.Context().run(breaker.capture, raising(Boom("of another caller")))
 
 
 @both_ways

@@ -17,6 +17,7 @@ from resilience.errors import DeadlineExceeded, LimitExceeded, TimeoutExceeded
 from resilience.policies.adaptive_limit import LimitStats
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.contention.beside import beside
+from tests.functions import raising
 from tests.policies.blocks import entered
 from tests.policies.bulkheads import counts
 from tests.policies.retries import Response
@@ -361,14 +362,11 @@ def test_a_call_that_ends_during_an_update_starts_no_second_update() -> None:
 
 
 def test_a_call_that_fails_during_an_update_counts_in_the_next_sample(clock: FakeClock) -> None:
-    def fails() -> None:
-        raise Boom
-
     class Nesting(Recording):
         def update(self, limit: float, sample: Sample) -> Any:
             if not self.updates:
                 with pytest.raises(Boom):
-                    adaptive.call(fails)
+                    adaptive.call(raising(Boom))
             return super().update(limit, sample)
 
     algorithm = Nesting(4)

@@ -18,6 +18,7 @@ from resilience.outcome import Failure, Success
 from tests.callers import KeywordsOnly, Slow, ask_from_everywhere
 from tests.conftest import Boom, FakeClock, Frozen, Script, Watched, World, no_collector
 from tests.contention.storm import Gauge, Storm
+from tests.functions import raising
 
 
 def same_key(*args: Any) -> str:
@@ -300,10 +301,7 @@ async def test_a_kept_error_is_raised_again_as_a_copy(threads: World, clock: Fak
 def test_a_note_on_a_kept_error_is_not_added_to_its_copies() -> None:
     cache, error = Cache(60, keep_errors=KeywordsOnly, errors_ttl=60), KeywordsOnly(code=7)
     error.add_note("of the call")
-
-    def fetch() -> None:
-        raise error
-
+    fetch = raising(error)
     for _ in range(3):
         with pytest.raises(KeywordsOnly) as caught:
             cache.call(fetch)
@@ -496,9 +494,6 @@ async def test_a_failed_refresh_leaves_no_reference_cycle(world: World, clock: F
 def test_a_rejection_raised_by_the_function_can_be_kept() -> None:
     cache = Cache(60, keep_errors=Rejected, key=same_key)
 
-    def refused(ctx: Context) -> None:
-        raise Rejected("no", policy="theirs", retry_after=5)
-
-    seen = [cache.capture(refused) for _ in range(2)]
+    seen = [cache.capture(raising(Rejected("no", policy="theirs", retry_after=5))) for _ in range(2)]
     assert [(it.error.policy, it.error.retry_after) for it in seen if isinstance(it, Failure)] == [("theirs", 5)] * 2  # type: ignore[attr-defined]
     assert cache.stats().hits == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,16 +11,9 @@ import pytest
 from resilience import CircuitBreaker, CircuitIsolated, CircuitOpen, DeadlineExceeded, SlowRatio
 from tests.conftest import Boom, FakeClock, Other, Script, World
 from tests.contention.beside import beside
+from tests.functions import raising
 from tests.policies.blocks import entered
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, fails, works
-
-
-def raising(error: Exception) -> Callable[[object], bool]:
-    def predicate(value: object) -> bool:
-        raise error
-
-    return predicate
-
 
 # --- manual changes and statistics -------------------------------------------------------------
 

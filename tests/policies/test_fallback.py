@@ -9,6 +9,7 @@ import pytest
 
 from resilience import Context, Failure, Fallback, Outcome, Policy, Retry, Success, Timeout, events
 from tests.conftest import Boom, Frozen, Script, World, shown
+from tests.functions import raising
 from tests.policies.retries import Response, bad
 
 
@@ -59,12 +60,9 @@ async def test_a_result_that_is_returned_or_passed_to_a_handler_is_not_closed(wo
 async def test_a_result_is_closed_if_a_listener_is_interrupted(world: World, answer: Any) -> None:
     """After Ctrl-C in `on_fallback`, neither a handler nor a caller will see it."""
 
-    def interrupted(event: object) -> None:
-        raise KeyboardInterrupt
-
     result = Response()
     with pytest.raises(KeyboardInterrupt):
-        await run(world, Fallback(**answer, on_result=bad, on_fallback=interrupted), result)
+        await run(world, Fallback(**answer, on_result=bad, on_fallback=raising(KeyboardInterrupt)), result)
     assert result.closed == 1
 
 

@@ -27,6 +27,7 @@ from resilience import (
     events,
 )
 from tests.conftest import Boom, Virtual, World
+from tests.functions import raising
 from tests.policies.hedges import Service
 from tests.policies.retries import Response, bad, notes_of
 
@@ -172,9 +173,7 @@ async def test_a_rejected_attempt_does_not_decide_while_another_runs(anywhere: V
 
 
 async def test_an_error_of_a_predicate_is_raised_and_cuts_off_the_attempts(anywhere: Virtual) -> None:
-    def broken(value: object) -> bool:
-        raise LookupError("broken")
-
+    broken = raising(LookupError("broken"))
     bulkhead, response = Bulkhead(5), Response()
     for first, second in ((0.05, 5), (5, 0.05)):
         for policy, step in ((Hedge(0.02, on_result=broken), response), (Hedge(0.02, on=broken), Boom())):

@@ -34,6 +34,7 @@ from resilience.testing import virtual_time
 from tests.callers import wait_until
 from tests.conftest import Virtual, World, no_collector
 from tests.contention.storm import Storm
+from tests.functions import raising
 from tests.policies.hedges import Service
 from tests.policies.retries import Response
 from tests.test_repeats import CustomBudget
@@ -293,10 +294,8 @@ async def test_a_base_exception_of_any_attempt_is_raised_at_once(anywhere: Virtu
 async def test_errors_of_listeners_are_ignored_and_errors_of_the_budget_are_raised(anywhere: Virtual) -> None:
     """An error of the budget cuts off the first attempt."""
 
-    def broken(event: object) -> None:
-        raise LookupError
-
-    assert (await Service(anywhere, (5, "first"), (0.1, "second")).under(Hedge(0.1, on_hedge=broken)))[0] == "second"
+    hedge = Hedge(0.1, on_hedge=raising(LookupError))
+    assert (await Service(anywhere, (5, "first"), (0.1, "second")).under(hedge))[0] == "second"
     budget = CustomBudget(OSError("no answer"))
     error, seconds = await Service(anywhere, (5, "first")).under(Hedge(0.1, budget=budget))
     assert (type(error), seconds) == (OSError, 0.1)
@@ -305,14 +304,11 @@ async def test_errors_of_listeners_are_ignored_and_errors_of_the_budget_are_rais
 async def test_a_hedge_is_refunded_if_a_listener_is_interrupted(anywhere: Virtual) -> None:
     """Ctrl-C in `on_hedge` ends the call, so the hedge is not made."""
 
-    def interrupted(event: object) -> None:
-        raise Stop
-
     budget = RetryBudget(0, saved=1)
     service = Service(anywhere, (5, "first"))
     service.began = anywhere.now()
     with pytest.raises(Stop):
-        await anywhere.execute(Hedge(0.1, budget=budget, on_hedge=interrupted), service.function())
+        await anywhere.execute(Hedge(0.1, budget=budget, on_hedge=raising(Stop)), service.function())
     assert budget.balance == 1
 
 
@@ -476,7 +472,7 @@ def test_an_error_of_the_race_itself_closes_its_attempts(threads: World, monkeyp
     class Slow(Policy):
         async def around(self, call: Any, ctx: Context) -> Any:
             if ctx.hedge:  # here, and not in a worker, which may begin after the test
-                monkeypatch.setattr(clock, "wait", broken)
+                monkeypatch.setattr(clock, "wait", raising(LookupError))
             try:
                 return await call(ctx)
             finally:
@@ -484,9 +480,6 @@ def test_an_error_of_the_race_itself_closes_its_attempts(threads: World, monkeyp
                     await ctx.sleep(5)
                 finally:
                     ended.append(ctx.hedge)
-
-    def broken(*args: object) -> bool:
-        raise LookupError
 
     with pytest.raises(LookupError):
         Hedge(0, budget=None).wrap(Slow()).execute(lambda ctx: over.wait(10))
@@ -510,12 +503,9 @@ async def test_an_error_that_a_loser_raises_on_cancellation_is_ignored(anywhere:
 def test_a_stop_iteration_is_raised_unchanged(threads: World) -> None:
     """This holds with a delay, without a known delay, and if it is in `on`."""
 
-    def fn(ctx: Context) -> int:
-        raise StopIteration(5)
-
     for hedge in (Hedge(1), Hedge(), Hedge(1, on=StopIteration)):
         with pytest.raises(StopIteration):
-            hedge.execute(fn)
+            hedge.execute(raising(StopIteration(5)))
 
 
 def test_misuse_in_an_attempt_is_raised(threads: World) -> None:

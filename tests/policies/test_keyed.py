@@ -15,6 +15,7 @@ from resilience.policies import keyed as module
 from resilience.testing import virtual_time
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, World
+from tests.functions import raising
 from tests.state.stepping import TRACING_CRASHES, Interruption
 
 
@@ -197,9 +198,7 @@ async def test_make_and_key_in_the_wrong_order_are_misuse(world: World) -> None:
 
 
 def test_errors_of_make_and_key_are_raised_and_make_no_policy() -> None:
-    def raises(*args: Any) -> Any:
-        raise Boom
-
+    raises = raising(Boom)
     for keyed in (Keyed(raises, first), Keyed(breaker_for, raises)):
         assert Fallback("answer", on=Boom).wrap(keyed).call(str, "a") == "answer"
         assert keyed.stats().keys == 0

@@ -10,6 +10,7 @@ import pytest
 from resilience import Cache, Context, Fallback, Keyed, Pipeline, Policy, Retry, SingleFlight
 from resilience.work import Once
 from tests.conftest import Boom, Incomparable, Script, World, nothing_is_left_unawaited
+from tests.functions import raising
 
 KINDS: dict[str, Callable[..., Policy[Any]]] = {
     "Keyed": lambda **key: Keyed(lambda it: Retry(1), **key),
@@ -68,10 +69,7 @@ async def test_a_key_function_that_returns_a_coroutine_is_misuse(world: World, m
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("error", [Boom("inside"), TypeError("inside")], ids=repr)
 def test_an_error_inside_a_key_function_is_an_outcome(kind: str, error: Exception) -> None:
-    def key(url: str) -> str:
-        raise error
-
-    assert answering(KINDS[kind](key=key)).call(str.upper, "a") == "answered"
+    assert answering(KINDS[kind](key=raising(error))).call(str.upper, "a") == "answered"
 
 
 @pytest.mark.parametrize("kind", KINDS)

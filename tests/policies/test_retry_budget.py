@@ -12,6 +12,7 @@ import pytest
 from resilience import CircuitBreaker, Context, Rate, RateLimiter, Retry, RetryBudget, events
 from resilience.errors import CircuitOpen, DeadlineExceeded, RateLimited, Rejected
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
+from tests.functions import quick, raising
 from tests.policies.retries import Response, bad, notes_of, run
 from tests.test_repeats import CustomBudget
 
@@ -140,12 +141,9 @@ async def test_a_retry_that_is_cancelled_during_its_wait_is_refunded(virtual_tas
 async def test_a_retry_is_refunded_if_a_listener_is_interrupted(world: World, clock: FakeClock) -> None:
     """Ctrl-C in `on_retry` ends the call before the wait, so no retry is made."""
 
-    def interrupted(event: object) -> None:
-        raise KeyboardInterrupt
-
     budget = RetryBudget(0, saved=1)
     with pytest.raises(KeyboardInterrupt):
-        await run(world, Retry(on=Boom, backoff=[0], budget=budget, on_retry=interrupted), Script(Boom()))
+        await run(world, quick(budget=budget, on_retry=raising(KeyboardInterrupt)), Script(Boom()))
     assert budget.balance == 1
 
 

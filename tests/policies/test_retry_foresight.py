@@ -11,6 +11,7 @@ from resilience import Bulkhead, CircuitBreaker, Context, Keyed, Pipeline, Polic
 from resilience.errors import BulkheadFull, CircuitIsolated, CircuitOpen, Rejected
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, World
+from tests.functions import raising
 from tests.policies.breakers import CLOSED, OPEN
 
 
@@ -62,12 +63,9 @@ async def test_only_the_rest_of_the_open_period_counts(world: World, clock: Fake
     """Another caller opened the circuit 25 s before this attempt failed: of 30 s 5 s are left, and the wait is 10 s."""
     breaker = CircuitBreaker(1, open_for=30)
 
-    def raises(ctx: Context) -> None:
-        raise Boom
-
     async def fail_after_25_seconds(ctx: Context) -> str:
         if ctx.attempt == 1:
-            in_threads(lambda: breaker.capture(raises))  # in a context of its own
+            in_threads(lambda: breaker.capture(raising(Boom)))  # in a context of its own
             clock.advance(25)
             raise Boom
         return "fine"

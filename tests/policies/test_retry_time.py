@@ -18,6 +18,7 @@ import pytest
 from resilience import Context, Failure, Hedge, Outcome, Policy, Retry, Success, Timeout, deadline, events
 from resilience.errors import DeadlineExceeded, RetriesExhausted, TimeoutExceeded
 from tests.conftest import Boom, FakeClock, Other, Script, Virtual, World
+from tests.functions import raising
 from tests.policies.retries import Response, RetryAfter, bad, notes_of, oversleep, run
 
 # --- time --------------------------------------------------------------------------------------
@@ -289,10 +290,7 @@ async def test_no_first_attempt_starts_after_the_deadline(world: World, clock: F
 async def test_the_wall_clock_is_never_read(world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """It can jump: by an hour, or when a time server adjusts it."""
 
-    def jumping() -> float:
-        raise AssertionError("the wall clock was read")
-
-    monkeypatch.setattr(time, "time", jumping)
+    monkeypatch.setattr(time, "time", raising(AssertionError("the wall clock was read")))
     script = Script(Boom(), "fine")
     ctx = Context(timeout=60)
 

@@ -30,6 +30,7 @@ from tests.callers import (
 from tests.conftest import Boom, Frozen, Heavy, Incomparable, Virtual, Watched, World, no_collector, shown
 from tests.contention.beside import until
 from tests.contention.storm import Gauge, Storm
+from tests.functions import raising
 
 
 class Swapped(Exception):
@@ -67,13 +68,6 @@ def led(flight: SingleFlight, slow: Slow) -> Iterator[list[Any]]:
     yield got
     slow.may_end.set()
     leader.join(5)
-
-
-def raising(error: BaseException) -> Any:
-    def fn() -> Any:
-        raise error
-
-    return fn
 
 
 def same_key(*args: Any) -> str:

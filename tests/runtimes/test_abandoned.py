@@ -19,6 +19,7 @@ from resilience.runtimes import workers
 from resilience.testing import recording
 from tests.callers import wait_until
 from tests.conftest import Boom
+from tests.functions import raising
 from tests.runtimes.conftest import LONG, abandon, waits_end_at_once
 from tests.streams.sources import anext_of, paced
 
@@ -150,11 +151,8 @@ def test_an_abandoned_function_affects_no_policy_afterwards(gate: threading.Even
 
 
 def test_an_interrupted_call_is_abandoned_until_it_ends(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(waitable: Any, seconds: float | None) -> bool:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(process_clock, "wait", interrupted)
+        patch.setattr(process_clock, "wait", raising(KeyboardInterrupt))
         Timeout(LONG).call(gate.wait, 10)
     assert Timeout.abandoned() == 1
     gate.set()

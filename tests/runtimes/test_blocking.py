@@ -15,6 +15,7 @@ from resilience.events import ExecutionFinished
 from resilience.runtimes import lowering
 from tests.conftest import nothing_is_left_unawaited
 from tests.custom import Driven, HandingOn
+from tests.functions import raising
 
 
 @pytest.fixture(params=["lowered", "driven"], autouse=True)
@@ -152,11 +153,8 @@ def test_a_function_that_needs_an_event_loop_is_no_suspension_of_a_policy(policy
 def test_a_runtime_error_of_a_handler_is_no_suspension() -> None:
     """It is raised as it is."""
 
-    def handler(failure: Failure, ctx: Context) -> None:
-        raise RuntimeError("busy")
-
     with pytest.raises(RuntimeError, match=r"^busy$"):
-        Fallback(handler=handler).execute(lambda ctx: 1 / 0)
+        Fallback(handler=raising(RuntimeError("busy"))).execute(lambda ctx: 1 / 0)
 
 
 def test_a_suspension_is_the_outcome_in_the_event_of_the_execution() -> None:

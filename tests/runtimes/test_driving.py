@@ -15,6 +15,7 @@ from resilience.errors import SuspensionMisuse
 from resilience.runtimes import driving
 from tests.conftest import Boom, no_collector
 from tests.custom import HandingOn
+from tests.functions import raising
 from tests.runtimes.test_blocking import Forgetful
 
 DRIVEN = HandingOn(Retry(1))
@@ -53,12 +54,9 @@ def test_threads_run_chains_at_once() -> None:
 
 @pytest.mark.parametrize("error", [Boom, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_an_error_ends_one_call_only(error: type[BaseException]) -> None:
-    def fails(ctx: Context) -> Any:
-        raise error
-
     for _ in range(3):
         with pytest.raises(error):
-            DRIVEN.execute(fails)
+            DRIVEN.execute(raising(error))
         assert DRIVEN.call(int) == 0
 
 

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from tests.functions import raising
 from tests.runtimes.observer import WAYS, Interrupted, Lost, Observer, Oops, Stopped, is_lowered, run_as
 from tests.runtimes.shapes import DRIVEN, LOWERED, load
 
@@ -186,9 +187,7 @@ def test_a_stop_iteration_passes_policies_as_an_error_and_reaches_the_caller_as_
     """
     module, stop = load(body), StopIteration("last")
 
-    def fn(ctx: Context) -> None:
-        raise stop
-
+    fn = raising(stop)
     with run_as(way), pytest.raises(StopIteration) as caught:
         Policy.wrap(module.Shape(), Bulkhead(1), module.Shape()).execute(fn)
     assert caught.value is stop

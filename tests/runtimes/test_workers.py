@@ -21,6 +21,7 @@ from resilience import Bulkhead, Call, CircuitBreaker, Context, Fallback, Policy
 from resilience.runtimes import workers
 from tests.callers import wait_until
 from tests.conftest import Boom, Heavy, Watched
+from tests.functions import raising
 from tests.runtimes.conftest import LONG, waits_end_at_once
 
 # --- the thread of a function ---
@@ -91,11 +92,8 @@ def test_nested_timeouts_take_one_worker_per_attempt(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(workers.Pool, "begin", counting)
     pipeline = Policy.wrap(Timeout(LONG), Timeout(LONG / 2), Retry(3, on=Boom, backoff=[0]), Timeout(LONG / 4))
 
-    def fn(ctx: Context) -> None:
-        raise Boom
-
     with pytest.raises(Boom):
-        pipeline.execute(fn)
+        pipeline.execute(raising(Boom))
     assert taken == [threading.current_thread().name] * 3
 
 

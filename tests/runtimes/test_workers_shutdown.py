@@ -11,6 +11,7 @@ from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Policy, 
 from resilience.events import CallRejected
 from resilience.runtimes import workers
 from resilience.testing import recording
+from tests.functions import raising
 from tests.runtimes.conftest import LONG
 
 
@@ -81,16 +82,13 @@ def test_a_call_is_refused_if_no_thread_can_be_started(monkeypatch: pytest.Monke
     A subinterpreter refuses to make a daemon thread.
     """
 
-    def refused(self: threading.Thread, *job: object) -> None:
-        raise RuntimeError(why)
-
     monkeypatch.setattr(workers, "pool", workers.Pool())
     bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
     seen: list[Any] = []
     pipeline = Policy.wrap(breaker, bulkhead, Timeout(LONG, name="slow"), listeners=[lambda event: seen.append(event)])
     ctx = Context()
     with monkeypatch.context() as patch:
-        patch.setattr(workers.Worker, step, refused)
+        patch.setattr(workers.Worker, step, raising(RuntimeError(why)))
         with pytest.raises(WorkersExhausted, match=f"{why}.*cooperative=True") as caught:
             pipeline.execute(lambda ctx: 4, ctx)
     assert caught.value.policy == "slow"

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.functions import raising
 from tests.state.stepping import TO_THE_END, TRACING_CRASHES, Interruption, Stage
 
 pytestmark = pytest.mark.skipif(TRACING_CRASHES, reason="CPython 3.12 crashes where several threads trace opcodes")
@@ -70,9 +71,7 @@ def test_an_interruption_finds_code_that_is_not_reentrant() -> None:
 
 
 def test_an_error_of_an_actor_is_raised_in_the_test() -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
+    fail = raising(ZeroDivisionError)
     with pytest.raises(ZeroDivisionError):
         Stage(HERE).interleave([fail], (0,))
     with pytest.raises(ZeroDivisionError):

@@ -210,9 +210,9 @@ async def test_a_childs_clean_up_is_not_interrupted_by_many_distinct_limits(in_v
     assert clean_up.ended == clean_up.began > 0
 
 
-async def test_a_child_task_that_nothing_awaits_is_cut_off(in_asyncio: World) -> None:
+async def test_a_child_task_that_nothing_awaits_is_cut_off(in_virtual_asyncio: Virtual) -> None:
     """It inherits the instant, and no cancellation of an outer block reaches it."""
-    clean_up = CleanUp(in_asyncio)
+    clean_up = CleanUp(in_virtual_asyncio)
     with pytest.raises(DeadlineExceeded):
         async with deadline(SHORT):
             task = asyncio.create_task(in_a_timeout(clean_up))

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import FrozenInstanceError, replace
 from datetime import timedelta
 from math import inf, nan
@@ -215,14 +215,16 @@ def test_a_caller_that_a_pause_moves_beyond_its_limit_is_refused(limit: dict[str
     assert limiter.stats().rejected == 2
 
 
-async def test_a_caller_that_learns_too_late_of_its_refusal_is_told_zero_seconds(tasks_world: World) -> None:
+async def test_a_caller_that_learns_too_late_of_its_refusal_gets_zero_seconds(
+    tasks_world: World, virtual: VirtualClock
+) -> None:
     """Its event loop was blocked until after its turn, which a pause had moved beyond its limit."""
     limiter = RateLimiter(Rate(1, per=0.1), max_wait=0.15)
     limiter.call(int)
 
     async def block() -> None:
         limiter.pause(0.2)
-        time.sleep(0.3)
+        virtual.advance(0.3)
 
     async with anyio.create_task_group() as group:
         group.start_soon(block)
@@ -507,47 +509,38 @@ def test_a_rate_is_a_value() -> None:
 # --- ends of waiting callers -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", ["close the loop", "close the coroutine"])
-def test_tasks_of_a_closed_loop_delay_no_other_caller(end: str) -> None:
-    """They leave the queue, and the next caller begins at its own turn."""
-    limiter = RateLimiter(Rate(2, burst=1))
+@contextmanager
+def tasks_of_a_closed_loop(limiter: RateLimiter, number: int) -> Iterator[list[Any]]:
+    """Let tasks wait for their turns, and close their loop. Yield their coroutines."""
     limiter.call(int)
-    coroutines = [limiter.acall(anyio.sleep, 0) for _ in range(3)]
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        tasks.extend(loop.create_task(it) for it in coroutines)
-        await asyncio.sleep(0.001)
-
-    tasks: list[Any] = []
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(main())
-    assert limiter.stats().queued == 3
-    if end == "close the coroutine":
-        for it in coroutines:
-            it.close()
+    loop, coroutines = asyncio.new_event_loop(), [limiter.acall(anyio.sleep, 0) for _ in range(number)]
+    tasks: list[Any] = [loop.create_task(it) for it in coroutines]
+    loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    began = time.monotonic()
-    limiter.call(int)
-    assert time.monotonic() - began < 1.5  # one turn, not four
+    assert limiter.stats().queued == number
+    yield coroutines
     assert limiter.stats().queued == 0
     for task in tasks:
         task._log_destroy_pending = False
 
 
-def test_a_turn_can_be_taken_although_tasks_of_a_closed_loop_waited() -> None:
+@pytest.mark.parametrize("closed", [False, True], ids=["left", "closed"])
+def test_tasks_of_a_closed_loop_delay_no_other_caller(virtual: VirtualClock, closed: bool) -> None:
+    """They leave the queue, and the next caller begins at its own turn."""
+    limiter = RateLimiter(Rate(2, burst=1))
+    with tasks_of_a_closed_loop(limiter, 3) as coroutines:
+        for it in coroutines if closed else ():
+            it.close()
+        limiter.call(int)
+        assert virtual.now() == 0.5  # one turn, not four
+
+
+def test_a_turn_can_be_taken_although_tasks_of_a_closed_loop_waited(virtual: VirtualClock) -> None:
     """`try_take` has no place in the queue behind them."""
-    limiter = RateLimiter(Rate(1, per=0.01, burst=1))
-    limiter.call(int)
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(limiter.acall(anyio.sleep, 0))
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
-    assert limiter.stats().queued == 1
-    time.sleep(0.02)
-    assert limiter.try_take() == 0
-    assert limiter.stats().queued == 0
-    task._log_destroy_pending = False
+    limiter = RateLimiter(Rate(1, per=10, burst=1))
+    with tasks_of_a_closed_loop(limiter, 1):
+        virtual.advance(20)
+        assert limiter.try_take() == 0
 
 
 def test_tasks_of_a_blocked_event_loop_take_no_turns_of_others() -> None:
@@ -580,7 +573,7 @@ def test_tasks_of_a_blocked_event_loop_take_no_turns_of_others() -> None:
         released.set()
         end.result(10)
     assert began == ["free"] * 40 + ["blocked"] * 15
-    assert seconds < 1  # 0.25 s on an idle machine
+    assert seconds < 5  # 0.25 s on an idle machine; until the other loop goes on, it would be 10 s
 
 
 def test_waiting_tasks_of_an_ended_trio_run_leave_the_queue() -> None:

@@ -143,17 +143,9 @@ SYNCHRONOUS: list[Callable[..., Any]] = [
 ]
 
 GENERATORS: list[Callable[..., Any]] = [
-    generator,
-    async_generator,
-    Methods().generator,
-    Methods().async_generator,
-    Methods.generator,
-    Methods.generator_of_class,
-    GeneratorCalled(),
-    AsyncGeneratorCalled(),
-    functools.partial(generator),
-    functools.partial(Methods().async_generator),
-    functools.partial(GeneratorCalled()),
+    *(generator, async_generator, Methods().generator, Methods().async_generator, Methods.generator),
+    *(Methods.generator_of_class, GeneratorCalled(), AsyncGeneratorCalled(), functools.partial(generator)),
+    *(functools.partial(Methods().async_generator), functools.partial(GeneratorCalled())),
 ]
 
 

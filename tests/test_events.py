@@ -102,24 +102,24 @@ async def test_a_circuit_reports_its_changes_and_refusals(world: World, clock: F
 
     began = clock.now()
     for step in (Boom("one"), Boom("two"), "refused"):
-        await world.attempt(breaker, Script(step).function(), Context(operation="op"))
+        await world.attempt(breaker, Script(step).function(), Context(operation="op", properties={"a": 1}))
         clock.advance(10.0)
     clock.advance(10.0)
     fine = Script("fine").function()
     await world.attempt(breaker, fine)
-    common = {"policy": "db", "properties": {}, "pipeline": "db"}
+    common = {"policy": "db", "pipeline": "db"}
     closed, opened, half = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN
-    names = "operation time old new retry_after last_failure failure_type reason counted".split()
+    names = "operation properties time old new retry_after last_failure failure_type reason counted".split()
     tripped = "failures 2 of 2; the last failure was Boom", events.TripCount("failures", 2, 2)
     waited, probed = "the 30 s of the open period have passed", "probes succeeded, 1 of 1"
     changes = [
-        ("op", began + 10.0, closed, opened, 30.0, "Boom: two", "Boom", *tripped),
-        (fine.__qualname__, began + 40.0, opened, half, None, "Boom: two", "Boom", waited, None),
-        (fine.__qualname__, began + 40.0, half, closed, None, None, None, probed, None),
+        ("op", {"a": 1}, began + 10.0, closed, opened, 30.0, "Boom: two", "Boom", *tripped),
+        (fine.__qualname__, {}, began + 40.0, opened, half, None, "Boom: two", "Boom", waited, None),
+        (fine.__qualname__, {}, began + 40.0, half, closed, None, None, None, probed, None),
     ]
-    refusal = {"operation": "op", "time": began + 20.0, "reason": "CircuitOpen", "retry_after": 20.0}
+    refusal = {"operation": "op", "properties": {"a": 1}, "reason": "CircuitOpen", "retry_after": 20.0}
     changed = [(events.CircuitChanged, {**common, **dict(zip(names, row, strict=True))}) for row in changes]
-    refused = (events.CallRejected, {**common, **refusal, "waited": 0.0, "shadow": False})
+    refused = (events.CallRejected, {**common, **refusal, "time": began + 20.0, "waited": 0.0, "shadow": False})
     reported = [(type(event), facts(event)) for event in heard if not isinstance(event, events.ExecutionFinished)]
     assert reported == [changed[0], refused, *changed[1:]]
 

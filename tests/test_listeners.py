@@ -161,12 +161,8 @@ async def test_listeners_of_a_pipeline_get_the_events_inside_it_and_no_others(wo
     await world.execute(pipeline, fn)
     await world.attempt(retry, Script(Boom()).function())
     assert kinds(seen) == [
-        events.AttemptFailed,
-        events.RetryScheduled,
-        events.AttemptFailed,
-        events.RetryGaveUp,
-        events.FallbackUsed,
-        events.ExecutionFinished,
+        *(events.AttemptFailed, events.RetryScheduled, events.AttemptFailed, events.RetryGaveUp),
+        *(events.FallbackUsed, events.ExecutionFinished),
     ]
 
 

@@ -222,12 +222,8 @@ async def test_a_predicates_error_is_the_calls(world: World, clock: FakeClock, c
 # --- rejections, deadlines and misuse of this library ---
 
 OURS: list[Exception] = [
-    Rejected("no"),
-    CircuitOpen("no"),
-    CircuitIsolated("no"),
-    BulkheadFull("no"),
-    WorkersExhausted("no"),
-    DeadlineExceeded("no"),
+    *(Rejected("no"), CircuitOpen("no"), CircuitIsolated("no"), BulkheadFull("no")),
+    *(WorkersExhausted("no"), DeadlineExceeded("no")),
 ]
 
 

@@ -80,13 +80,8 @@ async def timeouts_in_one_pipeline(clean_up: CleanUp) -> None:
 @pytest.mark.parametrize(
     "around",
     [
-        deadline_around_timeout,
-        deadline_around_long_timeout,
-        deadline_around_deadline,
-        deadline_around_everything,
-        timeout_around_timeout,
-        timeout_around_deadline,
-        timeouts_in_one_pipeline,
+        *(deadline_around_timeout, deadline_around_long_timeout, deadline_around_deadline),
+        *(deadline_around_everything, timeout_around_timeout, timeout_around_deadline, timeouts_in_one_pipeline),
     ],
 )
 async def test_a_clean_up_that_awaits_is_not_interrupted(tasks_world: World, around: Around) -> None:

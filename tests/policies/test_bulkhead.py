@@ -40,21 +40,6 @@ async def test_a_call_beyond_the_limit_is_refused_until_one_ends(world: World, l
     assert str(error) == f"inventory: {running} and there is no queue"
 
 
-async def test_a_call_that_times_out_releases_its_permit(world: World) -> None:
-    """Under an outer or inner Timeout the permit is free when the caller continues, though a thread may still run."""
-
-    async def hang(ctx: Context) -> None:
-        await world.hang()
-
-    for wrap in (lambda it: Timeout(SHORT).wrap(it), lambda it: it.wrap(Timeout(SHORT))):
-        bulkhead = Bulkhead(1)
-        error = await world.attempt(wrap(bulkhead), hang)
-        assert type(error) is TimeoutExceeded
-        assert counts(bulkhead) == (1, 0, 0, 0)
-        assert await works(world, bulkhead) == "fine"
-    world.release()
-
-
 # --- the queue ---------------------------------------------------------------------------------
 
 

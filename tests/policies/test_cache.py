@@ -277,12 +277,8 @@ async def test_after_a_cancelled_refresh_the_next_caller_refreshes(tasks_world: 
 @pytest.mark.parametrize(
     "error",
     [
-        KeyError("name"),
-        KeywordsOnly(code=7),
-        MadeOfKeywords(code=7),
-        Frozen(code=7),
-        Slotted(code=7),
-        Delegating({"code": 7}),
+        *(KeyError("name"), KeywordsOnly(code=7), MadeOfKeywords(code=7), Frozen(code=7)),
+        *(Slotted(code=7), Delegating({"code": 7})),
     ],
     ids=repr,
 )

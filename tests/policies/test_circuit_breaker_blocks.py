@@ -9,31 +9,13 @@ from typing import Any
 import pytest
 
 from resilience import CircuitBreaker, CircuitIsolated, CircuitOpen, DeadlineExceeded, SlowRatio
-from tests.conftest import Boom, FakeClock, Other, Script, World
+from tests.conftest import Boom, FakeClock, Other, World
 from tests.contention.beside import beside
 from tests.functions import raising
 from tests.policies.blocks import entered
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, fails, works
 
 # --- manual changes and statistics -------------------------------------------------------------
-
-
-async def test_an_isolated_circuit_refuses_calls_until_it_is_closed_manually(world: World, clock: FakeClock) -> None:
-    """No time ends that, and the refusal has no `retry_after`."""
-    breaker = CircuitBreaker(name="inventory")
-    script = Script("fine")
-
-    breaker.isolate()
-    assert breaker.state is ISOLATED
-    clock.advance(1e6)
-    error = await world.attempt(breaker, script.function())
-    assert breaker.state is ISOLATED
-    breaker.close()
-    assert await world.attempt(breaker, script.function()) == "fine"
-    assert type(error) is CircuitIsolated
-    assert isinstance(error, CircuitOpen)
-    assert (error.retry_after, error.state, error.policy) == (None, ISOLATED, "inventory")
-    assert script.calls == 1
 
 
 async def test_statistics_follow_the_circuit_through_its_states(world: World, clock: FakeClock) -> None:

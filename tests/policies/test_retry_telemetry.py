@@ -9,26 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import Context, Failure, Retry, events
+from resilience import Retry
 from resilience.backoff import Exponential
 from tests.conftest import Boom, FakeClock, Script, World, shown
 from tests.policies.retries import Response, RetryAfter, bad, run
 
 # --- events ------------------------------------------------------------------------------------
-
-
-async def test_on_retry_is_called_before_each_wait_but_not_after_the_end(world: World, clock: FakeClock) -> None:
-    """The event carries the delay, and the number and outcome of the failed attempt."""
-    order: list[Any] = []
-    errors = [Boom("a"), Boom("b"), Boom("c")]
-    script = Script(*errors)
-    retry = Retry(on=Boom, backoff=[1, 2], name="reader", on_retry=lambda event: order.append((event, clock.time)))
-    await run(world, retry, script, Context(operation="read", properties={"tenant": 7}))
-    [(first, at_first), (second, at_second)] = order
-    assert (first.attempt, first.delay, first.outcome, at_first) == (1, 1, Failure(errors[0]), 1000)
-    assert (second.attempt, second.delay, second.outcome, at_second) == (2, 2, Failure(errors[1]), 1001)
-    assert (first.policy, first.operation, first.properties["tenant"], first.time) == ("reader", "read", 7, 1000)
-    assert isinstance(first, events.RetryScheduled)
 
 
 async def test_the_event_carries_the_actual_delay(world: World, clock: FakeClock) -> None:

@@ -143,12 +143,8 @@ async def test_calls_with_different_arguments_are_not_shared(tasks_world: World)
         return args, kwargs
 
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-        ((1,), {}),
-        ((2,), {}),
-        ((1,), {"a": 1, "b": 2}),
-        ((1,), {"b": 2, "a": 1}),
-        ((1,), {"a": 2}),
-        ((1,), {}),
+        *(((1,), {}), ((2,), {}), ((1,), {"a": 1, "b": 2})),
+        *(((1,), {"b": 2, "a": 1}), ((1,), {"a": 2}), ((1,), {})),
     ]
     async with anyio.create_task_group() as group:
         for args, kwargs in calls:

@@ -24,20 +24,10 @@ from resilience import (
     current_context,
 )
 from resilience.clock import clock as process_clock
-from tests.conftest import Boom, FakeClock, Script, Virtual, World
+from tests.conftest import FakeClock, Script, Virtual, World
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, hanging
 
 # --- the limit ---------------------------------------------------------------------------------
-
-
-async def test_the_result_or_error_of_a_call_within_its_limit_is_unchanged(world: World) -> None:
-    """No timeout is reported."""
-    timeouts: list[object] = []
-    timeout = Timeout(LONG, on_timeout=timeouts.append)
-    value, error = object(), Boom()
-    assert await world.attempt(timeout, Script(value).function()) is value
-    assert await world.attempt(timeout, Script(error).function()) is error
-    assert timeouts == []
 
 
 @pytest.mark.parametrize("seconds", [SHORT, timedelta(milliseconds=20)])

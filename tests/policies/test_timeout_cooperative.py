@@ -12,7 +12,7 @@ import pytest
 
 from resilience import Context, DeadlineExceeded, Fallback, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.testing import virtual_time
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, World
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, hanging
 
 
@@ -28,15 +28,6 @@ async def test_a_cooperative_timeout_runs_the_function_in_the_callers_thread_to_
 
     assert await world.attempt(Timeout(0.005, cooperative=True), fn) == "late"
     assert seen == [(threading.get_ident(), True), True]
-
-
-async def test_an_inner_retry_stops_at_a_cooperative_limit(world: World, clock: FakeClock) -> None:
-    """The limit is the deadline of its attempts."""
-    script = Script(Boom())
-    pipeline = Policy.wrap(Timeout(5, cooperative=True), Retry(None, on=Boom, backoff=[2]))
-    assert isinstance(await world.attempt(pipeline, script.function()), Boom)
-    assert script.calls == 3
-    assert script.contexts[2].deadline == 1005
 
 
 @pytest.mark.parametrize("passed", [5.0, 5.5])

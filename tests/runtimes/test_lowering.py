@@ -57,21 +57,11 @@ AROUND: dict[str, Callable[[Policy[Any]], Policy[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOWERED)
-def test_these_shapes_are_lowered(name: str) -> None:
-    assert is_lowered(load(LOWERED[name]).Shape())
-
-
-@pytest.mark.parametrize("name", DRIVEN)
-def test_these_shapes_are_driven(name: str) -> None:
-    """A plain function might behave differently."""
-    assert not is_lowered(load(DRIVEN[name]).Shape())
-
-
 @pytest.mark.parametrize("name", [*LOWERED, *DRIVEN])
 def test_a_shape_does_the_same_lowered_driven_and_in_a_task(name: str, observer: Observer) -> None:
     """Results, errors with their lines and contents, events, and memory."""
     module = load({**LOWERED, **DRIVEN}[name])
+    assert is_lowered(module.Shape()) is (name in LOWERED)
     for number, (where, steps) in enumerate(itertools.product(AROUND, STEPS)):
         listening = number % 3 == 0
         lowered, driven, task = (observer.look(module, way, steps, AROUND[where], listening) for way in WAYS)

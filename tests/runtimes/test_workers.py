@@ -122,12 +122,8 @@ def test_a_worker_is_reused_after_a_failure() -> None:
         raise error
 
     for error in (
-        Boom(),
-        SystemExit(3),
-        KeyboardInterrupt(),
-        GeneratorExit(),
-        StopIteration(),
-        asyncio.CancelledError(),
+        *(Boom(), SystemExit(3), KeyboardInterrupt()),
+        *(GeneratorExit(), StopIteration(), asyncio.CancelledError()),
     ):
         with pytest.raises(type(error)):
             timeout.call(fn, error)

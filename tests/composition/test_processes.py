@@ -104,8 +104,7 @@ def forked(code: str) -> str:
 @forks
 def test_permits_and_queue_places_of_other_threads_are_free_in_the_child() -> None:
     """Those threads do not exist there. The parent keeps its own."""
-    forked(
-        """
+    forked("""
         bulkhead = Bulkhead(1, queue=1)
         thread = beside(lambda: bulkhead.call(stay))
         waiting = threading.Thread(target=lambda: bulkhead.call(int), daemon=True)
@@ -123,15 +122,13 @@ def test_permits_and_queue_places_of_other_threads_are_free_in_the_child() -> No
         thread.join()
         waiting.join()
         assert bulkhead.stats().in_flight == 0
-        """
-    )
+        """)
 
 
 @forks
 def test_a_fork_inside_a_bulkhead_leaves_the_permit_to_the_parent() -> None:
     """In the child the permit does not count, so releasing it there does not create one."""
-    forked(
-        """
+    forked("""
         bulkhead = Bulkhead(1)
 
         def forking():
@@ -157,15 +154,13 @@ def test_a_fork_inside_a_bulkhead_leaves_the_permit_to_the_parent() -> None:
                 os._exit(code if bulkhead.stats().in_flight == 0 else 3)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert bulkhead.stats().in_flight == 0
-        """
-    )
+        """)
 
 
 @forks
 def test_the_child_does_not_wait_for_a_call_of_another_thread() -> None:
     """That call would never end there. The parent goes on sharing it."""
-    forked(
-        """
+    forked("""
         for policy in (SingleFlight(key=lambda *args: 1), Cache(60, key=lambda *args: 1)):
             inside.clear(), let_go.clear()
             thread = beside(lambda: policy.call(stay))
@@ -183,15 +178,13 @@ def test_the_child_does_not_wait_for_a_call_of_another_thread() -> None:
             thread.join()
             waiting.join()
             assert got == [None], got
-        """
-    )
+        """)
 
 
 @forks
 def test_a_lock_that_another_thread_held_is_free_in_the_child() -> None:
     """However short it is held, some forks happen at that moment, and the child would wait for ever."""
-    forked(
-        """
+    forked("""
         keyed = Keyed(lambda key: Retry(), lambda *args: len(args))
         uses = {
             CircuitBreaker(1): lambda policy: (policy.isolate(), policy.close(), policy.stats(), policy.call(int)),
@@ -213,15 +206,13 @@ def test_a_lock_that_another_thread_held_is_free_in_the_child() -> None:
             let_go.set()
             thread.join()
             use(owner)
-        """
-    )
+        """)
 
 
 @forks
 def test_locks_of_listeners_and_integrations_do_not_block_the_child() -> None:
     """Logs, metrics, the dashboard and clients are often set up before a server forks its workers."""
-    forked(
-        """
+    forked("""
         import gc, logging, sqlite3
         from contextlib import closing
         import httpx, prometheus_client
@@ -260,15 +251,13 @@ def test_locks_of_listeners_and_integrations_do_not_block_the_child() -> None:
         let_go.set()
         thread.join()
         use()
-        """
-    )
+        """)
 
 
 @forks
 def test_an_algorithm_whose_reset_raises_does_not_stop_the_reset_of_other_policies() -> None:
     """A custom algorithm may raise. Its error is logged once."""
-    forked(
-        """
+    forked("""
         import logging
 
         class Log(logging.Handler):
@@ -301,15 +290,13 @@ def test_an_algorithm_whose_reset_raises_does_not_stop_the_reset_of_other_polici
         beside(lambda: inside_all(policies))
         in_child(child)
         let_go.set()
-        """
-    )
+        """)
 
 
 @forks
 def test_a_probe_and_a_running_listener_of_another_thread_do_not_block_the_child() -> None:
     """The child makes its own probe and reports its own transitions, and not those of the parent."""
-    forked(
-        """
+    forked("""
         states = []
 
         def record(event):
@@ -339,15 +326,13 @@ def test_a_probe_and_a_running_listener_of_another_thread_do_not_block_the_child
         second.join()
         assert states == ["isolated", "closed"], states
         assert probing.state is CircuitState.CLOSED
-        """
-    )
+        """)
 
 
 @forks
 def test_event_loops_and_timers_start_afresh_in_the_child() -> None:
     """The loop of another thread is not there, nor are its calls: one running under a timer, one in the queue."""
-    forked(
-        """
+    forked("""
         bulkhead = Bulkhead(1, queue=1)
         pipeline = Policy.wrap(Timeout(30), bulkhead, Timeout(20))
 
@@ -372,15 +357,13 @@ def test_event_loops_and_timers_start_afresh_in_the_child() -> None:
         in_child(child)
         let_go.set()
         thread.join()
-        """
-    )
+        """)
 
 
 @forks
 def test_a_drain_in_which_a_signal_handler_forks_goes_on_in_the_child() -> None:
     """There, no call is in progress."""
-    forked(
-        """
+    forked("""
         from resilience.work import Gate
 
         gate, children = Gate(), []
@@ -396,15 +379,13 @@ def test_a_drain_in_which_a_signal_handler_forks_goes_on_in_the_child() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
         let_go.set()
         thread.join()
-        """
-    )
+        """)
 
 
 @forks
 def test_the_child_has_its_own_workers() -> None:
     """The threads of the parent do not exist there, so none of them may get a job."""
-    forked(
-        """
+    forked("""
         timeout = Timeout(10)
         timeout.call(int)  # an idle worker, and one that hangs
         Timeout(0.01).capture(lambda ctx: let_go.wait(60))
@@ -423,15 +404,13 @@ def test_the_child_has_its_own_workers() -> None:
         assert timeout.call(lambda: "the parent goes on") == "the parent goes on"
         assert Timeout.abandoned() == 1
         let_go.set()
-        """
-    )
+        """)
 
 
 @forks
 def test_a_process_of_multiprocessing_inherits_no_deadline() -> None:
     """As with the other start methods. A pool starts its processes in the first calls, and keeps them."""
-    forked(
-        """
+    forked("""
         import anyio, math, multiprocessing
 
         def child():
@@ -458,8 +437,7 @@ def test_a_process_of_multiprocessing_inherits_no_deadline() -> None:
         assert Timeout(30).call(start) == 0
         for backend in ("asyncio", "trio"):
             anyio.run(in_task, backend=backend)
-        """
-    )
+        """)
 
 
 #: A pool of one process, which is forked by the first call that uses it.
@@ -541,8 +519,7 @@ assert breaker.state is CircuitState.OPEN, breaker.state
 )
 def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str) -> None:
     """In threads, asyncio and trio, at each kind of wait: no fallback, no retry, no failure counted, no permit held."""
-    printed = printed_by(
-        f"""
+    printed = printed_by(f"""
         import anyio, trio
 
         trio.run(anyio.sleep, 0)  # imports what it needs, so that the interrupt does not hit an import
@@ -589,8 +566,7 @@ def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str) -> None:
             if slot is not None:
                 slot.__exit__(None, None, None)
             print(bulkhead.stats().in_flight, bulkhead.stats().queued, breaker.stats().probes, breaker.stats().opened)
-        """
-    )
+        """)
     assert printed == "interrupted True 0 0 0 1\n" * 3
 
 
@@ -599,16 +575,14 @@ def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str) -> None:
 
 def test_no_thread_is_started_before_one_is_needed() -> None:
     """Neither by the import, nor by creating a policy, nor by asynchronous or cooperative calls."""
-    printed_by(
-        """
+    printed_by("""
         timeout = Timeout(60)
         Policy.wrap(Retry(), Timeout(60, cooperative=True)).call(int)
         asyncio.run(timeout.acall(asyncio.sleep, 0))
         assert threading.active_count() == 1, threading.enumerate()
         timeout.call(int)
         assert threading.active_count() == 2, threading.enumerate()
-        """
-    )
+        """)
 
 
 # --- the end of the process ---
@@ -616,8 +590,7 @@ def test_no_thread_is_started_before_one_is_needed() -> None:
 
 def test_policies_work_until_the_interpreter_exits() -> None:
     """At exit, in threads that outlive the main thread, and in finalizers."""
-    done = run_python(
-        """
+    done = run_python("""
         import weakref
 
         bulkhead = Bulkhead(1)
@@ -634,8 +607,7 @@ def test_policies_work_until_the_interpreter_exits() -> None:
             print("thread:", pipeline.call(lambda: "fine"))
 
         threading.Thread(target=late).start()
-        """
-    )
+        """)
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["at exit: fine", "finalizer: fine 0", "thread: fine"]
     # Some versions of Python cannot start a thread any more at this point, and a warning says that the timeout is off.
@@ -649,20 +621,17 @@ UNLIMITED = "the interpreter is shutting down: Timeout cannot cut off what it li
 def test_a_timeout_cuts_off_at_exit_if_an_idle_worker_is_left() -> None:
     """In every version of Python; the process does not wait for the abandoned function."""
     began = time.monotonic()
-    printed = printed_by(
-        """
+    printed = printed_by("""
         Timeout(30).call(int)
         atexit.register(lambda: print("at exit:", Timeout(0.05).capture(lambda ctx: time.sleep(60)).error))
-        """
-    )
+        """)
     assert printed == "at exit: Timeout: no result within 0.05 s\n"
     assert time.monotonic() - began < 40
 
 
 def test_if_no_thread_can_be_started_at_exit_the_function_runs_and_a_warning_is_logged() -> None:
     """It runs in the main thread, within its deadline as far as it checks it. Otherwise the timeout works as usual."""
-    done = run_python(
-        """
+    done = run_python("""
         def can_start():
             try:
                 threading.Thread(target=int, daemon=True).start()
@@ -674,32 +643,28 @@ def test_if_no_thread_can_be_started_at_exit_the_function_runs_and_a_warning_is_
             return threading.current_thread() is threading.main_thread(), 0 < ctx.remaining() <= 30
 
         atexit.register(lambda: print(can_start(), *Timeout(30).execute(flush)))
-        """
-    )
+        """)
     assert done.returncode == 0
     assert (done.stdout, done.stderr) in {("True False True\n", ""), ("False True True\n", f"{UNLIMITED}\n")}
 
 
 def test_after_the_end_of_threads_the_function_runs_without_its_timeout_and_warns() -> None:
     """As in the `__del__` of an object that is freed with its module."""
-    done = run_python(
-        """
+    done = run_python("""
         class Last:
             def __del__(self):
                 print(Policy.wrap(Retry(), Bulkhead(1), CircuitBreaker()).call(len, "four"))
                 print(Timeout(30).capture(lambda ctx: "fine"))
 
         sys.modules["last"] = Last()  # after the end of `__main__`
-        """
-    )
+        """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "4\nSuccess(value='fine')\n", f"{UNLIMITED}\n")
 
 
 def test_the_process_ends_at_once_whatever_daemon_threads_do() -> None:
     """They wait for a worker, or in a queue, or call all the time."""
     began = time.monotonic()
-    printed = printed_by(
-        """
+    printed = printed_by("""
         full = Bulkhead(1, queue=9)
         slot = full.slot()
         slot.__enter__()
@@ -713,8 +678,7 @@ def test_the_process_ends_at_once_whatever_daemon_threads_do() -> None:
             threading.Thread(target=work, daemon=True).start()
         time.sleep(0.1)
         print("end")
-        """
-    )
+        """)
     assert printed == "end\n"
     assert time.monotonic() - began < 40
 

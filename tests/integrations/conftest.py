@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from tests.conftest import World
-from tests.integrations.servers import FlakyServer, flaky_server
+from tests.integrations.servers import Server, flaky_server
 
 
 def program(name: str) -> str:
@@ -37,7 +37,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture
-def server() -> Iterator[FlakyServer]:
+def server() -> Iterator[Server]:
     """A scripted HTTP server: see `tests/integrations/servers.py`."""
     with flaky_server() as server:
         yield server

@@ -58,7 +58,7 @@ class Reply:
     body: bytes | None = None
 
 
-class HTTPClient(ABC):
+class Client(ABC):
     """One of the clients, in one of the worlds."""
 
     #: The base of the client's own errors.
@@ -112,11 +112,11 @@ class Reiterable:
         yield from (b"on", b"ce")
 
 
-class Requests(HTTPClient):
+class Requests(Client):
     error = requests.RequestException
     reads_in_attempt = True
     repeatable: ClassVar[Bodies] = {
-        **HTTPClient.repeatable,
+        **Client.repeatable,
         "form": lambda: {"data": {"a": "once"}},
         "multipart": lambda: {"files": {"f": ("name", io.BytesIO(ONCE))}},
         "array": lambda: {"data": bytearray(ONCE)},
@@ -148,10 +148,10 @@ class Requests(HTTPClient):
             yield send
 
 
-class Urllib3(HTTPClient):
+class Urllib3(Client):
     error = urllib3.exceptions.HTTPError
     reads_in_attempt = True
-    repeatable: ClassVar[Bodies] = {**HTTPClient.repeatable, "multipart": lambda: {"fields": {"a": ("name", ONCE)}}}
+    repeatable: ClassVar[Bodies] = {**Client.repeatable, "multipart": lambda: {"fields": {"a": ("name", ONCE)}}}
     make = ResiliencePoolManager  # type: ignore[assignment]
 
     @contextlib.asynccontextmanager
@@ -173,10 +173,10 @@ class Urllib3(HTTPClient):
             yield send
 
 
-class Httpx(HTTPClient):
+class Httpx(Client):
     library: ModuleType = httpx
     repeatable: ClassVar[Bodies] = {
-        **HTTPClient.repeatable,
+        **Client.repeatable,
         "form": lambda: {"data": {"a": "once"}},
         "multipart": lambda: {"files": {"p": ("p.txt", ONCE)}, "data": {"a": "b"}},
         "multipart-file": lambda: {"files": {"p": ("p.txt", io.BytesIO(ONCE))}},
@@ -292,10 +292,10 @@ def form(**fields: Any) -> aiohttp.FormData:
     return data
 
 
-class Aiohttp(HTTPClient):
+class Aiohttp(Client):
     error = aiohttp.ClientError
     repeatable: ClassVar[Bodies] = {
-        **HTTPClient.repeatable,
+        **Client.repeatable,
         "form": lambda: {"data": {"a": "once"}},
         "multipart": lambda: {"data": form(a="1", b=io.BytesIO(ONCE))},
         "text": lambda: {"data": io.StringIO("once")},
@@ -361,8 +361,8 @@ def _awaited(function: Callable[[], Any]) -> Any:
     return call
 
 
-BLOCKING: list[HTTPClient] = [Requests(), Urllib3(), Httpx(), Httpx2()]
-CLIENTS: list[HTTPClient] = [
+BLOCKING: list[Client] = [Requests(), Urllib3(), Httpx(), Httpx2()]
+CLIENTS: list[Client] = [
     *BLOCKING,
     *(kind(world) for kind in (Httpx, Httpx2) for world in ("asyncio", "trio")),
     Aiohttp(),

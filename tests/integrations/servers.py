@@ -95,7 +95,7 @@ class _Script:
 
 
 @dataclass
-class FlakyServer:
+class Server:
     """The server, as tests use it."""
 
     url: str
@@ -172,7 +172,7 @@ class FlakyServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    scripted: FlakyServer
+    scripted: Server
     disable_nagle_algorithm = True
 
     def setup(self) -> None:
@@ -260,10 +260,10 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def flaky_server() -> Iterator[FlakyServer]:
+def flaky_server() -> Iterator[Server]:
     """Run a server on a free port of loopback; at the end every connection is closed and every thread has ended."""
     with _Server(("127.0.0.1", 0), _Handler) as listener:
-        scripted = FlakyServer(f"http://127.0.0.1:{listener.server_port}")
+        scripted = Server(f"http://127.0.0.1:{listener.server_port}")
         listener.RequestHandlerClass = type("Handler", (_Handler,), {"scripted": scripted})
         thread = threading.Thread(target=listener.serve_forever, args=(0.001,), daemon=True)
         thread.start()

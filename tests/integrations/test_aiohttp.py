@@ -19,7 +19,7 @@ from resilience import CircuitBreaker, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.integrations.aiohttp import resilience_middleware
 from resilience.integrations.http import NotRepeatable
 from tests.integrations.http_clients import QUICK
-from tests.integrations.servers import PATIENCE, Answer, FlakyServer, notes_of, unused_url
+from tests.integrations.servers import PATIENCE, Answer, Server, notes_of, unused_url
 from tests.integrations.upload_bodies import pieces
 
 
@@ -90,7 +90,7 @@ async def test_the_handshake_of_a_websocket_is_retried(read_body: bool) -> None:
 # --- what may be sent again -------------------------------------------------------------------
 
 
-async def test_an_outer_middleware_cannot_send_a_one_shot_body_again(server: FlakyServer) -> None:
+async def test_an_outer_middleware_cannot_send_a_one_shot_body_again(server: Server) -> None:
     """The second request would have an empty body."""
 
     async def call_twice(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
@@ -103,7 +103,7 @@ async def test_an_outer_middleware_cannot_send_a_one_shot_body_again(server: Fla
     assert [it.body for it in server.requests] == [b"once"]
 
 
-async def test_a_wait_for_a_free_connection_sends_nothing(server: FlakyServer) -> None:
+async def test_a_wait_for_a_free_connection_sends_nothing(server: Server) -> None:
     """A request of any method that got no connection in time is repeated."""
     async with session() as client, client.get(server.script("/", Answer(body=[b"a", b"b"], drip=threading.Event()))):
         outcome = await outcome_of(client.post(server.url, timeout=aiohttp.ClientTimeout(connect=0.1)))
@@ -113,7 +113,7 @@ async def test_a_wait_for_a_free_connection_sends_nothing(server: FlakyServer) -
 
 @pytest.mark.parametrize("policy", [QUICK, Retry(1), CircuitBreaker(5)])
 @pytest.mark.parametrize("fault", ["reset", "close"])
-async def test_aiohttps_own_retry_adds_no_attempts(server: FlakyServer, policy: Policy[Any], fault: Any) -> None:
+async def test_aiohttps_own_retry_adds_no_attempts(server: Server, policy: Policy[Any], fault: Any) -> None:
     """The policy alone decides how often a request is sent."""
     async with session(policy) as client:
         for _ in range(2):
@@ -123,7 +123,7 @@ async def test_aiohttps_own_retry_adds_no_attempts(server: FlakyServer, policy: 
             assert len(server.requests) == (3 if policy is QUICK else 1)
 
 
-async def test_a_retry_of_an_outer_middleware_is_another_request(server: FlakyServer) -> None:
+async def test_a_retry_of_an_outer_middleware_is_another_request(server: Server) -> None:
     """An outer middleware may try the same request again, or replace the error."""
     entered: list[str] = []
 
@@ -151,7 +151,7 @@ async def test_a_retry_of_an_outer_middleware_is_another_request(server: FlakySe
 
 
 @pytest.mark.parametrize("kind", ["GET", "POST", "PUT", "never sent", "switched off"])
-async def test_a_failed_request_is_freed(server: FlakyServer, kind: str) -> None:
+async def test_a_failed_request_is_freed(server: Server, kind: str) -> None:
     """What is remembered for the retry of aiohttp is dropped, also if there is no such retry."""
     async with session(Retry(1)) as client:
         client._retry_connection = kind != "switched off"  # as aiohttp's own test client does
@@ -165,7 +165,7 @@ async def test_a_failed_request_is_freed(server: FlakyServer, kind: str) -> None
     assert reference() is None
 
 
-async def test_each_attempt_waits_for_100_continue(server: FlakyServer) -> None:
+async def test_each_attempt_waits_for_100_continue(server: Server) -> None:
     """An attempt that was not allowed to send its body has not used it up."""
     async with session() as client:
         url = server.script("/", Answer(fault="refuse"), 503, 200)
@@ -175,7 +175,7 @@ async def test_each_attempt_waits_for_100_continue(server: FlakyServer) -> None:
 
 @pytest.mark.parametrize("never_sent", [True, False])
 async def test_a_file_that_a_thread_may_still_read_is_not_rewound(
-    server: FlakyServer, tmp_path: Path, never_sent: bool
+    server: Server, tmp_path: Path, never_sent: bool
 ) -> None:
     """aiohttp reads files in threads, and a read continues if its attempt is cut off in the middle of the file."""
     path = tmp_path / "file"
@@ -206,7 +206,7 @@ async def let_it_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fault", [None, "cut"])
 async def test_a_body_that_is_read_after_its_deadline_raises(
-    server: FlakyServer, monkeypatch: pytest.MonkeyPatch, fault: Any
+    server: Server, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:
     """With the error of the policy's deadline, and a connection that is free before that; or as the body broke off."""
     url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event(), fault=fault))
@@ -221,7 +221,7 @@ async def test_a_body_that_is_read_after_its_deadline_raises(
             await response.read()
 
 
-async def test_aiohttps_timeouts_of_one_wait_are_retried_and_the_total_is_not(server: FlakyServer) -> None:
+async def test_aiohttps_timeouts_of_one_wait_are_retried_and_the_total_is_not(server: Server) -> None:
     async with session() as client:
         url = server.script("/", Answer(hold=threading.Event()))
         outcome = await outcome_of(client.get(url, timeout=aiohttp.ClientTimeout(sock_read=0.1)))

@@ -15,7 +15,7 @@ import pytest
 from resilience import transient
 from tests.integrations import llm_server as llm
 from tests.integrations.sdks import ANTHROPIC, QUESTION, SOON, anthropic
-from tests.integrations.servers import FlakyServer
+from tests.integrations.servers import Server
 
 PATH = llm.ANTHROPIC_PATH
 HELLO = QUESTION["messages"]
@@ -23,7 +23,7 @@ text, protect, protected = ANTHROPIC.text, ANTHROPIC.protect, ANTHROPIC.protecte
 ask = ANTHROPIC.ask
 
 
-def test_a_message_with_an_iterator_is_sent_once(server: FlakyServer) -> None:
+def test_a_message_with_an_iterator_is_sent_once(server: Server) -> None:
     """This SDK accepts iterators in a message; the second attempt would send an empty one."""
     server.script(PATH, llm.anthropic_error(503))
     with protected(server.url, SOON) as client, pytest.raises(anthropic.InternalServerError):
@@ -31,7 +31,7 @@ def test_a_message_with_an_iterator_is_sent_once(server: FlakyServer) -> None:
     assert len(server.requests) == 1
 
 
-def test_an_open_file_in_a_message_is_sent_again_from_its_position(server: FlakyServer) -> None:
+def test_an_open_file_in_a_message_is_sent_again_from_its_position(server: Server) -> None:
     """Each attempt reads it into the body."""
     image = io.BytesIO(b"skipped;pixels")
     image.seek(8)
@@ -43,7 +43,7 @@ def test_an_open_file_in_a_message_is_sent_again_from_its_position(server: Flaky
     assert [base64.b64decode(it) for it in sent] == [b"pixels", b"pixels"]
 
 
-def test_an_earlier_reply_in_a_message_can_be_sent_again(server: FlakyServer) -> None:
+def test_an_earlier_reply_in_a_message_can_be_sent_again(server: Server) -> None:
     """Its content consists of objects of the SDK, which can be read repeatedly."""
     server.script(PATH, llm.message())
     with protected(server.url, SOON) as client:
@@ -55,7 +55,7 @@ def test_an_earlier_reply_in_a_message_can_be_sent_again(server: FlakyServer) ->
     assert first == second
 
 
-def test_a_retryable_error_of_a_middleware_is_a_failure(server: FlakyServer) -> None:
+def test_a_retryable_error_of_a_middleware_is_a_failure(server: Server) -> None:
     """`RetryableError` is a class of the SDK."""
 
     def refuse(request: Any, call_next: Any) -> Any:

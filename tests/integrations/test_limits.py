@@ -38,7 +38,7 @@ from resilience.work import IdempotencyKey
 from tests.conftest import World
 from tests.integrations.http_clients import client_of
 from tests.integrations.sdks import ANTHROPIC, OPENAI, SDK
-from tests.integrations.servers import FlakyServer
+from tests.integrations.servers import Server
 
 
 def from_now(seconds: float) -> str:
@@ -288,7 +288,7 @@ def test_the_rate_of_the_standard_pipeline_counts_attempts() -> None:
     ids=["openai", "anthropic"],
 )
 async def test_a_limiter_obeys_the_headers_of_an_sdk(
-    server: FlakyServer, in_asyncio: World, sdk: SDK, make: Callable[[], dict[str, str]], status: int
+    server: Server, in_asyncio: World, sdk: SDK, make: Callable[[], dict[str, str]], status: int
 ) -> None:
     """Those of replies and of errors, in blocking code and in coroutines."""
     answer = sdk.answer() if status == 200 else sdk.error(status)

@@ -22,7 +22,7 @@ from tests.conftest import no_collector
 from tests.custom import Recording
 from tests.integrations import llm_server as llm
 from tests.integrations.sdks import OPENAI, QUESTION, SOON, openai
-from tests.integrations.servers import Answer, FlakyServer, unused_url
+from tests.integrations.servers import Answer, Server, unused_url
 from tests.integrations.upload_bodies import pipe
 
 PATH = llm.OPENAI_PATH
@@ -33,7 +33,7 @@ ask, text, protect, protected, aprotected = OPENAI.ask, OPENAI.text, OPENAI.prot
 
 
 @pytest.mark.parametrize("status", [400, 503])
-def test_an_error_is_freed_without_the_cyclic_collector(server: FlakyServer, status: int) -> None:
+def test_an_error_is_freed_without_the_cyclic_collector(server: Server, status: int) -> None:
     """As soon as the caller drops it, whether it was a failure or a result."""
     server.script(PATH, llm.openai_error(status))
     with protected(server.url, Timeout(20, cooperative=True).wrap(SOON)) as client, no_collector():
@@ -44,7 +44,7 @@ def test_an_error_is_freed_without_the_cyclic_collector(server: FlakyServer, sta
         assert error() is None
 
 
-def test_a_policy_cannot_return_the_error_of_an_earlier_request(server: FlakyServer) -> None:
+def test_a_policy_cannot_return_the_error_of_an_earlier_request(server: Server) -> None:
     """A policy that keeps results, here one for all requests, sees in its repr that this one was an error."""
 
     class Cached(Policy):
@@ -68,7 +68,7 @@ class Number(pydantic.BaseModel):
     number: int
 
 
-def test_a_reply_that_does_not_match_the_schema_is_a_result(server: FlakyServer) -> None:
+def test_a_reply_that_does_not_match_the_schema_is_a_result(server: Server) -> None:
     """The model made a mistake, or the schema is wrong; the service is available."""
     server.script(PATH, llm.completion('{"number": "none"}'))
     breaker = CircuitBreaker(1)
@@ -78,7 +78,7 @@ def test_a_reply_that_does_not_match_the_schema_is_a_result(server: FlakyServer)
     assert breaker.state.name == "CLOSED"
 
 
-def test_an_exhausted_quota_is_a_failure_that_is_not_repeated(server: FlakyServer) -> None:
+def test_an_exhausted_quota_is_a_failure_that_is_not_repeated(server: Server) -> None:
     """A breaker counts it, and a fallback may replace it; a repeat would not help."""
     server.script(PATH, llm.openai_error(429, "insufficient_quota"))
     breaker = CircuitBreaker(2)
@@ -117,7 +117,7 @@ def test_the_sdks_timeouts_hold_if_they_are_shorter_than_the_deadline(own: Any, 
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_a_stream_that_opens_after_its_deadline_is_closed(server: FlakyServer, raw: bool) -> None:
+def test_a_stream_that_opens_after_its_deadline_is_closed(server: Server, raw: bool) -> None:
     """A `Timeout` abandons a blocking call; its connection still returns to the pool."""
     go = threading.Event()
 
@@ -144,14 +144,14 @@ def test_a_stream_that_opens_after_its_deadline_is_closed(server: FlakyServer, r
 # --- all parts of the client ---
 
 
-def test_a_client_with_the_users_httpx_client_is_protected(server: FlakyServer) -> None:
+def test_a_client_with_the_users_httpx_client_is_protected(server: Server) -> None:
     """The SDK itself has moved to `httpx2`."""
     server.script(PATH, llm.openai_error(503), llm.completion())
     with protected(server.url, Timeout(10, cooperative=True).wrap(SOON), http_client=httpx.Client()) as client:  # type: ignore[arg-type]
         assert text(ask(client)) == "fine"
 
 
-def test_the_base_url_selects_the_policy_of_a_host(server: FlakyServer) -> None:
+def test_the_base_url_selects_the_policy_of_a_host(server: Server) -> None:
     """A copy for another base URL has the policy of that host."""
     breakers = PerHost(lambda origin: CircuitBreaker(1))
     server.script(PATH, llm.completion())
@@ -163,7 +163,7 @@ def test_the_base_url_selects_the_policy_of_a_host(server: FlakyServer) -> None:
         assert text(ask(client.with_options(base_url=f"{server.url}/v1"))) == "fine"
 
 
-def test_an_open_file_is_sent_again_from_its_first_position(server: FlakyServer) -> None:
+def test_an_open_file_is_sent_again_from_its_first_position(server: Server) -> None:
     """A second attempt without a rewind would send nothing."""
     server.script("/v1/upload", llm.openai_error(503), llm.reply({}))
     file = io.BytesIO(b"skipped;the content")
@@ -173,7 +173,7 @@ def test_an_open_file_is_sent_again_from_its_first_position(server: FlakyServer)
     assert [it.body for it in server.requests] == [b"the content", b"the content"]
 
 
-def test_a_one_shot_body_is_sent_once(server: FlakyServer) -> None:
+def test_a_one_shot_body_is_sent_once(server: Server) -> None:
     """Also after a `Timeout` has cut the attempt off, when there is no error of the client."""
     server.script("/v1/files", Answer(delay=20))
     with protected(server.url, SOON.wrap(Timeout(0.3))) as client, pytest.raises((openai.APIError, TimeoutError)):
@@ -181,7 +181,7 @@ def test_a_one_shot_body_is_sent_once(server: FlakyServer) -> None:
     assert len(server.requests) == 1
 
 
-def test_a_file_that_was_sent_is_sent_again_after_a_timeout(server: FlakyServer) -> None:
+def test_a_file_that_was_sent_is_sent_again_after_a_timeout(server: Server) -> None:
     """The abandoned attempt waits for its response, and no longer reads the file."""
     server.script("/v1/files", Answer(delay=20), llm.reply({"id": "f1"}))
     with protected(server.url, SOON.wrap(Timeout(0.5))) as client:
@@ -189,7 +189,7 @@ def test_a_file_that_was_sent_is_sent_again_after_a_timeout(server: FlakyServer)
     assert all(b"the content" in it.body for it in server.requests)
 
 
-def test_all_attempts_carry_the_same_idempotency_key(server: FlakyServer) -> None:
+def test_all_attempts_carry_the_same_idempotency_key(server: Server) -> None:
     """If the client sends one; the SDK sends none by default."""
     server.script(PATH, llm.openai_error(503), llm.completion())
     with protected(server.url, SOON) as client:
@@ -208,7 +208,7 @@ class Upload(io.BytesIO):
     """A file to which a test can hold a weak reference."""
 
 
-async def test_the_body_of_a_finished_request_is_freed(server: FlakyServer) -> None:
+async def test_the_body_of_a_finished_request_is_freed(server: Server) -> None:
     """Also if a context is kept, which keeps the function that it calls."""
     recording = Recording()
     async with aprotected(server.url, recording) as client:

@@ -21,7 +21,7 @@ from resilience.clock import clock as process_clock
 from resilience.integrations.http import NotRepeatable, Rules
 from resilience.integrations.requests import ResilienceAdapter
 from tests.integrations.http_clients import QUICK, process_clock_ahead
-from tests.integrations.servers import PATIENCE, Answer, FlakyServer, notes_of, unused_url
+from tests.integrations.servers import PATIENCE, Answer, Server, notes_of, unused_url
 
 Make = Callable[..., requests.Session]
 
@@ -65,7 +65,7 @@ def session() -> Iterator[Make]:
 # --- sessions and adapters --------------------------------------------------------------------
 
 
-def test_the_response_of_a_fallback_needs_no_connection(server: FlakyServer, session: Make) -> None:
+def test_the_response_of_a_fallback_needs_no_connection(server: Server, session: Make) -> None:
     """Also if the session streams."""
 
     def cached(failure: Any, ctx: Context) -> requests.Response:
@@ -77,7 +77,7 @@ def test_the_response_of_a_fallback_needs_no_connection(server: FlakyServer, ses
     assert (response.status_code, response.text) == (203, "cached")
 
 
-def test_a_generator_is_not_sent_again_after_a_challenge(server: FlakyServer, session: Make) -> None:
+def test_a_generator_is_not_sent_again_after_a_challenge(server: Server, session: Make) -> None:
     """requests itself would send an empty body."""
     url = server.script("/", Answer(401, {"WWW-Authenticate": 'Digest realm="r", nonce="n"'}), 200)
     with pytest.raises(NotRepeatable, match="used up"):
@@ -86,9 +86,7 @@ def test_a_generator_is_not_sent_again_after_a_challenge(server: FlakyServer, se
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_the_second_request_of_digest_authentication_is_retried(
-    server: FlakyServer, session: Make, wrapped: bool
-) -> None:
+def test_the_second_request_of_digest_authentication_is_retried(server: Server, session: Make, wrapped: bool) -> None:
     """A hook sends it, through the policy."""
     challenge = Answer(401, {"WWW-Authenticate": 'Digest realm="r", nonce="n", qop="auth"'})
     url = server.script("/", 503, challenge, 503, 200)
@@ -98,7 +96,7 @@ def test_the_second_request_of_digest_authentication_is_retried(
     assert ["Authorization" in it.headers for it in server.requests] == [False, False, True, True]
 
 
-def test_a_redirect_is_followed_even_if_its_body_cannot_be_decoded(server: FlakyServer, session: Make) -> None:
+def test_a_redirect_is_followed_even_if_its_body_cannot_be_decoded(server: Server, session: Make) -> None:
     """As requests itself does. The body of any other response must be decoded."""
     wrong = {"Content-Encoding": "gzip", "Location": "/elsewhere"}
     http = session(QUICK)
@@ -108,7 +106,7 @@ def test_a_redirect_is_followed_even_if_its_body_cannot_be_decoded(server: Flaky
     assert len(server.requests) == 3
 
 
-def test_hooks_get_only_the_response_that_is_returned(server: FlakyServer, session: Make) -> None:
+def test_hooks_get_only_the_response_that_is_returned(server: Server, session: Make) -> None:
     seen: list[int] = []
     session().get(server.script("/", 503, 200), hooks={"response": lambda it, **_: seen.append(it.status_code)})
     assert seen == [200]
@@ -117,7 +115,7 @@ def test_hooks_get_only_the_response_that_is_returned(server: FlakyServer, sessi
 # --- the adapter ------------------------------------------------------------------------------
 
 
-def test_a_wrapped_adapter_sends_and_is_closed(server: FlakyServer, session: Make) -> None:
+def test_a_wrapped_adapter_sends_and_is_closed(server: Server, session: Make) -> None:
     """Its own changes of requests still apply."""
 
     class Signing(HTTPAdapter):
@@ -138,7 +136,7 @@ def test_the_retries_of_urllib3_are_off(session: Make) -> None:
     assert adapter.max_retries.total == 0
 
 
-def test_a_session_can_be_pickled_if_its_policies_can(server: FlakyServer, session: Make) -> None:
+def test_a_session_can_be_pickled_if_its_policies_can(server: Server, session: Make) -> None:
     """A circuit breaker, which is shared, cannot."""
     client = pickle.loads(pickle.dumps(session(QUICK, pool_maxsize=3)))
     with client:
@@ -161,7 +159,7 @@ def test_a_post_is_tried_again_if_there_was_no_connection_to_the_proxy(session: 
 
 
 @pytest.mark.parametrize("fault", ["reset", "close"])
-def test_a_post_that_a_proxy_has_received_is_sent_once(server: FlakyServer, session: Make, fault: Any) -> None:
+def test_a_post_that_a_proxy_has_received_is_sent_once(server: Server, session: Make, fault: Any) -> None:
     """urllib3 reports that it could not connect to the proxy, also if that closed the connection after the request."""
     url = "http://nowhere.invalid/"
     server.script(url, Answer(fault=fault))
@@ -183,14 +181,14 @@ def test_a_connect_timeout_of_the_users_adapter_says_that_nothing_was_sent(sessi
     assert "3 attempts" in notes_of(caught.value)
 
 
-def test_the_body_of_a_response_is_sent_once(server: FlakyServer, session: Make) -> None:
+def test_the_body_of_a_response_is_sent_once(server: Server, session: Make) -> None:
     """A streamed response can be read once, although it has a position."""
     source = session().get(server.script("/source", Answer(body=b"once")), stream=True)
     assert session().put(server.script("/", 503, 200), data=source.raw).status_code == 503
     assert [it.body for it in server.requests_to("/")] == [b"once"]
 
 
-def test_an_error_of_the_users_body_is_raised_and_not_retried(server: FlakyServer, session: Make) -> None:
+def test_an_error_of_the_users_body_is_raised_and_not_retried(server: Server, session: Make) -> None:
     def body() -> Iterator[bytes]:
         yield b"one"
         raise ZeroDivisionError
@@ -229,7 +227,7 @@ def test_timeouts_are_shortened_to_the_time_left(session: Make, given: Any, capp
         assert max(0.5, most - PATIENCE) <= seconds <= most
 
 
-def test_the_total_timeout_includes_connecting(server: FlakyServer, session: Make, monkeypatch) -> None:
+def test_the_total_timeout_includes_connecting(server: Server, session: Make, monkeypatch) -> None:
     seen: list[urllib3.Timeout] = []
     send = HTTPAdapter.send
     monkeypatch.setattr(HTTPAdapter, "send", lambda *args, **it: seen.append(it["timeout"]) or send(*args, **it))
@@ -248,7 +246,7 @@ def test_a_deadline_ends_the_sending_of_a_request(session: Make) -> None:
 
 @pytest.mark.parametrize(("limited", "given", "most"), [(True, None, PATIENCE), (False, None, None), (False, 70, 70)])
 def test_the_read_timeout_of_a_stream_is_the_users_or_the_time_left(
-    server: FlakyServer, session: Make, limited: bool, given: float | None, most: float | None
+    server: Server, session: Make, limited: bool, given: float | None, most: float | None
 ) -> None:
     """The time left does not apply with `limit_body=False`."""
     url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
@@ -260,7 +258,7 @@ def test_the_read_timeout_of_a_stream_is_the_users_or_the_time_left(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_each_wait_for_a_piece_is_limited_to_the_time_left(
-    server: FlakyServer, session: Make, monkeypatch, stream: bool
+    server: Server, session: Make, monkeypatch, stream: bool
 ) -> None:
     """The earlier pieces have taken some of the time."""
     limits: list[float] = []
@@ -284,7 +282,7 @@ def test_each_wait_for_a_piece_is_limited_to_the_time_left(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_body_that_is_empty_or_was_read_is_available_after_the_deadline(
-    server: FlakyServer, session: Make, stream: bool
+    server: Server, session: Make, stream: bool
 ) -> None:
     """Also if it is an open file, as of an adapter without urllib3."""
     policy = Timeout(PATIENCE, cooperative=True)

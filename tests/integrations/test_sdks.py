@@ -10,7 +10,7 @@ from resilience import AdaptiveThrottle, CircuitBreaker, Fallback, Hedge, Policy
 from tests.conftest import FakeClock, World
 from tests.integrations import llm_server as llm
 from tests.integrations.sdks import ANTHROPIC, OPENAI, QUESTION, SDK, SOON
-from tests.integrations.servers import Answer, FlakyServer
+from tests.integrations.servers import Answer, Server
 
 
 @pytest.fixture(params=[OPENAI, ANTHROPIC], ids=lambda it: it.name)
@@ -22,7 +22,7 @@ def sdk(request: pytest.FixtureRequest) -> SDK:
 # --- failures and results ---
 
 
-def test_statuses_that_the_sdk_would_retry_are_retried(server: FlakyServer, sdk: SDK) -> None:
+def test_statuses_that_the_sdk_would_retry_are_retried(server: Server, sdk: SDK) -> None:
     """A plain Retry does so with no configuration, for a POST too; the SDK adds no attempts."""
     with sdk.protected(server.url, SOON) as client:
         for status in (408, 409, 429, 500, 502, 503, 504, 529):
@@ -32,7 +32,7 @@ def test_statuses_that_the_sdk_would_retry_are_retried(server: FlakyServer, sdk:
             assert len(server.requests) == 3
 
 
-def test_statuses_that_the_sdk_would_not_retry_are_no_failure(server: FlakyServer, sdk: SDK) -> None:
+def test_statuses_that_the_sdk_would_not_retry_are_no_failure(server: Server, sdk: SDK) -> None:
     """They are raised immediately: not retried, not counted by a breaker, not replaced by a fallback."""
     breaker = CircuitBreaker(1)
     statuses = [400, 401, 403, 404, 413, 422]
@@ -46,7 +46,7 @@ def test_statuses_that_the_sdk_would_not_retry_are_no_failure(server: FlakyServe
 
 
 @pytest.mark.parametrize("status", [400, 200])
-def test_functions_of_results_see_only_replies(server: FlakyServer, sdk: SDK, status: int) -> None:
+def test_functions_of_results_see_only_replies(server: Server, sdk: SDK, status: int) -> None:
     """An error that is no failure is not one either: the caller gets it, and no predicate is asked about it."""
     server.script(sdk.path, sdk.answer() if status == 200 else sdk.error(status))
     seen: list[str] = []
@@ -77,7 +77,7 @@ def test_functions_of_results_see_only_replies(server: FlakyServer, sdk: SDK, st
     ("status", "should_retry", "requests"), [(400, "true", 3), (503, "false", 1), (429, "false", 1)]
 )
 def test_the_header_x_should_retry_decides(
-    server: FlakyServer, sdk: SDK, status: int, should_retry: str, requests: int
+    server: Server, sdk: SDK, status: int, should_retry: str, requests: int
 ) -> None:
     server.script(sdk.path, sdk.error(status, x_should_retry=should_retry))
     with sdk.protected(server.url, SOON) as client, pytest.raises(sdk.module.APIStatusError):
@@ -89,7 +89,7 @@ def test_the_header_x_should_retry_decides(
     ("headers", "delay"), [({"retry_after": "7"}, 7.0), ({"retry_after_ms": "1500", "retry_after": "7"}, 1.5)]
 )
 def test_the_wait_is_at_least_what_the_server_asks_for(
-    server: FlakyServer, sdk: SDK, clock: FakeClock, headers: dict[str, str], delay: float
+    server: Server, sdk: SDK, clock: FakeClock, headers: dict[str, str], delay: float
 ) -> None:
     """`retry-after-ms` comes before `Retry-After`."""
     server.script(sdk.path, sdk.error(429, **headers), sdk.answer())
@@ -101,7 +101,7 @@ def test_the_wait_is_at_least_what_the_server_asks_for(
 # --- all parts of the client ---
 
 
-def test_a_stream_is_tried_again_until_it_is_open(server: FlakyServer, sdk: SDK) -> None:
+def test_a_stream_is_tried_again_until_it_is_open(server: Server, sdk: SDK) -> None:
     """Failures before the first byte of the body are the policy's."""
     server.script(sdk.path, sdk.error(503), Answer(fault="reset"), sdk.stream("a", "b"))
     with sdk.protected(server.url, SOON) as client, sdk.ask(client, stream=True) as stream:
@@ -119,7 +119,7 @@ def test_the_protected_client_is_a_copy_of_the_same_type(sdk: SDK) -> None:
         assert "request" not in vars(original)
 
 
-def test_copies_of_a_protected_client_are_protected(server: FlakyServer, sdk: SDK) -> None:
+def test_copies_of_a_protected_client_are_protected(server: Server, sdk: SDK) -> None:
     """Their `max_retries` has no effect, so that attempts do not multiply."""
     server.script(sdk.path, sdk.error(503))
     with sdk.protected(server.url, SOON) as client:
@@ -130,7 +130,7 @@ def test_copies_of_a_protected_client_are_protected(server: FlakyServer, sdk: SD
             assert len(server.requests) == 3
 
 
-def test_raw_and_streamed_responses_are_protected(server: FlakyServer, sdk: SDK) -> None:
+def test_raw_and_streamed_responses_are_protected(server: Server, sdk: SDK) -> None:
     """Those of `with_raw_response` and `with_streaming_response`."""
     with sdk.protected(server.url, SOON) as client:
         server.script(sdk.path, sdk.error(503), sdk.answer())
@@ -142,9 +142,7 @@ def test_raw_and_streamed_responses_are_protected(server: FlakyServer, sdk: SDK)
     assert len(server.requests) == 4
 
 
-async def test_an_async_client_is_protected_like_a_blocking_one(
-    server: FlakyServer, tasks_world: World, sdk: SDK
-) -> None:
+async def test_an_async_client_is_protected_like_a_blocking_one(server: Server, tasks_world: World, sdk: SDK) -> None:
     """Errors, results, pages and copies; and one protection around another."""
     breaker = CircuitBreaker(1)
     async with sdk.aprotected(server.url, SOON) as client:

@@ -21,7 +21,7 @@ from resilience.integrations.httpx import AsyncResilienceTransport
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
 from tests.integrations.http_clients import client_of
-from tests.integrations.servers import Answer, FlakyServer
+from tests.integrations.servers import Answer, Server
 
 PATIENT = 10.0
 QUICK = {"backoff": [0], "total_timeout": PATIENT, "attempt_timeout": PATIENT}
@@ -217,7 +217,7 @@ def test_the_standard_pipeline_retries_and_reports_to_its_listeners(clock: FakeC
     )
 
 
-def test_attempts_that_time_out_open_the_circuit(server: FlakyServer) -> None:
+def test_attempts_that_time_out_open_the_circuit(server: Server) -> None:
     """The breaker stands outside of the limit of an attempt, and inside of the retry."""
     server.script("/", Answer(200, hold=threading.Event()))
     policies = standard(min_calls=3, failure_ratio=1.0, attempts=3, backoff=[0], attempt_timeout=0.1)

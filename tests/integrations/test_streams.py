@@ -17,7 +17,7 @@ import pytest
 from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
 from tests.integrations import llm_server as llm
 from tests.integrations.sdks import ANTHROPIC, OPENAI, QUESTION
-from tests.integrations.servers import Answer, FlakyServer
+from tests.integrations.servers import Answer, Server
 
 SDKS = {"openai": OPENAI, "anthropic": ANTHROPIC}
 
@@ -131,7 +131,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return Case(request.param)
 
 
-def test_a_stream_is_opened_again_until_its_first_item(case: Case, server: FlakyServer) -> None:
+def test_a_stream_is_opened_again_until_its_first_item(case: Case, server: Server) -> None:
     """After transient statuses and lost connections; the permit is that of the whole stream."""
     server.script(case.path, llm.openai_error(503), Answer(fault="reset"), case.answers("a", "b"))
     bulkhead, held = Bulkhead(1), []
@@ -152,7 +152,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_stream_of_a_wrapped_client_is_used_like_its_own(name: str, server: FlakyServer) -> None:
+def test_a_stream_of_a_wrapped_client_is_used_like_its_own(name: str, server: Server) -> None:
     """Awaited where that is, and in a `with` block."""
     sdk, (method, options) = SDKS[name.partition(" ")[0]], METHODS[name]
     server.script(sdk.path, llm.openai_error(503), sdk.stream("a", "b"), llm.openai_error(503), sdk.stream("a", "b"))
@@ -173,7 +173,7 @@ def test_a_stream_of_a_wrapped_client_is_used_like_its_own(name: str, server: Fl
     asyncio.run(main())
 
 
-def test_a_stream_that_breaks_off_is_not_repeated(case: Case, server: FlakyServer) -> None:
+def test_a_stream_that_breaks_off_is_not_repeated(case: Case, server: Server) -> None:
     """The consumer has the first items; the breaker counts the failure."""
     server.script(case.path, case.broken_off(fault="cut"))
     breaker = CircuitBreaker(1, on=Exception)
@@ -184,7 +184,7 @@ def test_a_stream_that_breaks_off_is_not_repeated(case: Case, server: FlakyServe
     assert len(server.requests) == 1
 
 
-def test_a_stream_without_further_items_ends_after_the_idle_time(case: Case, server: FlakyServer) -> None:
+def test_a_stream_without_further_items_ends_after_the_idle_time(case: Case, server: Server) -> None:
     """The client's own limits are minutes; its connection is closed."""
     never = threading.Event()
     server.script(case.path, case.answers("a", "b", drip=never))
@@ -195,7 +195,7 @@ def test_a_stream_without_further_items_ends_after_the_idle_time(case: Case, ser
     never.set()
 
 
-def test_a_stream_that_its_consumer_leaves_is_closed(case: Case, server: FlakyServer) -> None:
+def test_a_stream_that_its_consumer_leaves_is_closed(case: Case, server: Server) -> None:
     """Its connection is closed immediately, and the call is a success."""
     never = threading.Event()
     server.script(case.path, case.broken_off(drip=never))

@@ -17,10 +17,10 @@ from resilience.integrations import urllib3 as ours
 from resilience.integrations.http import PerHost
 from resilience.integrations.urllib3 import ResiliencePoolManager, ResilienceProxyManager
 from tests.integrations.http_clients import QUICK
-from tests.integrations.servers import PATIENCE, Answer, FlakyServer
+from tests.integrations.servers import PATIENCE, Answer, Server
 
 
-def test_a_response_of_a_fallback_that_is_closed_is_returned(server: FlakyServer) -> None:
+def test_a_response_of_a_fallback_that_is_closed_is_returned(server: Server) -> None:
     """As is one that was made from bytes: it does not say how many are left to read."""
     policy = Fallback(handler=lambda failure, ctx: urllib3.HTTPResponse(b"cached", status=200))
     with ResiliencePoolManager(policy) as http:
@@ -35,7 +35,7 @@ def test_a_policy_in_the_place_of_the_proxy_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("retries", [None, False, 0, 5, urllib3.Retry(connect=5, read=5, status=5)], ids=repr)
-def test_the_retries_of_urllib3_are_off(server: FlakyServer, retries: Any) -> None:
+def test_the_retries_of_urllib3_are_off(server: Server, retries: Any) -> None:
     """They would multiply with the policy's."""
     with ResiliencePoolManager(QUICK) as http, pytest.raises(urllib3.exceptions.ProtocolError):
         http.request("GET", server.script("/", Answer(fault="close")), retries=retries)
@@ -46,7 +46,7 @@ def test_the_retries_of_urllib3_are_off(server: FlakyServer, retries: Any) -> No
     ("retries", "followed"), [(None, 3), (urllib3.Retry(redirect=1, raise_on_redirect=False), 1), (False, 0)], ids=repr
 )
 @pytest.mark.parametrize("of", ["manager", "request"])
-def test_the_number_of_redirects_of_urllib3_holds(server: FlakyServer, of: str, retries: Any, followed: int) -> None:
+def test_the_number_of_redirects_of_urllib3_holds(server: Server, of: str, retries: Any, followed: int) -> None:
     url = server.script("/", Answer(302, {"Location": "/"}))
     for_manager, for_request = ({"retries": retries}, {}) if of == "manager" else ({}, {"retries": retries})
     with ResiliencePoolManager(QUICK, **for_manager) as http:
@@ -58,7 +58,7 @@ def test_the_number_of_redirects_of_urllib3_holds(server: FlakyServer, of: str, 
     assert len(server.requests) == followed + 1
 
 
-def test_a_pool_of_the_manager_is_protected(server: FlakyServer) -> None:
+def test_a_pool_of_the_manager_is_protected(server: Server) -> None:
     """By the same policy. It follows no redirects, as only its manager does so."""
     server.script("/", 503, Answer(302, {"Location": "/elsewhere"}))
     with ResiliencePoolManager(QUICK) as http:
@@ -77,7 +77,7 @@ def test_the_policy_is_that_of_the_host(host: str) -> None:
     assert list(policies.policies) == [f"http://{host}:1"]
 
 
-def test_each_method_of_reading_a_stream_has_the_deadline(server: FlakyServer) -> None:
+def test_each_method_of_reading_a_stream_has_the_deadline(server: Server) -> None:
     """`read`, `read1`, `stream` and `read_chunked` are cut off; `json` and `data` are based on them."""
     stuck = [Answer(body=[b"a", b"b"], drip=threading.Event(), chunked=it) for it in (False, True)]
     methods: list[Any] = [
@@ -102,7 +102,7 @@ def test_each_method_of_reading_a_stream_has_the_deadline(server: FlakyServer) -
     "read",
     [lambda it: it.read(), lambda it: it.data, lambda it: it.read(3) + it.read(), lambda it: it.read1(3) + it.data],
 )
-def test_a_body_is_decoded_as_without_a_policy(server: FlakyServer, chunked: bool, read: Any) -> None:
+def test_a_body_is_decoded_as_without_a_policy(server: Server, chunked: bool, read: Any) -> None:
     """Compressed, in chunks or not, and after a part of it has been read."""
     text = b"one chunk, and another"
     packed = gzip.compress(text)
@@ -114,7 +114,7 @@ def test_a_body_is_decoded_as_without_a_policy(server: FlakyServer, chunked: boo
 
 @pytest.mark.parametrize("given", [{}, {"timeout": 3}, {"timeout": urllib3.Timeout.DEFAULT_TIMEOUT}], ids=str)
 def test_timeouts_are_shortened_to_the_time_left(
-    server: FlakyServer, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+    server: Server, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
     """Those of the request and the default of the manager."""
     seen: list[Any] = []

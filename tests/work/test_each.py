@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
 import anyio
@@ -17,8 +18,9 @@ import pytest
 from resilience import Failure, Retry, Success, current_context, deadline
 from resilience.work import each
 from tests.callers import wait_until
-from tests.conftest import Boom, Watched, World, no_collector
+from tests.conftest import Boom, Script, Watched, World, no_collector
 from tests.contention.storm import Gauge
+from tests.functions import quick
 
 
 async def read(world: World, block: Any, into: list[Any]) -> None:
@@ -44,36 +46,35 @@ async def same(number: int) -> int:
     return number
 
 
-@pytest.mark.parametrize("ordered", [False, True])
+@pytest.fixture(params=[False, True], ids=["unordered", "ordered"])
+def ordered(request: pytest.FixtureRequest) -> Any:
+    """Whether the outcomes come in the order of the items."""
+    return request.param
+
+
 async def test_each_item_has_its_outcome(world: World, ordered: bool) -> None:
+    failures = {number: Boom(number) for number in range(0, 20, 3)}
+
     async def work(number: int) -> int:
-        if number % 3 == 0:
-            raise Boom(number)
+        if number in failures:
+            raise failures[number]
         return number * 2
 
     pairs = await outcomes_of(world, work, range(20), limit=4, ordered=ordered)
-    if ordered:
-        assert [item for item, _ in pairs] == [*range(20)]
-    assert {item: type(outcome) for item, outcome in pairs} == {
-        number: Success if number % 3 else Failure for number in range(20)
-    }
-    assert all(outcome == Success(item * 2) for item, outcome in pairs if item % 3)
+    expected = [(it, Failure(failures[it]) if it in failures else Success(it * 2)) for it in range(20)]
+    assert (pairs if ordered else sorted(pairs, key=itemgetter(0))) == expected
 
 
-@pytest.mark.parametrize("is_generator", [True, False])
-async def test_items_may_come_from_an_async_iterable(tasks_world: World, is_generator: bool) -> None:
-    async def source() -> AsyncIterator[int]:
-        for number in range(3):
-            await anyio.sleep(0)
-            yield number
-
+async def test_items_may_come_from_an_async_iterable(tasks_world: World) -> None:
     class Source:
-        def __aiter__(self) -> AsyncIterator[int]:
-            return source()
+        async def __aiter__(self) -> AsyncIterator[int]:
+            for number in range(3):
+                await anyio.sleep(0)
+                yield number
 
-    items = source() if is_generator else Source()
-    pairs = await outcomes_of(tasks_world, same, items, limit=2, ordered=True)
-    assert pairs == [(number, Success(number)) for number in range(3)]
+    for items in (Source(), aiter(Source())):
+        pairs = await outcomes_of(tasks_world, same, items, limit=2, ordered=True)
+        assert pairs == [(number, Success(number)) for number in range(3)]
 
 
 async def test_without_items_there_are_no_outcomes(world: World) -> None:
@@ -81,16 +82,9 @@ async def test_without_items_there_are_no_outcomes(world: World) -> None:
 
 
 async def test_the_policy_applies_to_each_call(world: World) -> None:
-    attempts: list[int] = []
-
-    async def work(number: int) -> int:
-        attempts.append(number)
-        if len(attempts) < 3:
-            raise Boom
-        return number
-
-    assert await outcomes_of(world, work, [7], Retry(5, on=Boom, backoff=[0]), limit=1) == [(7, Success(7))]
-    assert attempts == [7, 7, 7]
+    script = Script(Boom(), Boom(), "fine")
+    assert await outcomes_of(world, script.function(), [7], quick(5), limit=1) == [(7, Success("fine"))]
+    assert script.contexts == [7, 7, 7]  # the argument of each call
 
 
 async def test_the_deadline_of_the_block_applies_to_each_call(world: World) -> None:
@@ -102,7 +96,6 @@ async def test_the_deadline_of_the_block_applies_to_each_call(world: World) -> N
     assert all(90 < outcome.unwrap() <= 100 for _, outcome in pairs)
 
 
-@pytest.mark.parametrize("ordered", [False, True])
 async def test_calls_and_read_items_are_bounded(world: World, ordered: bool) -> None:
     read_items, gauge = [], Gauge()
 
@@ -131,7 +124,6 @@ async def test_calls_and_read_items_are_bounded(world: World, ordered: bool) -> 
     assert gauge.inside == 0
 
 
-@pytest.mark.parametrize("ordered", [False, True])
 def test_a_finished_outcome_is_returned_before_a_slow_item_is_read_in_threads(ordered: bool) -> None:
     may_read = threading.Event()
 
@@ -152,9 +144,7 @@ def test_a_finished_outcome_is_returned_before_a_slow_item_is_read_in_threads(or
 @pytest.mark.parametrize("leave", ["break", "raise", "cancel"])
 async def test_leaving_the_block_cancels_the_calls_and_waits_for_them(tasks_world: World, leave: str) -> None:
     """The block's own error is not in an exception group. The generator of the items is closed."""
-    begun: list[int] = []
-    ended: list[int] = []
-    closed: list[bool] = []
+    begun, ended, closed = list[int](), list[int](), list[bool]()
 
     async def source() -> AsyncIterator[int]:
         try:
@@ -184,12 +174,8 @@ async def test_leaving_the_block_cancels_the_calls_and_waits_for_them(tasks_worl
                 scope.cancel()
                 await anyio.sleep(60)
 
-    scope = anyio.CancelScope()
-    if leave == "raise":
-        with pytest.raises(Boom, match="of the block"):
-            await block()
-    else:
-        with scope:
+    with pytest.raises(Boom, match="of the block") if leave == "raise" else nullcontext():
+        with anyio.CancelScope() as scope:
             await block()
         assert scope.cancelled_caught is (leave == "cancel")
     assert 0 in ended
@@ -226,22 +212,31 @@ def test_leaving_the_block_waits_for_threads_and_begins_no_other_call() -> None:
     assert list(outcomes) == []
 
 
-@pytest.mark.parametrize("ordered", [False, True])
 async def test_an_error_of_the_items_is_raised_after_all_outcomes(world: World, ordered: bool) -> None:
-    """No outcome of an item that was read is lost, and the error is freed with its last reference."""
-    watched = Watched()
+    """No outcome of an item that was read is lost, and no other item is read, even if the iterator could continue.
 
-    def source() -> Iterator[int]:
-        yield from range(3)
-        watched.fail()
+    The error is freed with its last reference.
+    """
+    watched, read_items, seen = Watched(), list[int](), list[Any]()
+
+    class Source:
+        def __iter__(self) -> Source:
+            return self
+
+        def __next__(self) -> int:
+            read_items.append(len(read_items))
+            if len(read_items) == 4:
+                watched.fail()
+            if len(read_items) == 9:
+                raise StopIteration
+            return read_items[-1]
 
     async def work(number: int) -> int:
         await world.sleep(0.01)
         return number
 
-    seen: list[Any] = []
     with no_collector():
-        block = each(Retry(1), world.native(work), source(), limit=2, ordered=ordered)
+        block = each(Retry(1), world.native(work), Source(), limit=2, ordered=ordered)
         try:
             await read(world, block, seen)
         except Boom:
@@ -252,52 +247,14 @@ async def test_an_error_of_the_items_is_raised_after_all_outcomes(world: World, 
         assert watched.seen
         assert watched.alive == []
     items = [item for item, _ in seen]
-    assert (sorted(items[:3]), items[3:]) == ([0, 1, 2], ["raised"])
+    assert (sorted(items[:3]), items[3:], len(read_items)) == ([0, 1, 2], ["raised"], 4)
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-async def test_no_item_is_read_after_an_error_of_the_items(world: World, ordered: bool) -> None:
-    """Even if the iterator could continue."""
-
-    class Source:
-        read = 0
-
-        def __iter__(self) -> Source:
-            return self
-
-        def __next__(self) -> int:
-            self.read += 1
-            if self.read == 2:
-                raise Boom
-            if self.read == 9:
-                raise StopIteration
-            return self.read
-
-    async def work(number: int) -> int:
-        await world.sleep(0.01)
-        return number
-
-    source = Source()
-    block = each(Retry(1), world.native(work), source, limit=2, ordered=ordered)
-    with pytest.raises(Boom):
-        await read(world, block, [])
-    assert source.read == 2
-
-
-@pytest.mark.parametrize("ordered", [False, True])
 async def test_a_call_with_wrong_arguments_is_an_error_and_no_outcome(world: World, ordered: bool) -> None:
-    async def task(number: int, other: int) -> None:
-        raise AssertionError
-
-    def thread(number: int, other: int) -> None:
-        raise AssertionError
-
-    work = thread if world.blocking else task
     with pytest.raises(TypeError, match="cannot be called with these arguments"):
-        await outcomes_of(world, work, range(5), limit=2, ordered=ordered)
+        await outcomes_of(world, lambda number, other: None, range(5), limit=2, ordered=ordered)
 
 
-@pytest.mark.parametrize("ordered", [False, True])
 async def test_an_error_is_freed_with_its_outcome(world: World, ordered: bool) -> None:
     watched = Watched()
 
@@ -317,7 +274,6 @@ async def test_progress_is_called_for_each_outcome(world: World) -> None:
     assert counts == [1] * 5
 
 
-@pytest.mark.parametrize("ordered", [False, True])
 async def test_an_error_of_progress_is_logged_and_loses_no_outcome(
     world: World, ordered: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -329,7 +285,6 @@ async def test_an_error_of_progress_is_logged_and_loses_no_outcome(
     assert [it.getMessage() for it in caplog.records] == ["progress raised; it changes nothing"] * 3
 
 
-@pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("how", ["not queued", "queued", "begun"])
 def test_a_thread_that_cannot_start_loses_no_outcome(how: str, ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool may have queued the call, which another thread then makes, before it raises."""
@@ -378,24 +333,17 @@ def test_many_items_are_worked_on_in_few_threads() -> None:
     wait_until(lambda: not any(it.name.startswith("resilience-each") for it in threading.enumerate()))
 
 
-def test_async_items_in_a_blocking_block_are_refused() -> None:
-    async def source() -> AsyncIterator[int]:
+def test_async_items_or_an_async_function_in_a_blocking_block_are_refused() -> None:
+    async def items() -> AsyncIterator[int]:
         yield 1
 
-    block = each(Retry(), str, source(), limit=1)  # type: ignore[call-overload]
+    block = each(Retry(), str, items(), limit=1)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="async with"), block:
         pass
-
-
-def test_an_async_function_in_a_blocking_block_is_refused() -> None:
-    async def work(number: int) -> None:
-        raise AssertionError
-
-    with pytest.raises(TypeError, match="work returned an awaitable"), each(Retry(), work, [1], limit=1) as outcomes:
+    with pytest.raises(TypeError, match="same returned an awaitable"), each(Retry(), same, [1], limit=1) as outcomes:
         next(outcomes)
 
 
-@pytest.mark.parametrize("ordered", [False, True])
 async def test_a_cancelled_wait_for_an_outcome_loses_none(tasks_world: World, ordered: bool) -> None:
     async def work(number: int) -> int:
         await anyio.sleep(0.002)
@@ -413,7 +361,6 @@ async def test_a_cancelled_wait_for_an_outcome_loses_none(tasks_world: World, or
 
 
 @pytest.mark.parametrize("steps", range(6))
-@pytest.mark.parametrize("ordered", [False, True])
 async def test_an_outcome_that_comes_with_a_cancellation_is_not_lost(
     in_asyncio: World, ordered: bool, steps: int
 ) -> None:
@@ -436,7 +383,6 @@ async def test_an_outcome_that_comes_with_a_cancellation_is_not_lost(
     assert got == [(7, Success(None))]
 
 
-@pytest.mark.parametrize("ordered", [False, True])
 async def test_the_cancellation_of_a_future_that_a_call_awaits_is_raised(in_asyncio: World, ordered: bool) -> None:
     """Other code has cancelled it: that is no outcome."""
     cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -455,7 +401,6 @@ async def test_the_cancellation_of_a_future_that_a_call_awaits_is_raised(in_asyn
     assert seen == [0, 1]
 
 
-@pytest.mark.parametrize("ordered", [False, True])
 async def test_a_shielded_loop_does_not_wait_for_cancelled_calls(tasks_world: World, ordered: bool) -> None:
     seen: list[int] = []
 
@@ -491,7 +436,6 @@ class Stop(BaseException):
     """As `SystemExit`, of which there are no weak references."""
 
 
-@pytest.mark.parametrize("ordered", [False, True])
 def test_an_exit_exception_of_a_thread_is_raised_once(ordered: bool) -> None:
     """The consumer may catch it, and continue."""
 
@@ -510,15 +454,10 @@ def test_an_exit_exception_of_a_thread_is_raised_once(ordered: bool) -> None:
     assert sorted(seen, key=str) == [0, 2, 3, Stop]
 
 
-@pytest.mark.parametrize("ordered", [False, True])
 def test_an_exit_exception_of_a_thread_is_freed(ordered: bool) -> None:
     watched = Watched()
-
-    def work(number: int) -> None:
-        watched.fail(Stop)
-
     with no_collector():
-        with each(Retry(1), work, [1], limit=1, ordered=ordered) as outcomes, suppress(Stop):
+        with each(Retry(1), watched.fail, [Stop], limit=1, ordered=ordered) as outcomes, suppress(Stop):
             pytest.fail(f"got {next(outcomes)}")
         del outcomes
         assert watched.seen

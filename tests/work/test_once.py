@@ -9,6 +9,8 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,29 +20,33 @@ from sqlalchemy import create_engine
 
 from resilience import Fallback, Keyed, Pipeline, Policy, Rejected, Retry, Timeout, TimeoutExceeded, events
 from resilience.shared import MemoryStore
+from resilience.testing import ascript, hang, script
 from resilience.work import KeyInUse, KeyMismatch, Once, claims
 from resilience.work.claims import Claim
 from tests.callers import in_threads
-from tests.conftest import Boom, FakeClock, Virtual, World
+from tests.conftest import Boom, FakeClock, Script, Virtual, World
 
 
 def by_order(order: str, *rest: Any, **keywords: Any) -> str:
     return order
 
 
-@pytest.fixture(params=["mapping", "memory", "sqlite", "one connection"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A store of each kind that needs no server."""
-    if request.param == "mapping":
-        yield {}
-    elif request.param == "memory":
-        yield MemoryStore()
-    elif request.param == "sqlite":
-        yield lambda: sqlite3.connect(tmp_path / "once.db", timeout=10)
-    else:
-        connection = sqlite3.connect(tmp_path / "once.db", check_same_thread=False)
+@pytest.fixture
+def connect(tmp_path: Path) -> Callable[[], sqlite3.Connection]:
+    return partial(sqlite3.connect, tmp_path / "once.db", timeout=10, check_same_thread=False)
+
+
+@pytest.fixture
+def connection(connect: Callable[[], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
+    with closing(connect()) as connection:
         yield connection
-        connection.close()
+
+
+@pytest.fixture(params=["mapping", "memory", "connect", "connection"])
+def store(request: pytest.FixtureRequest) -> Any:
+    """A store of each kind that needs no server."""
+    makers = {"mapping": dict, "memory": MemoryStore}
+    return makers[request.param]() if request.param in makers else request.getfixturevalue(request.param)
 
 
 @pytest.fixture
@@ -64,77 +70,50 @@ async def test_a_call_is_made_once_for_each_key(world: World, store: Any) -> Non
         calls.append(order)
         return {"paid": amount}
 
-    assert [await outcome_of(world, once, pay, "a", 5) for _ in range(3)] == [{"paid": 5}] * 3
-    assert await outcome_of(world, once, pay, "b", 6) == {"paid": 6}
-    assert calls == ["a", "b"]
+    ends = [await outcome_of(world, once, pay, *it) for it in (("a", 5), ("a", 5), ("a", 5), ("b", 6))]
+    assert (ends, calls) == ([{"paid": 5}] * 3 + [{"paid": 6}], ["a", "b"])
     other = await outcome_of(world, once, pay, "a", 7)
     assert isinstance(other, KeyMismatch)
     assert "another payload" in str(other)
 
 
 def test_the_payload_function_gets_keyword_arguments_too() -> None:
-    once = Once({}, key=by_order, payload=lambda order, amount: amount)
-
-    def pay(order: str, amount: int) -> int:
-        return amount
-
-    assert [once.call(pay, "a", amount=5) for _ in range(2)] == [5, 5]
+    pay = Once({}, key=by_order, payload=lambda order, amount: amount)(lambda order, amount: amount)
+    assert [pay("a", amount=5), pay("a", amount=5)] == [5, 5]
     with pytest.raises(KeyMismatch):
-        once.call(pay, "a", amount=6)
+        pay("a", amount=6)
 
 
 async def test_a_failed_call_gives_up_its_claim(world: World, store: Any) -> None:
-    once, replies = Once(store, key=by_order), iter([Boom(), TimeoutExceeded(), "fine"])
-
-    async def pay(order: str) -> Any:
-        reply = next(replies)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    assert isinstance(await outcome_of(world, once, pay, "a"), Boom)
-    assert isinstance(await outcome_of(world, once, pay, "a"), TimeoutExceeded)  # as a call in it may raise
-    assert await outcome_of(world, once, pay, "a") == "fine"
+    once = Once(store, key=by_order)
+    ends = [Boom(), TimeoutExceeded(), "fine"]  # the timeout is that of a call in it
+    pay = Script(*ends).function()
+    assert [await outcome_of(world, once, pay, "a") for _ in ends] == ends
 
 
 async def test_a_running_call_refuses_others_with_the_same_key(world: World, store: Any, heard: list[Any]) -> None:
-    once = Once(store, key=by_order, lease=30, name="pay")
-
-    seen: list[Any] = []
+    once, seen = Once(store, key=by_order, lease=30, name="pay"), list[Any]()
 
     async def pay(order: str) -> None:
         seen.append(await outcome_of(world, once, pay, order))
 
     await outcome_of(world, once, pay, "a")
     [refused] = seen
-    assert isinstance(refused, KeyInUse)
-    assert refused.policy == "pay"
-    assert refused.retry_after is not None
+    assert (type(refused), refused.policy) == (KeyInUse, "pay")
     assert 25 < refused.retry_after <= 30
     [rejected] = [it for it in heard if isinstance(it, events.CallRejected)]
     assert (rejected.policy, rejected.reason, rejected.retry_after) == ("pay", "KeyInUse", refused.retry_after)
 
 
 def test_a_claim_ends_with_its_lease_and_a_result_after_keep(clocks: FakeClock, store: Any) -> None:
-    once, calls = Once(store, key=by_order, lease=30, keep=100), []
-
-    def pay(order: str) -> str:
-        calls.append(order)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        return "fine"
-
+    once, pay = Once(store, key=by_order, lease=30, keep=100), script(KeyboardInterrupt(), "first", "second")
     with pytest.raises(KeyboardInterrupt):
         once.call(pay, "a")
     with pytest.raises(KeyInUse):
         once.call(pay, "a")  # a cancelled holder may have done its work
-    clocks.advance(30)
-    assert once.call(pay, "a") == "fine"
-    clocks.advance(99)
-    assert once.call(pay, "a") == "fine"
-    clocks.advance(1)
-    assert once.call(pay, "a") == "fine"
-    assert len(calls) == 3
+    for seconds, result in ((30, "first"), (99, "first"), (1, "second")):
+        clocks.advance(seconds)
+        assert once.call(pay, "a") == result
 
 
 def test_a_holder_whose_lease_has_ended_changes_nothing(clocks: FakeClock, store: Any) -> None:
@@ -179,47 +158,26 @@ def test_threads_and_event_loops_make_one_call_for_each_key(store: Any) -> None:
 
 
 def test_an_unavailable_store_refuses_calls_and_loses_no_result(caplog: pytest.LogCaptureFixture) -> None:
-    class Unavailable:
-        def claim(self, *args: Any) -> Claim:
-            raise ConnectionError("gone")
-
-        finish = give_up = claim
-
-    once = Once(Unavailable(), key=by_order)
+    gone = script(ConnectionError("gone"), ...)
     with pytest.raises(Rejected, match="is not available") as caught:
-        once.call(str.upper, "a")
+        Once(SimpleNamespace(claim=gone, finish=gone, give_up=gone), key=by_order).call(str.upper, "a")
     assert isinstance(caught.value.__cause__, ConnectionError)
-
-    class UnavailableAfterTheClaim(Unavailable):
-        def claim(self, *args: Any) -> Claim:
-            return Claim(True)
-
-    once_without_finish = Once(UnavailableAfterTheClaim(), key=by_order)
-    assert once_without_finish.call(str.upper, "a") == "A"
+    once = Once(SimpleNamespace(claim=lambda *_: Claim(True), finish=gone, give_up=gone), key=by_order)
+    assert once.call(str.upper, "a") == "A"
     with pytest.raises(Boom):
-        once_without_finish.call(fails, "a")
+        once.call(script(Boom()), "a")
     assert [it.message for it in caplog.records] == ["Once could not record in its store how a call has ended"] * 2
 
 
-def fails(order: str) -> None:
-    raise Boom
-
-
 def test_an_async_store_works_in_tasks_only() -> None:
-    class AsyncStore:
-        async def claim(self, *args: Any) -> Claim:
-            await asyncio.sleep(0)
-            return Claim(False, "", '"kept"', 1.0)
+    async def kept(*args: Any) -> Claim:
+        await asyncio.sleep(0)
+        return Claim(False, "", '"kept"', 1.0)
 
-        finish = give_up = claim
-
-    async def never(order: str) -> str:
-        raise AssertionError
-
-    once = Once(AsyncStore(), key=by_order)
-    assert asyncio.run(once.acall(never, "a")) == "kept"
+    once = Once(SimpleNamespace(claim=kept, finish=kept, give_up=kept), key=by_order)
+    assert asyncio.run(once.acall(ascript("not called"), "a")) == "kept"
     with pytest.raises(TypeError, match="awaitable"):
-        Once(AsyncStore(), key=by_order).call(str.upper, "a")
+        once.call(str.upper, "a")
 
 
 @pytest.mark.parametrize(
@@ -235,12 +193,7 @@ async def test_a_holder_that_was_cut_off_keeps_its_claim(
     in_virtual_asyncio: Virtual, limited: Callable[[Once], Policy[Any]]
 ) -> None:
     once = Once({}, key=by_order, lease=30)
-    policy = limited(once)
-
-    async def slow(order: str) -> str:
-        await asyncio.sleep(10)
-        return "fine"
-
+    policy, slow = limited(once), ascript(hang(10), "fine")
     with pytest.raises(TimeoutExceeded):
         await policy.acall(slow, "a")
     with pytest.raises(KeyInUse):
@@ -266,9 +219,8 @@ def test_a_key_is_in_use_while_its_abandoned_call_runs_in_a_thread(clock: FakeCl
 def test_results_are_stored_with_the_serializer(store: Any) -> None:
     once = Once(store, key=by_order, serializer=pickle, payload=lambda order: {"order": order})
     assert [once.call(lambda order: {1, 2}, "a") for _ in range(2)] == [{1, 2}] * 2
-    plain = SimpleNamespace(dumps=str, loads=str)
+    once = Once(store, key=by_order, serializer=SimpleNamespace(dumps=str, loads=str), name="plain")
     for text in ("base64:YQ==", "text:a"):
-        once = Once(store, key=by_order, serializer=plain, name="plain")
         assert [once.call(lambda order: order, text) for _ in range(2)] == [text] * 2
     with pytest.raises(TypeError, match="not JSON serializable"):
         Once({}, key=by_order).call(lambda order: {1, 2}, "a")
@@ -370,15 +322,9 @@ def test_a_store_that_is_no_connection_of_a_driver_is_a_type_error(tmp_path: Pat
             Fallback("no").wrap(Once(store, key=by_order)).call(str, "a")
 
 
-def test_two_processes_can_create_the_table_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_can_create_the_table_at_the_same_time(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In PostgreSQL, `CREATE TABLE IF NOT EXISTS` fails for the second one."""
-
-    def connect() -> sqlite3.Connection:
-        return sqlite3.connect(tmp_path / "once.db")
-
-    other = Once(connect, key=by_order)
-    late = claims.as_claim_store(connect)
-    bound = claims._bound
+    other, late, bound = Once(connect, key=by_order), claims.as_claim_store(connect), claims._bound
 
     def overtaken(style: str, statement: str, values: Any) -> Any:
         if statement == claims._CREATE and not overtaken_by:
@@ -408,12 +354,8 @@ def test_expired_entries_are_removed_from_memory(clocks: FakeClock) -> None:
     assert once.call(lambda order: "kept", "1600") == "1600"
 
 
-def test_two_processes_that_insert_a_key_at_the_same_time_make_one_claim(tmp_path: Path) -> None:
+def test_two_processes_that_insert_a_key_at_the_same_time_make_one_claim(connect: Any) -> None:
     """The second one finds the claim of the first, with its fingerprint."""
-
-    def connect() -> sqlite3.Connection:
-        return sqlite3.connect(tmp_path / "once.db", timeout=10)
-
     other: Any = claims.as_claim_store(connect)
     late: Any = claims.as_claim_store(connect)
     claim, steps = late._claim, []
@@ -430,17 +372,14 @@ def test_two_processes_that_insert_a_key_at_the_same_time_make_one_claim(tmp_pat
     assert (answer.is_mine, answer.fingerprint, answer.result) == (False, "print", None)
 
 
-def test_a_failed_statement_leaves_no_transaction_open(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "once.db")
+def test_a_failed_statement_leaves_no_transaction_open(connection: sqlite3.Connection) -> None:
     kept = claims.as_claim_store(connection)
     with pytest.raises(sqlite3.Error):
         kept.claim("key", object(), "print", 30)  # type: ignore[arg-type]
     assert not connection.in_transaction
-    connection.close()
 
 
-def test_a_failed_second_statement_leaves_no_transaction_open(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "once.db")
+def test_a_failed_second_statement_leaves_no_transaction_open(connection: sqlite3.Connection) -> None:
     kept: Any = claims.as_claim_store(connection)
     failures = [sqlite3.IntegrityError(), sqlite3.OperationalError("locked")]
 
@@ -452,34 +391,31 @@ def test_a_failed_second_statement_leaves_no_transaction_open(tmp_path: Path) ->
     with pytest.raises(sqlite3.OperationalError):
         kept.claim("key", "ours", "print", 30)
     assert not connection.in_transaction
-    connection.close()
 
 
-def test_all_rows_are_read_before_the_commit(tmp_path: Path) -> None:
+def test_all_rows_are_read_before_the_commit(connect: Any) -> None:
     """MySQL's own driver raises "Unread result found" otherwise."""
-    path = tmp_path / "once.db"
 
     class Cursor(sqlite3.Cursor):
         def execute(self, *arguments: Any) -> Any:
             result = super().execute(*arguments)
-            self.connection.has_unread = self.description is not None  # type: ignore[attr-defined]
+            unread.append(self) if self.description else unread.clear()
             return result
 
         def fetchall(self) -> list[Any]:
-            self.connection.has_unread = False  # type: ignore[attr-defined]
+            unread.clear()
             return super().fetchall()
 
     class Connection(sqlite3.Connection):
-        has_unread = False
-
         def cursor(self, factory: Any = None) -> Any:
             return super().cursor(Cursor)
 
         def commit(self) -> None:
-            if self.has_unread:
+            if unread:
                 raise sqlite3.InternalError("Unread result found")
             super().commit()
 
+    unread: list[Any] = []
     for _ in range(2):  # the second finds the table
-        once = Once(lambda: sqlite3.connect(path, factory=Connection), key=by_order)
+        once = Once(partial(connect, factory=Connection), key=by_order)
         assert once.call(str.upper, "a") == "A"

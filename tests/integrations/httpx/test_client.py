@@ -21,19 +21,17 @@ from resilience.callables import maybe_await
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import World, no_collector
 from tests.integrations.http_clients import QUICK, Httpx
-from tests.integrations.servers import PATIENCE, FlakyServer
+from tests.integrations.servers import PATIENCE, Server
 
 
-async def test_without_an_inner_transport_the_default_one_of_the_library_is_used(
-    kit: Httpx, server: FlakyServer
-) -> None:
+async def test_without_an_inner_transport_the_default_one_of_the_library_is_used(kit: Httpx, server: Server) -> None:
     """The library is that of the first request."""
     url = server.script("/", 503, 200)
     async with kit.over(kit.make(QUICK)) as client:
         assert (await maybe_await(client.get(url))).status_code == 200
 
 
-def test_one_transport_serves_clients_of_both_libraries(server: FlakyServer) -> None:
+def test_one_transport_serves_clients_of_both_libraries(server: Server) -> None:
     """They share its policy."""
     breaker = CircuitBreaker(2)
     transport = ResilienceTransport(breaker)

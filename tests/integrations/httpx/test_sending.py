@@ -16,7 +16,7 @@ from resilience.integrations.httpx import ResilienceTransport
 from tests.conftest import FakeClock
 from tests.integrations.http_clients import NO_TLS, QUICK, Httpx, outcome_of
 from tests.integrations.httpx.conftest import body_of, full_port
-from tests.integrations.servers import PATIENCE, Answer, FlakyServer
+from tests.integrations.servers import PATIENCE, Answer, Server
 
 # --- statuses --------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ async def test_an_error_says_whether_the_request_was_sent(kit: Httpx, make: Any,
 # --- bodies ----------------------------------------------------------------------------------
 
 
-async def test_a_stream_of_an_unknown_class_is_sent_once(kit: Httpx, server: FlakyServer) -> None:
+async def test_a_stream_of_an_unknown_class_is_sent_once(kit: Httpx, server: Server) -> None:
     """It is unknown whether it can be produced a second time. A redirect sends the same stream, as this does."""
     url = server.script("/", 503, 200)
     async with kit.client() as client:
@@ -109,7 +109,7 @@ async def test_a_stream_of_an_unknown_class_is_sent_once(kit: Httpx, server: Fla
     assert [it.body for it in server.requests] == [b"payload"]
 
 
-def test_a_file_that_the_caller_rewinds_can_be_sent_in_another_call(sync_kit: Httpx, server: FlakyServer) -> None:
+def test_a_file_that_the_caller_rewinds_can_be_sent_in_another_call(sync_kit: Httpx, server: Server) -> None:
     """It has a length, so that the client would not send it empty."""
     with sync_kit.library.Client(transport=sync_kit.make(QUICK, sync_kit.network())) as client:
         file = io.BytesIO(b"payload")
@@ -120,9 +120,7 @@ def test_a_file_that_the_caller_rewinds_can_be_sent_in_another_call(sync_kit: Ht
     assert [it.body for it in server.requests] == [b"payload", b"payload"]
 
 
-async def test_an_iterator_that_was_not_sent_before_a_timeout_can_be_sent(
-    tasks_kit: Httpx, server: FlakyServer
-) -> None:
+async def test_an_iterator_that_was_not_sent_before_a_timeout_can_be_sent(tasks_kit: Httpx, server: Server) -> None:
     """To a server that accepts connections."""
     body = tasks_kit.generator(b"once")
     async with tasks_kit.client(Timeout(0.2)) as client:
@@ -136,7 +134,7 @@ async def test_an_iterator_that_was_not_sent_before_a_timeout_can_be_sent(
 # --- responses -------------------------------------------------------------------------------
 
 
-async def test_a_body_that_is_read_in_its_attempt_is_tried_again(kit: Httpx, server: FlakyServer) -> None:
+async def test_a_body_that_is_read_in_its_attempt_is_tried_again(kit: Httpx, server: Server) -> None:
     """With `read_body` a body that breaks off is a failure; the response is otherwise unchanged."""
     packed = gzip.compress(b"fine")
     url = server.script(
@@ -180,7 +178,7 @@ async def test_a_connection_that_changes_its_protocol_has_no_body_to_read(kit: H
 
 @pytest.mark.parametrize("cooperative", [False, True])
 async def test_an_endless_body_is_not_read_after_the_deadline(
-    some_kit: Httpx, server: FlakyServer, cooperative: bool
+    some_kit: Httpx, server: Server, cooperative: bool
 ) -> None:
     """Neither by the caller, if nothing cuts an attempt off, nor by an abandoned thread."""
     policy = Timeout(0.1, cooperative=cooperative)
@@ -190,7 +188,7 @@ async def test_an_endless_body_is_not_read_after_the_deadline(
         server.wait_until(lambda: server.open_connections == Timeout.abandoned() == 0)
 
 
-def test_the_wait_for_a_body_is_limited_to_the_time_left(server: FlakyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_a_body_is_limited_to_the_time_left(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocking code has no other limit."""
     seen: list[float] = []
 

@@ -27,7 +27,7 @@ from tests.callers import wait_until
 from tests.conftest import FakeClock
 from tests.integrations.http_clients import NO_TLS, QUICK, Httpx, outcome_of
 from tests.integrations.httpx.conftest import body_of, full_port
-from tests.integrations.servers import PATIENCE, Answer, FlakyServer
+from tests.integrations.servers import PATIENCE, Answer, Server
 
 
 async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit: Httpx, clock: FakeClock) -> None:
@@ -57,7 +57,7 @@ async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(
-    sync_kit: Httpx, server: FlakyServer, clock: FakeClock, method: str
+    sync_kit: Httpx, server: Server, clock: FakeClock, method: str
 ) -> None:
     """So the next one may send: the two cannot meet at the server."""
     abandoned = threading.Event()
@@ -180,7 +180,7 @@ async def test_a_post_is_repeated_if_the_connection_was_not_established(kit: Htt
 @pytest.mark.parametrize("read_body", [False, True])
 @pytest.mark.parametrize("proxied", [False, True])
 async def test_no_place_in_the_pool_is_lost_to_a_timeout(
-    some_tasks_kit: Httpx, server: FlakyServer, policy: Policy[Any], read_body: bool, proxied: bool
+    some_tasks_kit: Httpx, server: Server, policy: Policy[Any], read_body: bool, proxied: bool
 ) -> None:
     """Neither to a Timeout, which cancels, nor to the client's own: they do not fire at the same instant.
 
@@ -206,7 +206,7 @@ async def test_no_place_in_the_pool_is_lost_to_a_timeout(
 
 @pytest.mark.parametrize("limit_body", [True, False])
 async def test_no_place_in_the_pool_is_lost_to_a_cancellation_while_a_response_is_closed(
-    asyncio_kit: Httpx, server: FlakyServer, limit_body: bool
+    asyncio_kit: Httpx, server: Server, limit_body: bool
 ) -> None:
     """A policy closes those that it discards, and its caller those that it has read. Both may be cut off meanwhile."""
     server.script("/", Answer(503), Answer(200), Answer(200, body=[b"a", b"b"]))
@@ -361,7 +361,7 @@ async def test_the_deadline_of_an_attempt_that_wins_a_race_does_not_apply_to_its
 # --- the deadline of a body ------------------------------------------------------------------
 
 
-async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Httpx, server: FlakyServer) -> None:
+async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Httpx, server: Server) -> None:
     """With `read_body`, the caller of a stream may take any time."""
     async with (
         some_kit.client(Timeout(0.5), read_body=True) as client,
@@ -406,7 +406,7 @@ async def test_closing_a_body_closes_the_inner_stream(tasks_kit: Httpx) -> None:
     assert ended == ["ended"]
 
 
-async def test_a_body_can_be_closed_while_another_task_reads_it(tasks_kit: Httpx, server: FlakyServer) -> None:
+async def test_a_body_can_be_closed_while_another_task_reads_it(tasks_kit: Httpx, server: Server) -> None:
     """The reader gets an error of the client, as without a policy."""
     url = server.script("/", Answer(body=[b"a", b"b"], drip=threading.Event()))
     async with tasks_kit.client(Timeout(PATIENCE)) as client, client.stream("GET", url) as response:

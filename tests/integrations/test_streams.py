@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -15,9 +14,12 @@ import httpx
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
+from resilience.callables import maybe_await
+from tests.conftest import World
 from tests.integrations import llm_server as llm
 from tests.integrations.sdks import ANTHROPIC, OPENAI, QUESTION
 from tests.integrations.servers import Answer, Server
+from tests.streams.sources import Consumed, taken
 
 SDKS = {"openai": OPENAI, "anthropic": ANTHROPIC}
 
@@ -31,6 +33,8 @@ class Case:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_async = name.endswith("async")
+        self.world = World("asyncio" if self.is_async else "threads")
+        self.run = self.world.run
         self.sdk = SDKS.get(name.partition(" ")[0])
         self.path: str = self.sdk.path if self.sdk else "/lines"
         self.answers: Callable[..., Answer] = self.sdk.stream if self.sdk else lines
@@ -80,7 +84,7 @@ def text_of(item: Any) -> str | None:
     return item.delta.text if item.type == "content_block_delta" else None
 
 
-def consume(
+async def consume(
     case: Case,
     url: str,
     policy: Policy[Any],
@@ -92,38 +96,15 @@ def consume(
 
     :param after: called after the stream is closed, and before its client is.
     """
-    streaming = policy.streaming(**limits)
-    got: list[str] = []
-
-    def take(item: Any) -> bool:
-        text = text_of(item)
-        if text is None:
-            return False
-        got.append(text)
-        return bool(stop(text))
-
     open_stream, end = case.opener(url)
-    if not case.is_async:
-        try:
-            with closing(streaming.call(open_stream)) as items:
-                any(map(take, items))
-            after()
-        finally:
-            end()
-        return got
-
-    async def main() -> None:
-        try:
-            async with aclosing(streaming.acall(open_stream)) as items:
-                async for item in items:
-                    if take(item):
-                        break
-            after()
-        finally:
-            await end()
-
-    asyncio.run(main())
-    return got
+    streaming = policy.streaming(**limits)
+    stream = Consumed(case.world, (streaming.acall if case.is_async else streaming.call)(open_stream))
+    try:
+        items = await taken(stream, lambda item: (text := text_of(item)) is not None and stop(text))
+        after()
+    finally:
+        await maybe_await(end())
+    return [text for text in map(text_of, items) if text is not None]
 
 
 @pytest.fixture(params=["openai", "openai async", "anthropic", "anthropic async", "httpx", "httpx async"])
@@ -131,12 +112,12 @@ def case(request: pytest.FixtureRequest) -> Case:
     return Case(request.param)
 
 
-def test_a_stream_is_opened_again_until_its_first_item(case: Case, server: Server) -> None:
+async def test_a_stream_is_opened_again_until_its_first_item(case: Case, server: Server) -> None:
     """After transient statuses and lost connections; the permit is that of the whole stream."""
     server.script(case.path, llm.openai_error(503), Answer(fault="reset"), case.answers("a", "b"))
     bulkhead, held = Bulkhead(1), []
     policy = Retry(3, on=Exception, backoff=[0]).wrap(bulkhead)
-    got = consume(case, server.url, policy, lambda text: held.append(bulkhead.stats().in_flight))
+    got = await consume(case, server.url, policy, lambda text: held.append(bulkhead.stats().in_flight))
     assert (got, held) == (["a", "b"], [1, 1])
     assert bulkhead.stats().in_flight == 0
     assert len(server.requests) == 3
@@ -173,29 +154,29 @@ def test_a_stream_of_a_wrapped_client_is_used_like_its_own(name: str, server: Se
     asyncio.run(main())
 
 
-def test_a_stream_that_breaks_off_is_not_repeated(case: Case, server: Server) -> None:
+async def test_a_stream_that_breaks_off_is_not_repeated(case: Case, server: Server) -> None:
     """The consumer has the first items; the breaker counts the failure."""
     server.script(case.path, case.broken_off(fault="cut"))
     breaker = CircuitBreaker(1, on=Exception)
     with pytest.raises(Exception, match=r"closed|incomplete|Connection|peer") as caught:
-        consume(case, server.url, Retry(3, on=Exception, backoff=[0]).wrap(breaker))
+        await consume(case, server.url, Retry(3, on=Exception, backoff=[0]).wrap(breaker))
     assert not isinstance(caught.value, TimeoutExceeded)
     assert breaker.stats().opened == 1
     assert len(server.requests) == 1
 
 
-def test_a_stream_without_further_items_ends_after_the_idle_time(case: Case, server: Server) -> None:
+async def test_a_stream_without_further_items_ends_after_the_idle_time(case: Case, server: Server) -> None:
     """The client's own limits are minutes; its connection is closed."""
     never = threading.Event()
     server.script(case.path, case.answers("a", "b", drip=never))
     bulkhead = Bulkhead(1)
     with pytest.raises(TimeoutExceeded, match=r"no item within 0.05 s"):
-        consume(case, server.url, Retry(1).wrap(bulkhead), first=20, idle=0.05)
+        await consume(case, server.url, Retry(1).wrap(bulkhead), first=20, idle=0.05)
     assert bulkhead.stats().in_flight == 0
     never.set()
 
 
-def test_a_stream_that_its_consumer_leaves_is_closed(case: Case, server: Server) -> None:
+async def test_a_stream_that_its_consumer_leaves_is_closed(case: Case, server: Server) -> None:
     """Its connection is closed immediately, and the call is a success."""
     never = threading.Event()
     server.script(case.path, case.broken_off(drip=never))
@@ -205,6 +186,6 @@ def test_a_stream_that_its_consumer_leaves_is_closed(case: Case, server: Server)
         never.set()  # a client that kept the connection would read the rest, and reuse it for its next request
         server.wait_until(lambda: server.open_connections == 0)
 
-    assert consume(case, server.url, breaker.wrap(bulkhead), lambda text: True, closed) == ["a"]
+    assert await consume(case, server.url, breaker.wrap(bulkhead), lambda text: True, closed) == ["a"]
     assert bulkhead.stats().in_flight == 0
     assert breaker.stats().opened == 0

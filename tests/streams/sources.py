@@ -9,6 +9,9 @@ from typing import Any
 from resilience import Policy
 from tests.conftest import World
 
+#: What follows the last item.
+END = object()
+
 
 class Source:
     """A generator function that follows one script in each call.
@@ -58,8 +61,8 @@ class Consumed:
         self.world = world
         self.stream = stream
 
-    async def next(self) -> Any:
-        return next(self.stream) if self.world.blocking else await anext(self.stream)
+    async def next(self, *default: Any) -> Any:
+        return next(self.stream, *default) if self.world.blocking else await anext(self.stream, *default)
 
     async def close(self) -> None:
         if self.world.blocking:
@@ -80,6 +83,19 @@ class Consumed:
 
 def streamed(world: World, policy: Policy[Any], source: Source, **limits: Any) -> Consumed:
     return Consumed(world, policy.streaming(**limits).call(source.function))
+
+
+async def taken(stream: Consumed, stop: Callable[[Any], object]) -> list[Any]:
+    """Return the items up to the first for which `stop` is true, and close the stream."""
+    got: list[Any] = []
+    try:
+        while (item := await stream.next(END)) is not END:
+            got.append(item)
+            if stop(item):
+                break
+    finally:
+        await stream.close()
+    return got
 
 
 async def outcome(stream: Consumed) -> tuple[list[Any], Any]:

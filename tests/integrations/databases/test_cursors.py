@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, closing
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -16,7 +15,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
+from resilience.callables import maybe_await
 from resilience.integrations.sqlalchemy import transient
+from tests.conftest import World
+from tests.integrations.http_clients import opened
+from tests.streams.sources import Consumed, taken
 
 PATIENCE = 30.0
 
@@ -34,6 +37,8 @@ class Reader:
 
     def __init__(self, url: str, driver: str) -> None:
         self.is_async = driver in {"psycopg_async", "asyncpg"}
+        self.world = World("asyncio" if self.is_async else "threads")
+        self.run = self.world.run
         make: Any = create_async_engine if self.is_async else create_engine
         self.engine: Any = make(url.replace("://", f"+{driver}://"), pool_size=1, max_overflow=0, pool_timeout=5)
         self.url = url
@@ -78,53 +83,24 @@ class Reader:
         self.source: Any = (self.aread if self.is_async else self.read)(statement, after=after)  # not collected
         return self.source
 
-    def consume(self, policy: Policy[Any], *args: Any, stop: int = 0, **limits: Any) -> list[int]:
+    async def consume(self, policy: Policy[Any], *args: Any, stop: int = 0, **limits: Any) -> list[int]:
         """Return the rows of a stream, up to the row `stop`; then check that the connection can be used again."""
-        streaming, got = policy.streaming(**limits), list[int]()
-
-        def take(row: int) -> bool:
-            got.append(row)
-            return row == stop
-
-        if not self.is_async:
-            try:
-                with closing(streaming.call(self.open, *args)) as rows:
-                    any(map(take, rows))
-            finally:
-                self._check_pool()
-            return got
-
-        async def main() -> None:
-            try:
-                async with aclosing(streaming.acall(self.open, *args)) as rows:
-                    async for row in rows:
-                        if take(row):
-                            break
-            finally:
-                await self._acheck_pool()
-                await self.engine.dispose()
-
-        asyncio.run(main())
-        return got
-
-    def _check_pool(self) -> None:
-        assert self.engine.pool.checkedout() == 0
-        with self.engine.connect() as connection:
-            assert connection.scalar(text("select 1")) == 1
-            assert connection.scalar(text("select count(*) from pg_cursors")) == 0
-
-    async def _acheck_pool(self) -> None:
-        assert self.engine.pool.checkedout() == 0
-        async with self.engine.connect() as connection:
-            assert await connection.scalar(text("select 1")) == 1
+        streaming = policy.streaming(**limits)
+        stream = (streaming.acall if self.is_async else streaming.call)(self.open, *args)
+        try:
+            return await taken(Consumed(self.world, stream), lambda row: row == stop)
+        finally:
+            assert self.engine.pool.checkedout() == 0
+            async with opened(self.engine.connect()) as connection:
+                assert await maybe_await(connection.scalar(text("select 1"))) == 1
+                if not self.is_async:  # asyncpg has one for this very query
+                    assert connection.scalar(text("select count(*) from pg_cursors")) == 0
+            await maybe_await(self.engine.dispose())
 
 
 @pytest.fixture(params=["psycopg", "psycopg2", "psycopg_async", "asyncpg"])
-def reader(request: pytest.FixtureRequest, url: str) -> Iterator[Reader]:
-    reader = Reader(url, request.param)
-    yield reader
-    if not reader.is_async:
-        reader.engine.dispose()
+def reader(request: pytest.FixtureRequest, url: str) -> Reader:
+    return Reader(url, request.param)
 
 
 @pytest.fixture
@@ -133,35 +109,37 @@ def policy() -> Policy[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:.*ServerCursor:pytest.PytestUnraisableExceptionWarning")
-def test_a_connection_lost_before_the_first_row_is_replaced(reader: Reader, policy: Policy[Any]) -> None:
+async def test_a_connection_lost_before_the_first_row_is_replaced(reader: Reader, policy: Policy[Any]) -> None:
     reader.fails_at = {1: 0, 2: 0}
-    assert reader.consume(policy) == list(range(1, 1001))
+    assert await reader.consume(policy) == list(range(1, 1001))
     assert reader.calls == 3
     gc.collect()  # SQLAlchemy closes no cursor that psycopg could not open, and psycopg warns of that
 
 
-def test_a_connection_lost_after_a_row_ends_the_stream(reader: Reader, policy: Policy[Any]) -> None:
+async def test_a_connection_lost_after_a_row_ends_the_stream(reader: Reader, policy: Policy[Any]) -> None:
     reader.fails_at = {1: 15}
     with pytest.raises(DBAPIError):
-        reader.consume(policy)
+        await reader.consume(policy)
     assert reader.calls == 1
 
 
-def test_a_stream_is_resumed_over_a_new_connection(reader: Reader, policy: Policy[Any]) -> None:
+async def test_a_stream_is_resumed_over_a_new_connection(reader: Reader, policy: Policy[Any]) -> None:
     reader.fails_at = {1: 15, 2: 400}
-    assert reader.consume(policy, resume={"after": lambda row: row}) == list(range(1, 1001))
+    assert await reader.consume(policy, resume={"after": lambda row: row}) == list(range(1, 1001))
     assert reader.calls == 3
 
 
-def test_a_consumer_that_leaves_closes_the_cursor(reader: Reader, policy: Policy[Any]) -> None:
-    assert reader.consume(policy, stop=3) == [1, 2, 3]
+async def test_a_consumer_that_leaves_closes_the_cursor(reader: Reader, policy: Policy[Any]) -> None:
+    assert await reader.consume(policy, stop=3) == [1, 2, 3]
     assert policy.find(Bulkhead).stats().in_flight == 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("reader", ["psycopg_async", "asyncpg"], indirect=True)
-def test_a_row_that_takes_too_long_is_cut_off(reader: Reader, policy: Policy[Any]) -> None:
+async def test_a_row_that_takes_too_long_is_cut_off(reader: Reader, policy: Policy[Any]) -> None:
     """Its connection can be used again at once. (In threads, it stays in use until the row has come.)"""
     began = time.monotonic()
     with pytest.raises(TimeoutExceeded, match="no item within"):
-        reader.consume(policy, STUCK, first=0.5, idle=0.2)  # asyncpg fetches so many rows that the first one is late
+        await reader.consume(
+            policy, STUCK, first=0.5, idle=0.2
+        )  # asyncpg fetches so many rows that the first one is late
     assert time.monotonic() - began < PATIENCE / 2

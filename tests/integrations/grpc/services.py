@@ -21,6 +21,7 @@ import pytest
 
 from resilience import CircuitBreaker, Fallback, Policy, Retry
 from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
+from tests.conftest import World
 
 UNAVAILABLE, EXCEEDED, INTERNAL = (
     grpc.StatusCode.UNAVAILABLE,
@@ -134,6 +135,8 @@ class Client:
     def __init__(self, target: str, world: str) -> None:
         self.target = target
         self.is_blocking = world == "blocking"
+        self.world = World("threads" if self.is_blocking else "asyncio")
+        self.run = self.world.run
 
     def __repr__(self) -> str:
         return "blocking" if self.is_blocking else "asyncio"

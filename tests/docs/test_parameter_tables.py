@@ -63,9 +63,7 @@ def test_the_page_of_a_policy_lists_each_parameter_with_its_default(policy: type
         ("httpx.md", "Parameters", AsyncResilienceTransport),
     ],
 )
-def test_the_page_of_an_integration_lists_each_parameter_with_its_default(
-    page: str, heading: str, what: Callable[..., object]
-) -> None:
+def test_the_page_of_an_integration_lists_its_parameters(page: str, heading: str, what: Callable[..., object]) -> None:
     parameters = inspect.signature(what).parameters
     described = parameters_under((PAGES / "integrations" / page).read_text(encoding="utf-8"), heading)
     assert list(described) == list(parameters)

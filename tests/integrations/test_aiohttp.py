@@ -174,9 +174,7 @@ async def test_each_attempt_waits_for_100_continue(server: Server) -> None:
 
 
 @pytest.mark.parametrize("never_sent", [True, False])
-async def test_a_file_that_a_thread_may_still_read_is_not_rewound(
-    server: Server, tmp_path: Path, never_sent: bool
-) -> None:
+async def test_a_file_a_thread_may_still_read_is_not_rewound(server: Server, tmp_path: Path, never_sent: bool) -> None:
     """aiohttp reads files in threads, and a read continues if its attempt is cut off in the middle of the file."""
     path = tmp_path / "file"
     path.write_bytes(b"x" * 10_000_000)
@@ -205,9 +203,7 @@ async def let_it_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", [None, "cut"])
-async def test_a_body_that_is_read_after_its_deadline_raises(
-    server: Server, monkeypatch: pytest.MonkeyPatch, fault: Any
-) -> None:
+async def test_a_body_read_after_its_time_raises(server: Server, monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     """With the error of the policy's deadline, and a connection that is free before that; or as the body broke off."""
     url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event(), fault=fault))
     async with session(Timeout(LIMIT)) as client:

@@ -104,9 +104,7 @@ async def test_a_response_that_was_closed_before_a_wait_that_took_too_long_is_no
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_last_response_is_returned_if_no_attempt_is_left(
-    server: Server, client: Client, stream: bool
-) -> None:
+async def test_the_last_response_is_returned(server: Server, client: Client, stream: bool) -> None:
     """The caller gets the server's response, with its body and headers, and no error."""
     url = server.script("/", 503, 503, Answer(503, {"X-Why": "busy"}, b"the third"), 200)
     async with client.open() as send:
@@ -361,9 +359,7 @@ async def test_a_file_that_is_still_being_read_is_not_sent_again(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_connections_of_discarded_responses_return_to_the_pool(
-    server: Server, client: Client, stream: bool
-) -> None:
+async def test_connections_of_discarded_responses_are_free(server: Server, client: Client, stream: bool) -> None:
     """With one connection for all, they keep no request waiting. A body that was read keeps its connection."""
     discarded = Answer(503, body=b"x" * 1_000_000)
     async with client.open() as send:
@@ -402,9 +398,7 @@ async def test_a_stream_is_open_when_it_is_returned(server: Server, client: Clie
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-async def test_only_a_body_that_is_read_in_the_attempt_is_retried(
-    server: Server, client: Client, chunked: bool
-) -> None:
+async def test_only_a_body_read_in_the_attempt_is_retried(server: Server, client: Client, chunked: bool) -> None:
     """An error of a stream that the caller reads is raised, and not retried."""
     cut = Answer(body=[b"first", b"rest"], fault="cut", chunked=chunked)
     slow = Answer(body=[b"first", b"rest"], drip=threading.Event(), chunked=chunked)
@@ -519,9 +513,7 @@ DRIPPING = Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02)
     ],
     ids=["hangs", "drips", "enforced", "cooperative"],
 )
-async def test_a_request_ends_at_the_deadline(
-    server: Server, client: Client, policy: Policy[Any], answer: Answer
-) -> None:
+async def test_a_request_ends_in_time(server: Server, client: Client, policy: Policy[Any], answer: Answer) -> None:
     """Also under policies that do not enforce it, and if no single wait is too long. The connection is free again."""
     url = server.script("/", answer)
     async with client.open(policy) as send:
@@ -553,9 +545,7 @@ async def test_nothing_is_sent_after_the_deadline(server: Server, client: Client
 
 
 @pytest.mark.parametrize("cooperative", [True, False])
-async def test_the_timeout_of_an_attempt_is_named_and_retried(
-    server: Server, client: Client, cooperative: bool
-) -> None:
+async def test_an_attempts_timeout_is_named_and_retried(server: Server, client: Client, cooperative: bool) -> None:
     """It is no deadline of the whole call, so that the attempt is repeated."""
     url = server.script("/", Answer(hold=threading.Event()))
     async with client.open(Retry(2, backoff=[0]).wrap(Timeout(0.1, cooperative=cooperative))) as send:
@@ -628,7 +618,7 @@ async def test_a_cancelled_request_is_not_retried(server: Server, client: Client
     ],
     ids=["limit_body=False", "standard"],
 )
-async def test_a_body_can_outlast_its_attempt(
+async def test_a_body_outlasts_its_attempt(
     server: Server, client: Client, policy: Any, rules: Rules, connection: str
 ) -> None:
     """On a connection that is kept and on one that is closed."""
@@ -710,9 +700,7 @@ def keys_of(server: Server) -> list[str | None]:
 
 
 @pytest.mark.parametrize("outermost", [True, False])
-async def test_an_idempotency_key_policy_lets_a_post_be_repeated(
-    server: Server, client: Client, outermost: bool
-) -> None:
+async def test_an_idempotency_key_lets_a_post_be_repeated(server: Server, client: Client, outermost: bool) -> None:
     """One key in all attempts of a request, and another one for the next request, wherever the policy stands."""
     policy = IdempotencyKey().wrap(QUICK) if outermost else QUICK.wrap(IdempotencyKey())
     async with client.open(policy) as send:

@@ -147,9 +147,7 @@ class FailureWithAdvice(Boom):
         ),
     ],
 )
-def test_the_line_of_a_retry_that_gave_up_says_why(
-    clock: FakeClock, log: Log, retry: Retry, failure: Boom, why: str
-) -> None:
+def test_the_line_of_a_give_up_says_why(clock: FakeClock, log: Log, retry: Retry, failure: Boom, why: str) -> None:
     log.begin()
     retry.capture(script(failure), Context(timeout=10, operation="get"))
     what = type(failure).__name__
@@ -168,9 +166,7 @@ def test_each_reason_to_give_up_has_its_wording() -> None:
         (WithoutText(), "failed with WithoutText, the next one is in 1 s: <no message: its __str__ raised>"),
     ],
 )
-def test_the_line_of_an_error_holds_its_status_or_that_it_has_no_text(
-    clock: FakeClock, log: Log, error: Exception, line: str
-) -> None:
+def test_the_line_of_an_error_has_its_status_and_text(clock: FakeClock, log: Log, error: Exception, line: str) -> None:
     log.begin(messages=True)
     Retry(2, on=type(error), backoff=[1]).execute(script(error, "fine"), GET)
     assert log.lines == [f"INFO Retry (get): attempt 1 {line}"]
@@ -309,9 +305,7 @@ def test_a_count_is_written_once_if_an_event_interrupts_the_writing(clock: FakeC
     ]
 
 
-def test_no_event_is_created_for_an_end_that_is_not_logged(
-    clock: FakeClock, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_event_is_created_for_an_unlogged_end(clock: FakeClock, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ends of executions are listened to only if they are logged, or if a count is still to be written."""
     created: list[str] = []
 

@@ -61,9 +61,7 @@ def test_gauges_show_the_present_state(metrics: Metrics) -> None:
     assert found == [0, 0, 0, 1]
 
 
-def test_instrumenting_one_registry_twice_counts_everything_once(
-    metrics: Metrics, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_instrumenting_a_registry_twice_counts_once(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     """Each call adds its policies, and each end removes them; nothing is logged."""
     first, second = Policy.wrap(Bulkhead(1), name="first"), Policy.wrap(Bulkhead(2), name="second")
 

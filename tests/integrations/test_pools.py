@@ -39,9 +39,7 @@ class Transport:
     ],
     ids=["unused", "not established", "not closed"],
 )
-async def test_the_slot_of_a_connection_is_reclaimed(
-    monkeypatch: pytest.MonkeyPatch, part: type, method: str, answer: bytes
-) -> None:
+async def test_a_lost_slot_is_freed(monkeypatch: pytest.MonkeyPatch, part: type, method: str, answer: bytes) -> None:
     """Of one that was cut off before its request, before it was made, or a second time while httpcore cleans up."""
 
     async def cut(self: object, request: object = None) -> None:
@@ -95,9 +93,7 @@ async def test_a_response_whose_close_is_cancelled_is_closed(in_asyncio: World, 
 
 
 @pytest.mark.parametrize("read_body", [False, True])
-async def test_a_call_that_is_cancelled_while_it_closes_its_response_closes_it(
-    in_asyncio: World, read_body: bool
-) -> None:
+async def test_a_call_cancelled_while_it_closes_its_response_closes_it(in_asyncio: World, read_body: bool) -> None:
     """The transport closes completely what it has read, and what its caller has read."""
     closed = []
 

@@ -212,7 +212,7 @@ def test_an_error_of_the_users_body_is_raised_and_not_retried(server: Server, se
         (urllib3.Timeout(total=50), (50, 50)),
     ],
 )
-def test_timeouts_are_shortened_to_the_time_left(session: Make, given: Any, capped: tuple[float, float]) -> None:
+def test_timeouts_have_the_time_left(session: Make, given: Any, capped: tuple[float, float]) -> None:
     """Without a deadline, a timeout is unchanged."""
     recorder = Recorder()
     client = session(adapter=recorder)
@@ -257,12 +257,9 @@ def test_the_read_timeout_of_a_stream_is_the_users_or_the_time_left(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_each_wait_for_a_piece_is_limited_to_the_time_left(
-    server: Server, session: Make, monkeypatch, stream: bool
-) -> None:
+def test_each_wait_for_a_piece_has_the_time_left(server: Server, session: Make, monkeypatch, stream: bool) -> None:
     """The earlier pieces have taken some of the time."""
-    limits: list[float] = []
-    ahead: list[float] = []
+    limits, ahead = list[float](), list[float]()
     now = process_clock.now
     monkeypatch.setattr(process_clock, "now", lambda: now() + sum(ahead))
     stream_of = urllib3.HTTPResponse.stream
@@ -281,9 +278,7 @@ def test_each_wait_for_a_piece_is_limited_to_the_time_left(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_body_that_is_empty_or_was_read_is_available_after_the_deadline(
-    server: Server, session: Make, stream: bool
-) -> None:
+def test_an_empty_or_read_body_is_available_after_the_deadline(server: Server, session: Make, stream: bool) -> None:
     """Also if it is an open file, as of an adapter without urllib3."""
     policy = Timeout(PATIENCE, cooperative=True)
     recorded = session(policy, adapter=Recorder()).get("http://nowhere", stream=stream)

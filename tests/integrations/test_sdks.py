@@ -76,9 +76,7 @@ def test_functions_of_results_see_only_replies(server: Server, sdk: SDK, status:
 @pytest.mark.parametrize(
     ("status", "should_retry", "requests"), [(400, "true", 3), (503, "false", 1), (429, "false", 1)]
 )
-def test_the_header_x_should_retry_decides(
-    server: Server, sdk: SDK, status: int, should_retry: str, requests: int
-) -> None:
+def test_x_should_retry_decides(server: Server, sdk: SDK, status: int, should_retry: str, requests: int) -> None:
     server.script(sdk.path, sdk.error(status, x_should_retry=should_retry))
     with sdk.protected(server.url, SOON) as client, pytest.raises(sdk.module.APIStatusError):
         sdk.ask(client)

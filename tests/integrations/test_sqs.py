@@ -74,9 +74,7 @@ def test_a_handled_message_is_deleted(sqs: Stubber, monkeypatch: pytest.MonkeyPa
     assert (message.id, message.body) == ("one", {"amount": "5"})
 
 
-def test_a_failed_message_is_delivered_again_and_finally_a_dead_letter(
-    sqs: Stubber, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_message_comes_again_and_is_finally_dead(sqs: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     delivers(sqs, 1)
     again = {"QueueUrl": QUEUE, "ReceiptHandle": "receipt-1", "VisibilityTimeout": 2}
     sqs.add_response("change_message_visibility", {}, again)
@@ -88,9 +86,7 @@ def test_a_failed_message_is_delivered_again_and_finally_a_dead_letter(
     assert len(work(sqs, monkeypatch, ValueError("no"), ValueError("no"))) == 2
 
 
-def test_a_message_is_delivered_again_if_the_queue_is_unavailable(
-    sqs: Stubber, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_comes_again_if_the_queue_is_unavailable(sqs: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     delivers(sqs, 1)
     away = ClientError({"Error": {"Code": "ServiceUnavailable"}}, "SendMessage")
     assert len(work(sqs, monkeypatch, away)) == 1

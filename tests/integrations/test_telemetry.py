@@ -55,9 +55,7 @@ def test_names_and_units_of_instruments_follow_opentelemetry() -> None:
         assert it.description.endswith(".")
 
 
-async def test_every_measurement_has_the_labels_of_its_instrument(
-    threads: World, clock: FakeClock, measurements: list[Measurement]
-) -> None:
+async def test_measurements_have_all_labels(threads: World, clock: FakeClock, measurements: list[Measurement]) -> None:
     """All of them and no others, as text; an unknown one is empty."""
     policies = policies_with_state()
     await report_everything(threads, *policies)
@@ -241,9 +239,7 @@ def test_the_policies_of_keys_are_observed_and_counted(measurements: list[Measur
     assert (value, labels["policy"], labels["how"]) == (1, "prices", "fresh")
 
 
-def test_the_first_item_and_the_number_of_items_of_a_stream_are_measured(
-    clock: FakeClock, measurements: list[Measurement]
-) -> None:
+def test_the_first_and_the_number_of_items_are_measured(clock: FakeClock, measurements: list[Measurement]) -> None:
     """The time includes all attempts; a stream without items has no first item."""
 
     def items() -> Any:

@@ -113,9 +113,7 @@ def test_a_body_is_decoded_as_without_a_policy(server: Server, chunked: bool, re
 
 
 @pytest.mark.parametrize("given", [{}, {"timeout": 3}, {"timeout": urllib3.Timeout.DEFAULT_TIMEOUT}], ids=str)
-def test_timeouts_are_shortened_to_the_time_left(
-    server: Server, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
-) -> None:
+def test_timeouts_have_the_time_left(server: Server, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> None:
     """Those of the request and the default of the manager."""
     seen: list[Any] = []
     pool, send = urllib3.HTTPConnectionPool, urllib3.HTTPConnectionPool.urlopen

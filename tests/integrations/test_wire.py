@@ -276,9 +276,7 @@ class TestRanOut:
             (ExceptionGroup("", [DeadlineExceeded(), KeyError()]), False, False),
         ],
     )
-    def test_is_a_deadline_or_an_error_of_a_client_after_the_deadline(
-        self, error: Exception, in_time: bool, too_late: bool
-    ) -> None:
+    def test_is_a_deadline_or_a_client_error_after_it(self, error: Exception, in_time: bool, too_late: bool) -> None:
         """A client whose timeouts were cut to the time left raises its own error."""
         assert ran_out(error, Context(timeout=60)) is in_time
         assert ran_out(error, Context(timeout=0)) is too_late

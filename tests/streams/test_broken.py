@@ -18,9 +18,7 @@ from tests.streams.broken import handed_out
     ],
     ids=["plain", "idle", "resume"],
 )
-def test_a_stream_that_is_resumed_outlasts_two_connections(
-    settings: dict[str, Any], number: int, last: float, ended: str
-) -> None:
+def test_a_resumed_stream_outlasts_two_losses(settings: dict[str, Any], number: int, last: float, ended: str) -> None:
     """The items take 10 s, the silence 2 s, and the two pauses between attempts at most 0.5 s each."""
     instants, how = handed_out(16.0, **settings)
     assert (len(instants), how) == (number, ended)

@@ -122,9 +122,7 @@ async def test_a_policy_cannot_replace_a_stream_after_its_first_item(world: Worl
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["answers", "repeats"])
-async def test_no_policy_hides_the_end_of_a_stream_after_its_first_item(
-    world: World, clock: FakeClock, answers: bool
-) -> None:
+async def test_no_policy_hides_the_end_of_a_stream_with_items(world: World, clock: FakeClock, answers: bool) -> None:
     class Hides(Policy[Any]):
         async def around(self, call: Any, ctx: Context) -> Any:
             try:

@@ -43,8 +43,7 @@ async def test_an_execution_ends_as_its_consumer_sees_it(world: World, heard: li
 
 async def test_listeners_of_a_pipeline_get_each_event_once(world: World) -> None:
     """Those of a nested pipeline get its events only."""
-    outer: list[Any] = []
-    inner: list[Any] = []
+    outer, inner = list[Any](), list[Any]()
     pipeline = Pipeline(Bulkhead(9), Pipeline(quick(), listeners=[inner.append]), listeners=[outer.append])
     assert await streamed(world, pipeline, Source(world, [Boom()], [1])).all() == [1]
     kinds = [events.AttemptFailed, events.RetryScheduled, events.StreamOpened]

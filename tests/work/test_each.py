@@ -274,7 +274,7 @@ async def test_progress_is_called_for_each_outcome(world: World) -> None:
     assert counts == [1] * 5
 
 
-async def test_an_error_of_progress_is_logged_and_loses_no_outcome(
+async def test_progress_that_raises_loses_nothing(
     world: World, ordered: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def progress(count: int) -> None:
@@ -361,9 +361,7 @@ async def test_a_cancelled_wait_for_an_outcome_loses_none(tasks_world: World, or
 
 
 @pytest.mark.parametrize("steps", range(6))
-async def test_an_outcome_that_comes_with_a_cancellation_is_not_lost(
-    in_asyncio: World, ordered: bool, steps: int
-) -> None:
+async def test_an_outcome_during_a_cancellation_is_not_lost(in_asyncio: World, ordered: bool, steps: int) -> None:
     """In whichever step of the loop the task is cancelled."""
     may_end = asyncio.Event()
 

@@ -113,9 +113,7 @@ async def test_a_cancelled_drain_is_removed(in_virtual_asyncio: Virtual) -> None
 
 
 @pytest.mark.parametrize("is_shut_again", [False, True])
-async def test_a_drain_during_which_the_gate_is_opened_ends_with_the_last_call(
-    in_virtual_asyncio: Virtual, is_shut_again: bool
-) -> None:
+async def test_a_drain_of_a_reopened_gate_awaits_all_calls(in_virtual_asyncio: Virtual, is_shut_again: bool) -> None:
     gate = Gate()
     first = asyncio.create_task(gate.acall(asyncio.sleep, 10))
     await asyncio.sleep(0)

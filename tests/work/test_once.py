@@ -293,9 +293,7 @@ def test_drivers_of_any_paramstyle_are_supported(style: str, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("inside", ["", ".connector.connection"])
-def test_keys_that_the_database_treats_as_equal_are_distinct(
-    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_equal_to_the_database_are_distinct(inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     once = Once(connect_of_driver("format", tmp_path, monkeypatch, inside), key=by_order)
     keys = ["order", "ORDER", "order ", "o" * 300, "o" * 301, "nul \0", "half \udc80"]
     assert [once.call(str.title, key) for key in keys] == [key.title() for key in keys]

@@ -36,9 +36,7 @@ class Task:
         return [round(after - before, 3) for before, after in zip(self.began, self.began[1:], strict=False)]
 
 
-async def test_a_failed_task_is_restarted_after_increasing_delays(
-    in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_task_is_restarted_later(in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture) -> None:
     task = Task(0, 0, 0, 0)
     async with Supervisor(restart=[1, 2, 4, 60]) as supervisor:
         supervisor.start_soon(task, name="feed")
@@ -78,9 +76,7 @@ async def test_a_long_run_resets_the_delays(in_virtual_asyncio: Virtual) -> None
     assert task.pauses == [1, 2, 301, 2]
 
 
-async def test_a_task_that_keeps_failing_is_parked_and_the_others_continue(
-    in_virtual_asyncio: Virtual, heard: list[Any]
-) -> None:
+async def test_only_a_task_that_keeps_failing_is_parked(in_virtual_asyncio: Virtual, heard: list[Any]) -> None:
     parked: list[Any] = []
 
     def reports(event: Any) -> None:
@@ -217,9 +213,7 @@ async def test_a_task_cannot_drain_its_own_supervisor(tasks_world: World) -> Non
     assert len(errors) == 1
 
 
-async def test_a_task_whose_awaited_future_was_cancelled_has_failed(
-    in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_cancelled_future_fails_a_task(in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture) -> None:
     """The other tasks continue: the task itself was not cancelled."""
 
     futures: list[asyncio.Future[None]] = []
@@ -241,9 +235,7 @@ async def test_a_task_whose_awaited_future_was_cancelled_has_failed(
     assert isinstance(caplog.records[0].exc_info[1].__cause__, asyncio.CancelledError)
 
 
-async def test_a_cancelled_block_in_asyncio_restarts_nothing(
-    in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_cancelled_block_restarts_none(in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture) -> None:
     """A cancellation of asyncio reaches each task."""
 
     async def serve() -> None:

@@ -100,8 +100,7 @@ def _(left: str, right: str) -> None:
 
 @row("backoff", "`on_backoff=handler`")
 def _(left: str, right: str) -> None:
-    their: list[float] = []
-    our: list[float] = []
+    their, our = list[float](), list[float]()
     theirs(
         backoff.on_exception(
             backoff.constant,

@@ -143,8 +143,7 @@ def _(left: str, right: str) -> None:
 
 @row("tenacity", "`before_sleep=callback`")
 def _(left: str, right: str) -> None:
-    their: list[tuple[int, float]] = []
-    our: list[tuple[int, float]] = []
+    their, our = list[tuple[int, float]](), list[tuple[int, float]]()
     same(
         tenacity.retry(
             stop=tenacity.stop_after_attempt(3),

@@ -97,9 +97,7 @@ async def test_the_dashboard_can_be_mounted_under_a_prefix(make: Make, path: str
     ],
 )
 @pytest.mark.parametrize("path", ["/", "/state", "/events"])
-async def test_only_allowed_host_names_are_answered(
-    make: Make, path: str, allowed: Any, host: str, status: int
-) -> None:
+async def test_only_allowed_hosts_are_answered(make: Make, path: str, allowed: Any, host: str, status: int) -> None:
     """A page elsewhere whose name resolves to this address cannot read it."""
     assert (await ask(make(allowed_hosts=allowed), path, "HEAD", host=host)).status == status
 

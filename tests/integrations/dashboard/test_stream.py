@@ -47,9 +47,7 @@ async def test_a_viewer_that_reconnects_gets_all_rows_again(make: Make) -> None:
 
 @pytest.mark.parametrize("interval", [0.1, 3600.0])
 @pytest.mark.parametrize("is_closed", [False, True])
-async def test_a_stream_ends_after_a_while_or_with_its_dashboard(
-    make: Make, clock: FakeClock, interval: float, is_closed: bool
-) -> None:
+async def test_a_stream_ends_with_its_dashboard(make: Make, clock: FakeClock, interval: float, is_closed: bool) -> None:
     """Without waiting for the next update. A server that shuts down need not wait for it; browsers reconnect."""
     app = make(interval=interval)
     async with viewing(app) as viewer:

@@ -44,9 +44,7 @@ async def wait(connection: Connection, seconds: float = PATIENCE) -> None:
     await anyio.sleep(seconds)
 
 
-async def test_a_unit_whose_caller_is_cancelled_is_rolled_back_and_closed(
-    virtual_tasks: Virtual, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_cancelled_unit_is_undone_and_closed(virtual_tasks: Virtual, caplog: pytest.LogCaptureFixture) -> None:
     """The scope that cancels every wait inside of it does not cancel those of the rollback."""
     connection = Connection()
     with anyio.move_on_after(0.05) as scope:
@@ -56,7 +54,7 @@ async def test_a_unit_whose_caller_is_cancelled_is_rolled_back_and_closed(
     assert caplog.records == []
 
 
-async def test_the_outcome_of_a_commit_that_is_cut_off_is_unknown(virtual_tasks: Virtual) -> None:
+async def test_the_outcome_of_a_cut_off_commit_is_unknown(virtual_tasks: Virtual) -> None:
     """It is not repeated."""
     connection = Connection("commit")
     with pytest.raises(OutcomeUnknown):
@@ -73,9 +71,7 @@ async def test_a_unit_that_is_cut_off_while_it_closes_is_closed(virtual_tasks: V
 
 
 @pytest.mark.parametrize("stuck", ["rollback", "close"])
-async def test_a_rollback_that_hangs_does_not_keep_the_caller(
-    virtual_tasks: Virtual, caplog: pytest.LogCaptureFixture, stuck: str
-) -> None:
+async def test_a_stuck_rollback_is_left(virtual_tasks: Virtual, caplog: pytest.LogCaptureFixture, stuck: str) -> None:
     """After its grace period it is cancelled, and the connection is closed."""
     connection = Connection(stuck)
     with pytest.raises(TimeoutExceeded):

@@ -175,9 +175,7 @@ def test_one_thread_interrupts_all_connections(path: Path, monkeypatch: pytest.M
     wait_until(lambda: len(workers.pool.idle) == 1)
 
 
-def test_a_connection_whose_limits_could_not_be_set_is_not_interrupted(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_without_its_limits_is_not_interrupted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor by a thread that is started later, for another connection."""
 
     def refuse(job: object) -> bool:
@@ -197,9 +195,7 @@ def test_a_connection_whose_limits_could_not_be_set_is_not_interrupted(
 
 
 @pytest.mark.parametrize("method", ["add", "remove"])
-def test_limits_that_an_interrupt_leaves_interrupt_their_connection_no_more(
-    path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_limits_left_by_an_interrupt_have_no_effect(path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """It comes as the block has begun, or as it ends. The block around it ends as usual."""
 
     def interrupted(*args: Any) -> None:

@@ -204,9 +204,7 @@ async def test_a_unit_whose_transaction_is_aborted_is_a_failure(notes: Notes, sa
     ],
     ids=str,
 )
-async def test_the_shorter_one_of_a_deadline_and_a_statement_timeout_holds(
-    kind: Kind, place: str, own: str, shown: str | None
-) -> None:
+async def test_the_shorter_of_deadline_and_timeout_holds(kind: Kind, place: str, own: str, shown: str | None) -> None:
     """The timeout may be set by the connection, its user or the server."""
     notes = Notes(kind, place, own)
 
@@ -236,9 +234,7 @@ async def test_a_unit_with_a_very_long_deadline_can_set_its_isolation_level(note
 
 
 @only(is_postgres=True, is_async=True)
-async def test_a_frozen_server_does_not_keep_the_caller(
-    notes: Notes, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_frozen_server_keeps_no_caller(notes: Notes, frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers no rollback. The caller continues, and the connection is closed in the background."""
     monkeypatch.setattr("resilience.integrations.dbapi.cleanup.ROLLBACK_GRACE", 0.2)
 

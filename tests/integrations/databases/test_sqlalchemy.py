@@ -227,9 +227,7 @@ def test_a_session_without_a_single_bind_is_committed(url: str) -> None:
     engine.dispose()
 
 
-def test_a_unit_is_repeated_if_its_connection_is_lost_as_it_is_asked_for_its_state(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_whose_connection_is_lost_as_it_is_asked_is_repeated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with asyncpg, which does not know whether PostgreSQL has aborted the transaction."""
     monkeypatch.setattr("resilience.integrations.sqlalchemy.is_aborted", lambda _connection: None)
     engine = create_engine(url.replace("://", "+psycopg://"))

@@ -111,9 +111,7 @@ class Stubborn(Policy[Any]):
 
 
 @pytest.mark.parametrize("around", [[], [AGAIN], [Stubborn()]])
-def test_the_outcome_of_a_commit_that_is_cut_off_is_unknown(
-    path: Path, clock: FakeClock, around: list[Policy[Any]]
-) -> None:
+def test_the_outcome_of_a_cut_off_commit_is_unknown(path: Path, clock: FakeClock, around: list[Policy[Any]]) -> None:
     """It is not repeated, in the policy or by a Retry around the unit."""
     policy = Policy.wrap(*around, Timeout(1))
     may_end = threading.Event()
@@ -139,9 +137,7 @@ def test_a_committed_unit_is_not_repeated_if_its_result_is_rejected(path: Path) 
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
-def test_an_abandoned_attempt_does_not_let_the_commit_of_the_next_one_be_repeated(
-    path: Path, clock: FakeClock, is_cut_off: bool
-) -> None:
+def test_an_abandoned_attempt_lets_no_later_commit_be_repeated(path: Path, clock: FakeClock, is_cut_off: bool) -> None:
     """It ends while that commit is in progress, whose outcome is then unknown."""
     second_commits, may_end = threading.Event(), threading.Event()
     attempts: list[str] = []

@@ -35,9 +35,7 @@ class TestBlocking:
         with protected(target, NOW) as channel:
             yield channel
 
-    def test_with_call_and_future_return_the_call_of_the_last_attempt(
-        self, channel: Any, dependency: Dependency
-    ) -> None:
+    def test_with_call_and_future_return_the_last_attempts_call(self, channel: Any, dependency: Dependency) -> None:
         """A future is done: an interceptor of the blocking API has to return a call, so it waits."""
         dependency.steps = [UNAVAILABLE, b"fine", UNAVAILABLE, b"fine", INTERNAL]
         one = channel.unary_unary("/test.Test/One")

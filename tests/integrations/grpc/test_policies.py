@@ -66,9 +66,7 @@ class TestRetry:
         assert len(dependency.seen) == 1
 
     @pytest.mark.parametrize("replies", [[], [b"a"], [b"a", b"b", b"c"]])
-    def test_returns_every_reply_of_a_stream(
-        self, client: Client, dependency: Dependency, replies: list[bytes]
-    ) -> None:
+    def test_returns_all_replies(self, client: Client, dependency: Dependency, replies: list[bytes]) -> None:
         """The first one, which the policy has waited for, and the others; also none."""
         dependency.steps = [replies]
         assert client.call(NOW, "Many") == replies
@@ -83,9 +81,7 @@ class TestRetry:
         assert [requests for _, requests, _ in dependency.seen] == [b"ab"]
 
     @pytest.mark.parametrize("limit", [None, Timeout(0.3), Timeout(0.3, cooperative=True)], ids=str)
-    def test_repeats_no_unrepeatable_method(
-        self, client: Client, dependency: Dependency, limit: Timeout | None
-    ) -> None:
+    def test_repeats_no_listed_method(self, client: Client, dependency: Dependency, limit: Timeout | None) -> None:
         """UNAVAILABLE may come after the work has been done; the error of a Timeout knows nothing of the call.
 
         A Retry around the stub does not repeat it either.
@@ -97,9 +93,7 @@ class TestRetry:
         assert limit or caught.value.code() is UNAVAILABLE  # type: ignore[attr-defined]
         assert len(dependency.seen) == 1
 
-    def test_does_not_hedge_an_unrepeatable_method_that_waits_in_a_policy(
-        self, client: Client, dependency: Dependency
-    ) -> None:
+    def test_does_not_hedge_an_unrepeatable_call_that_waits(self, client: Client, dependency: Dependency) -> None:
         """Only one of two attempts could be made, and the refusal of the other would end the call."""
 
         class Waiting(Policy[Any]):
@@ -113,9 +107,7 @@ class TestRetry:
         assert len(dependency.seen) == 1
 
     @pytest.mark.parametrize("method", ["Join", "Chat"])
-    def test_another_policy_cannot_send_an_iterator_of_requests_twice(
-        self, client: Client, dependency: Dependency, method: str
-    ) -> None:
+    def test_no_policy_can_send_an_iterator_twice(self, client: Client, dependency: Dependency, method: str) -> None:
         """A policy that does not check `repeatable` gets an error, instead of a success of an empty call."""
 
         class Twice(Policy[Any]):
@@ -195,9 +187,7 @@ class TestOtherPolicies:
         with pytest.raises(grpc.RpcError, match="for maintenance"):
             client.call(Fallback(handler=fails), "One")
 
-    def test_a_breaker_does_not_count_a_call_that_ran_into_the_callers_deadline(
-        self, client: Client, dependency: Dependency
-    ) -> None:
+    def test_a_breaker_does_not_count_the_callers_deadline(self, client: Client, dependency: Dependency) -> None:
         """A deadline of the caller says nothing about the server."""
         dependency.steps = [Dependency.hang]
         breaker = CircuitBreaker(1)
@@ -247,9 +237,7 @@ class TestDeadline:
             assert status(lambda: client.call(NOW, "One")) is EXCEEDED
         assert dependency.seen == []
 
-    def test_that_passes_in_a_queue_ends_the_call_with_the_status_of_grpc(
-        self, client: Client, dependency: Dependency
-    ) -> None:
+    def test_that_passes_in_a_queue_has_the_status_of_grpc(self, client: Client, dependency: Dependency) -> None:
         """The error is also the policy's, which waits for a permit; nothing was sent."""
         full = Bulkhead(1, queue=1)
         with full.slot(), pytest.raises(grpc.RpcError, match="deadline") as caught:
@@ -385,9 +373,7 @@ class OwnDetails(grpc.ClientCallDetails):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("own", [None, 60.0])
-async def test_call_details_of_another_class_are_limited_in_a_copy(
-    target: str, dependency: Dependency, own: float | None
-) -> None:
+async def test_other_call_details_are_limited_in_a_copy(target: str, dependency: Dependency, own: float | None) -> None:
     """The server has the time of the policy, and the outer interceptor still has its own details."""
     details = OwnDetails(own)
 

@@ -177,9 +177,7 @@ async def test_a_connection_that_changes_its_protocol_has_no_body_to_read(kit: H
 
 
 @pytest.mark.parametrize("cooperative", [False, True])
-async def test_an_endless_body_is_not_read_after_the_deadline(
-    some_kit: Httpx, server: Server, cooperative: bool
-) -> None:
+async def test_an_endless_body_ends_at_the_deadline(some_kit: Httpx, server: Server, cooperative: bool) -> None:
     """Neither by the caller, if nothing cuts an attempt off, nor by an abandoned thread."""
     policy = Timeout(0.1, cooperative=cooperative)
     async with some_kit.client(policy, read_body=True) as client:

@@ -56,9 +56,7 @@ async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(
-    sync_kit: Httpx, server: Server, clock: FakeClock, method: str
-) -> None:
+def test_an_abandoned_attempt_sends_nothing(sync_kit: Httpx, server: Server, clock: FakeClock, method: str) -> None:
     """So the next one may send: the two cannot meet at the server."""
     abandoned = threading.Event()
 
@@ -84,8 +82,7 @@ def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(
 def test_an_attempt_that_is_abandoned_while_it_connects_never_sends(sync_kit: Httpx, clock: FakeClock) -> None:
     """So the next one may send, also a POST."""
     connected = threading.Event()
-    attempts: list[Any] = []
-    sent: list[Any] = []
+    attempts, sent = list[Any](), list[Any]()
 
     def handler(request: Any) -> Any:
         attempts.append(request)
@@ -157,8 +154,7 @@ class Cut(Policy[Any]):
 
 async def test_a_post_is_repeated_if_the_connection_was_not_established(kit: Httpx, clock: FakeClock) -> None:
     """The client's trace, which the user may read too, shows that nothing was sent."""
-    attempts: list[Any] = []
-    traced: list[str] = []
+    attempts, traced = list[Any](), list[str]()
     limit = Cut(kit, clock)
 
     def trace(event: str, info: Any) -> Any:
@@ -300,9 +296,7 @@ async def test_a_connection_of_http2_that_allows_no_more_streams_is_replaced(tas
 
 
 @pytest.mark.parametrize(("path", "connections", "times"), [("refuses", 1, 3), ("leaves", 3, 3), ("cancels", 1, 1)])
-async def test_a_post_that_a_server_of_http2_has_not_processed_is_repeated(
-    kit: Httpx, path: str, connections: int, times: int
-) -> None:
+async def test_a_post_http2_has_not_processed_is_repeated(kit: Httpx, path: str, connections: int, times: int) -> None:
     """It has reset the stream with REFUSED_STREAM, or left with a GOAWAY for all streams."""
     repeats: list[Any] = []
     with http2_server(connections) as url:
@@ -314,9 +308,7 @@ async def test_a_post_that_a_server_of_http2_has_not_processed_is_repeated(
 
 
 @pytest.mark.parametrize("enforced", [False, True])
-async def test_each_wait_of_an_attempt_is_limited_to_the_time_left(
-    kit: Httpx, clock: FakeClock, enforced: bool
-) -> None:
+async def test_each_wait_of_an_attempt_has_the_time_left(kit: Httpx, clock: FakeClock, enforced: bool) -> None:
     """Each of the client's timeouts limits one wait, so that an earlier one shortens the next.
 
     A task that is cancelled in time needs none of this.

@@ -32,9 +32,7 @@ async def test_a_write_that_may_have_been_carried_out_is_not_repeated(
 
 
 @pytest.mark.parametrize("transaction", [True, False])
-async def test_a_pipeline_is_repeated_only_if_each_command_may_be(
-    side: Side, server: RedisServer, transaction: bool
-) -> None:
+async def test_a_pipeline_is_repeated_if_every_part_may_be(side: Side, server: RedisServer, transaction: bool) -> None:
     """Reads and writes that overwrite may be."""
     count = Count()
     client = side.client(Policy.wrap(Retry(2, backoff=[0]), count), **QUICK)

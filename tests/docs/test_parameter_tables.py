@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import resilience
 from resilience import Pipeline, Policy, backoff, events
 from resilience.integrations.http import Rules, standard
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
+from tests.test_public_api import home_of, modules, public_names
 
 PAGES = Path(__file__).parents[2] / "docs"
 PUBLIC = [getattr(resilience, name) for name in resilience.__all__]
@@ -102,3 +104,22 @@ def test_the_page_on_errors_names_each_error() -> None:
     tree = page.split("\n## What the library raises\n", 1)[1].split("\n| Error", 1)[0]
     for name in resilience.errors.__all__:
         assert name in tree
+
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+
+def test_the_reference_lists_each_public_name_once() -> None:
+    """A name that two modules export is listed in its own module. The site takes the rest from the docstrings."""
+    listed = [
+        name
+        for page in sorted(REFERENCE.glob("*.md"))
+        for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    public = [
+        f"{module.__name__}.{name}"
+        for module in modules()
+        for name in public_names(module)
+        if not isinstance(getattr(module, name), ModuleType) and not (module.__name__ == "resilience" and home_of(name))
+    ]
+    assert sorted(listed) == sorted(public)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ from tests.docs import run_page
 from tests.docs.run_page import LANGUAGES, Broken, blocks, run
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
+PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PATHS}
+README = PAGES["README.md"]
+BLOCKS = [block for page in PAGES.values() for block in blocks(page)]
 #: A notebook needs a kernel, and arq cannot be installed with the extra `redis`: test_recipes.py runs both.
 APART = ("docs/recipes/arq.md", "docs/recipes/notebooks.md")
 #: The changelog has links, but nothing to run.
-WRITTEN = [*NAMES, "CHANGELOG.md"]
+WRITTEN = {**PAGES, "CHANGELOG.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")}
 
 
 def execute(path: Path, name: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -28,7 +31,7 @@ def execute(path: Path, name: str, folder: Path) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in APART])
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in APART])
 def test_the_blocks_of_a_page_have_the_results_it_shows(name: str, tmp_path: Path) -> None:
     """They run in order and in one namespace."""
     if name == "docs/gevent.md" and (sys.platform == "win32" or sys.implementation.name != "cpython"):
@@ -38,7 +41,7 @@ def test_the_blocks_of_a_page_have_the_results_it_shows(name: str, tmp_path: Pat
 
 
 def test_the_pages_and_their_blocks_are_found() -> None:
-    found = [block.language for path in PAGES for block in blocks(path.read_text(encoding="utf-8"))]
+    found = [block.language for block in BLOCKS]
     assert len(PAGES) >= 16
     assert found.count("python") >= 60
     assert set(found) <= LANGUAGES
@@ -47,15 +50,14 @@ def test_the_pages_and_their_blocks_are_found() -> None:
 def test_no_node_of_a_diagram_is_a_keyword_of_mermaid() -> None:
     """A flowchart with a bare `call -->` is shown as an error."""
     bare = re.compile(r"^\s*(call|click|end|href) +-|> +(call|click|end|href)\b(?![\[({])", re.MULTILINE)
-    texts = [block for path in PAGES for block in blocks(path.read_text(encoding="utf-8"))]
-    diagrams = [block.text for block in texts if block.language == "mermaid"]
+    diagrams = [block.text for block in BLOCKS if block.language == "mermaid"]
     assert [diagram for diagram in diagrams if bare.search(diagram)] == []
 
 
 def test_no_page_puts_a_bulkhead_inside_a_circuit_breaker() -> None:
     """Calls in its queue would reach a service whose circuit has opened meanwhile; docs/order.md has the numbers."""
     wrong = re.compile(r"\bCircuitBreaker(\([^()]*\))?,\s*(Adaptive|Bulkhead\b)")
-    pages = [*PAGES, *sorted((ROOT / "examples").rglob("*.py"))]
+    pages = [*PATHS, *sorted((ROOT / "examples").rglob("*.py"))]
     assert [str(path) for path in pages if wrong.search(path.read_text(encoding="utf-8"))] == []
 
 
@@ -68,8 +70,8 @@ def prose_of(page: str) -> str:
 
 def test_no_line_of_a_sentence_is_taken_for_a_heading() -> None:
     """The site does so with a line that begins with `#`, such as that of an issue: GitHub needs a space after it."""
-    texts = [(name, prose_of((ROOT / name).read_text(encoding="utf-8"))) for name in WRITTEN]
-    assert [(name, line) for name, text in texts for line in re.findall(r"^#+[^# \n].*", text, re.MULTILINE)] == []
+    texts = {name: prose_of(text) for name, text in WRITTEN.items()}
+    assert [(it, line) for it in texts for line in re.findall(r"^#+[^# \n].*", texts[it], re.MULTILINE)] == []
 
 
 def anchors(page: str) -> set[str]:
@@ -79,25 +81,41 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-def test_links_between_pages_are_valid() -> None:
-    """A relative link names a file of the project and, after a `#`, a heading in it."""
-    dead = []
-    for name in WRITTEN:
-        page = ROOT / name
-        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
-            file, _, anchor = target.partition("#")
-            if re.match(r"[a-z]+:", target):
-                continue
-            path = (page.parent / file).resolve() if file else page
-            if not path.exists() or (anchor and anchor not in anchors(path.read_text(encoding="utf-8"))):
-                dead.append((name, target))
-    assert dead == []
+SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
+#: `https://github.com/owner/name/blob/main/path#anchor`, and the same for raw files.
+OURS = re.compile(
+    rf"(?:{re.escape(SOURCE)}/(?:blob|tree)|{re.escape(SOURCE.replace('//github', '//raw.githubusercontent'))})"
+    r"/main/([^)\s#]+)#?([^)\s]*)"
+)
+FOR_CONTRIBUTORS = {
+    it.relative_to(ROOT).as_posix(): it.read_text(encoding="utf-8") for it in ROOT.glob(".github/**/*.md")
+}
+
+
+def dead_links(page: Path, text: str) -> list[str]:
+    """Return the links to files of the project, or to headings in them, that do not exist."""
+    relative = [it.partition("#")[::2] for it in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match("[a-z]+:", it)]
+    links = [((page.parent / file).resolve() if file else page, anchor) for file, anchor in relative]
+    links += [(ROOT / path, anchor) for path, anchor in OURS.findall(text)]
+    alive = [it.exists() and (not anchor or anchor in anchors(it.read_text(encoding="utf-8"))) for it, anchor in links]
+    return [f"{it}#{anchor}" for (it, anchor), is_alive in zip(links, alive, strict=True) if not is_alive]
+
+
+@pytest.mark.parametrize("pages", [WRITTEN, FOR_CONTRIBUTORS], ids=["docs", "contributors"])
+def test_links_name_existing_files_and_headings(pages: dict[str, str]) -> None:
+    """Relative ones, and absolute ones into the repository: what is outside of `docs/` is not on the site."""
+    assert pages
+    assert {name: dead for name, text in pages.items() if (dead := dead_links(ROOT / name, text))} == {}
+
+
+def test_links_into_the_repository_are_found() -> None:
+    assert len(OURS.findall(README)) >= 30
+    assert sum(len(OURS.findall(text)) for name, text in PAGES.items() if name != "README.md") >= 20
 
 
 def test_the_index_links_to_every_page() -> None:
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    pages = [name.removeprefix("docs/") for name in NAMES if name.startswith("docs/") and name != "docs/index.md"]
-    assert [page for page in pages if f"]({page})" not in index] == []
+    pages = [name.removeprefix("docs/") for name in PAGES if name.startswith("docs/") and name != "docs/index.md"]
+    assert [page for page in pages if f"]({page})" not in PAGES["docs/index.md"]] == []
 
 
 @pytest.mark.parametrize(
@@ -105,8 +123,8 @@ def test_the_index_links_to_every_page() -> None:
 )
 def test_the_page_of_an_integration_covers_retries_timeouts_and_threads(answer: str) -> None:
     """Which retries to switch off, what limits the time, and what belongs to one thread."""
-    pages = [name for name in NAMES if name.startswith("docs/integrations/")]
-    assert [page for page in pages if not re.search(answer, (ROOT / page).read_text(encoding="utf-8"))] == []
+    pages = {name: text for name, text in PAGES.items() if name.startswith("docs/integrations/")}
+    assert [name for name, text in pages.items() if not re.search(answer, text)] == []
 
 
 # --- the README ------------------------------------------------------------------------------
@@ -124,21 +142,34 @@ def test_the_page_of_an_integration_covers_retries_timeouts_and_threads(answer: 
 )
 def test_the_readme_has_the_run_and_test_commands(marker: str, command: str) -> None:
     """Each alone in a shell block after its marker, with the setup of its environment."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.findall(rf"^<!-- {marker} -->\n```shell\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    found = re.findall(rf"^<!-- {marker} -->\n```shell\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert found == [f"python3 -m venv .venv && {command}\n"]
 
 
 def test_the_readme_says_how_long_the_tests_take() -> None:
-    after = (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- test -->")[1].split("```")[2]
+    after = README.split("<!-- test -->")[1].split("```")[2]
     assert re.search(r"^The tests take about \w+ minutes on \w+", after.strip())
 
 
 def test_the_first_example_of_the_readme_is_complete_and_short() -> None:
     """It has its own imports, and ten to fifteen lines."""
-    first = next(block for block in blocks((ROOT / "README.md").read_text(encoding="utf-8")))
+    first = blocks(README)[0]
     assert first.language == "python"
     assert 10 <= sum(bool(line.strip()) for line in first.text.splitlines()) <= 15
+
+
+def test_the_readme_can_be_read_on_pypi() -> None:
+    """Which shows it without other files, and a mermaid diagram as its source text."""
+    defined = re.findall(r"^\[[^\]]+\]: (\S+)$", README, re.MULTILINE)
+    links = re.findall(r"\]\(([^)\s]+)\)", README) + defined
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    assert len(defined) >= 30
+    assert "mermaid" not in {block.language for block in blocks(README)}
+
+
+def test_every_reference_of_the_readme_is_defined_and_used() -> None:
+    used = set(re.findall(r"\]\[([^\]]+)\]", prose_of(README)))
+    assert used == set(re.findall(r"^\[([^\]]+)\]: ", prose_of(README), re.MULTILINE))
 
 
 # --- the runner of pages ---

@@ -15,7 +15,7 @@ import contextlib
 import io
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
@@ -333,6 +333,11 @@ class Aiohttp(Client):
 
             send.end = session.close  # type: ignore[attr-defined]
             yield send
+
+
+def each_of(params: Sequence[Any], ids: Callable[[Any], str] = repr) -> Any:
+    """Return a fixture that is each of these in turn."""
+    return pytest.fixture(params=params, ids=ids)(lambda request: request.param)
 
 
 @contextlib.asynccontextmanager

@@ -1,18 +1,85 @@
-"""The SDKs of language models, imported on first use.
+"""The SDKs of language models, imported on first use, and responses of their APIs for the server in `servers.py`.
 
-Their imports take a second and a half, and every worker imports every test.
+Their imports take a second and a half, and every worker imports every test. The responses contain only what the SDKs
+need: a completion, a stream of events, an error, a list of one page.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple
 
 from resilience import Retry
-from tests.integrations import llm_server as llm
 from tests.integrations.servers import Answer
+
+OPENAI_PATH = "/v1/chat/completions"
+ANTHROPIC_PATH = "/v1/messages"
+
+
+def reply(body: object, status: int = 200, **headers: str) -> Answer:
+    """Return a JSON response; `retry_after="1"` is a header."""
+    pairs = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(status, {"Content-Type": "application/json", **pairs}, json.dumps(body).encode())
+
+
+def openai_error(status: int, code: str | None = None, **headers: str) -> Answer:
+    body = {"error": {"message": "sorry", "type": code or "error", "param": None, "code": code}}
+    return reply(body, status, **headers)
+
+
+def anthropic_error(status: int, kind: str = "api_error", **headers: str) -> Answer:
+    return reply({"type": "error", "error": {"type": kind, "message": "sorry"}}, status, **headers)
+
+
+def models() -> Answer:
+    """Return the only page of a list, as both APIs write it."""
+    page = {"data": [{"id": "m", "type": "model"}], "has_more": False, "first_id": "m", "last_id": "m"}
+    return reply({"object": "list", **page})
+
+
+def completion(text: str = "fine") -> Answer:
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+    return reply({"id": "c1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+
+
+def message(text: str = "fine") -> Answer:
+    return reply(_message([{"type": "text", "text": text}]))
+
+
+def _message(content: list[Any]) -> dict[str, Any]:
+    usage = {"input_tokens": 1, "output_tokens": 1}
+    about = {"id": "m1", "type": "message", "role": "assistant", "model": "m", "usage": usage}
+    return {**about, "content": content, "stop_reason": "end_turn", "stop_sequence": None}
+
+
+def completion_stream(*texts: str, **how: Any) -> Answer:
+    """Return the chunks of a completion, one event each. `how`: `fault="cut"` or `drip=event`, as for an `Answer`."""
+    about = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    deltas = [{"role": "assistant", "content": text} for text in texts]
+    chunks = [{**about, "choices": [{"index": 0, "delta": it, "finish_reason": None}]} for it in deltas]
+    events = [f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks]
+    return _events([*events, b"data: [DONE]\n\n"], **how)
+
+
+def message_stream(*texts: str, **how: Any) -> Answer:
+    """Return the events of a message, with a delta for each text."""
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {**_message([]), "stop_reason": None}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        *({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}} for text in texts),
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}},
+        {"type": "message_stop"},
+    ]
+    return _events([f"event: {it['type']}\ndata: {json.dumps(it)}\n\n".encode() for it in events], **how)
+
+
+def _events(pieces: list[bytes], **how: Any) -> Answer:
+    return Answer(200, {"Content-Type": "text/event-stream"}, pieces, chunked=True, **how)
 
 
 class Later:
@@ -70,24 +137,12 @@ class SDK(NamedTuple):
 
 
 OPENAI = SDK(
-    "openai",
-    openai,
-    "OpenAI",
-    llm.OPENAI_PATH,
-    llm.openai_error,
-    llm.completion,
-    llm.completion_stream,
-    lambda client: client.chat.completions,
-    lambda completion: completion.choices[0].message.content,
+    *("openai", openai, "OpenAI", OPENAI_PATH, openai_error, completion, completion_stream),
+    completions_of=lambda client: client.chat.completions,
+    text=lambda completion: completion.choices[0].message.content,
 )
 ANTHROPIC = SDK(
-    "anthropic",
-    anthropic,
-    "Anthropic",
-    llm.ANTHROPIC_PATH,
-    llm.anthropic_error,
-    llm.message,
-    llm.message_stream,
-    lambda client: client.messages,
-    lambda message: message.content[0].text,
+    *("anthropic", anthropic, "Anthropic", ANTHROPIC_PATH, anthropic_error, message, message_stream),
+    completions_of=lambda client: client.messages,
+    text=lambda message: message.content[0].text,
 )

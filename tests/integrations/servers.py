@@ -30,6 +30,7 @@ ever made, `server.open_connections` those that are open; `server.wait_until(con
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import struct
@@ -41,6 +42,9 @@ from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+import uvicorn
 
 #: Close with a reset: linger for no time.
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -283,3 +287,43 @@ def unused_url() -> str:
 
 def notes_of(error: BaseException) -> str:
     return "\n".join(getattr(error, "__notes__", []))
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn that checks every 5 ms whether to exit, not every 100 ms, because tests run hundreds of servers."""
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        while not self.should_exit:
+            await asyncio.sleep(0.005)
+
+
+@contextlib.contextmanager
+def asgi_service(app: Any) -> Iterator[str]:
+    """Serve an ASGI application with uvicorn, in its own thread."""
+    config = uvicorn.Config(app, port=0, lifespan="off", log_config=None, http="h11", ws="none")
+    server = _Uvicorn(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not server.started:
+            assert thread.is_alive(), "uvicorn did not start"
+            assert time.monotonic() < deadline, "uvicorn did not start in time"
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+
+
+def exchange(url: str, data: bytes) -> bytes:
+    """Send bytes, and return all bytes that the server sends before it closes the connection."""
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as connection:
+        connection.sendall(data)
+        received = b""
+        while piece := connection.recv(65536):
+            received += piece
+    return received

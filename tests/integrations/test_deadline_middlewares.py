@@ -27,7 +27,7 @@ from starlette.routing import Route
 from resilience import Context, DeadlineExceeded, current_context, deadline
 from resilience.integrations import asgi, wsgi
 from tests.conftest import FakeClock, World
-from tests.integrations.services import asgi_service, exchange
+from tests.integrations.servers import asgi_service, exchange
 
 EXPECTED = "x-envoy-expected-rq-timeout-ms"
 FIELD = "HTTP_X_ENVOY_EXPECTED_RQ_TIMEOUT_MS"  # the same for WSGI

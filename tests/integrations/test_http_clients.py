@@ -39,7 +39,7 @@ from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
 from tests.contention.beside import until
 from tests.custom import Recording
-from tests.integrations.http_clients import BLOCKING, CLIENTS, QUICK, Client, outcome_of, process_clock_ahead
+from tests.integrations.http_clients import BLOCKING, CLIENTS, QUICK, Client, each_of, outcome_of, process_clock_ahead
 from tests.integrations.servers import PATIENCE, Answer, Server, notes_of, unused_url
 from tests.integrations.upload_bodies import SlowFile
 from tests.policies.retries import oversleep
@@ -47,18 +47,7 @@ from tests.policies.retries import oversleep
 TASKS = [it for it in CLIENTS if not it.world.blocking]
 
 
-@pytest.fixture(params=CLIENTS, ids=repr)
-def client(request: pytest.FixtureRequest) -> Client:
-    """Every client."""
-    client: Client = request.param
-    return client
-
-
-@pytest.fixture(params=BLOCKING, ids=repr)
-def blocking_client(request: pytest.FixtureRequest) -> Client:
-    """Every client of blocking code."""
-    client: Client = request.param
-    return client
+client, blocking_client = each_of(CLIENTS), each_of(BLOCKING)
 
 
 # --- statuses ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from resilience import CircuitBreaker, CircuitOpen, Fallback, Policy, Timeout, T
 from resilience.integrations.http import PerHost
 from tests.conftest import no_collector
 from tests.custom import Recording
-from tests.integrations import llm_server as llm
+from tests.integrations import sdks as llm
 from tests.integrations.sdks import OPENAI, QUESTION, SOON, openai
 from tests.integrations.servers import Answer, Server, unused_url
 from tests.integrations.upload_bodies import pipe

@@ -1,22 +1,23 @@
-"""Protected clients of the SDKs of language models: their common behaviour."""
+"""Protected clients of the SDKs of language models: their common behaviour, and that of `anthropic` alone."""
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 from typing import Any
 
 import pytest
 
 from resilience import AdaptiveThrottle, CircuitBreaker, Fallback, Hedge, Policy, Quantile, Rate, RateLimiter, Retry
+from resilience.network_errors import transient
 from tests.conftest import FakeClock, World
-from tests.integrations import llm_server as llm
-from tests.integrations.sdks import ANTHROPIC, OPENAI, QUESTION, SDK, SOON
+from tests.integrations import sdks as llm
+from tests.integrations.http_clients import each_of
+from tests.integrations.sdks import ANTHROPIC, OPENAI, QUESTION, SDK, SOON, anthropic
 from tests.integrations.servers import Answer, Server
 
-
-@pytest.fixture(params=[OPENAI, ANTHROPIC], ids=lambda it: it.name)
-def sdk(request: pytest.FixtureRequest) -> SDK:
-    sdk: SDK = request.param
-    return sdk
+sdk = each_of([OPENAI, ANTHROPIC], ids=lambda it: it.name)
 
 
 # --- failures and results ---
@@ -162,3 +163,61 @@ def test_wrong_arguments_are_refused(sdk: SDK) -> None:
             sdk.protect(client, 3)
         with pytest.raises(TypeError, match=f"client must be an {sdk.client}.*not 'client'"):
             sdk.protect("client", SOON)
+
+
+# --- anthropic alone ---
+
+
+def test_a_message_with_an_iterator_is_sent_once(server: Server) -> None:
+    """This SDK accepts iterators in a message; the second attempt would send an empty one."""
+    server.script(llm.ANTHROPIC_PATH, llm.anthropic_error(503))
+    with ANTHROPIC.protected(server.url, SOON) as client, pytest.raises(anthropic.InternalServerError):
+        ANTHROPIC.ask(client, extra_body={"metadata": {"tags": iter(["a", "b"])}})
+    assert len(server.requests) == 1
+
+
+def test_an_open_file_in_a_message_is_sent_again_from_its_position(server: Server) -> None:
+    """Each attempt reads it into the body."""
+    image = io.BytesIO(b"skipped;pixels")
+    image.seek(8)
+    source = {"type": "base64", "media_type": "image/png", "data": image}
+    server.script(llm.ANTHROPIC_PATH, llm.anthropic_error(503), llm.message())
+    with ANTHROPIC.protected(server.url, SOON) as client:
+        ANTHROPIC.ask(client, messages=[{"role": "user", "content": [{"type": "image", "source": source}]}])
+    sent = [json.loads(it.body)["messages"][0]["content"][0]["source"]["data"] for it in server.requests]
+    assert [base64.b64decode(it) for it in sent] == [b"pixels", b"pixels"]
+
+
+def test_an_earlier_reply_in_a_message_can_be_sent_again(server: Server) -> None:
+    """Its content consists of objects of the SDK, which can be read repeatedly."""
+    server.script(llm.ANTHROPIC_PATH, llm.message())
+    hello = QUESTION["messages"]
+    with ANTHROPIC.protected(server.url, SOON) as client:
+        earlier = ANTHROPIC.ask(client)
+        server.requests.clear()
+        server.script(llm.ANTHROPIC_PATH, llm.anthropic_error(503), llm.message())
+        ANTHROPIC.ask(client, messages=[*hello, {"role": "assistant", "content": earlier.content}, *hello])
+    first, second = (json.loads(it.body) for it in server.requests)
+    assert first == second
+
+
+def test_a_retryable_error_of_a_middleware_is_a_failure(server: Server) -> None:
+    """`RetryableError` is a class of the SDK."""
+
+    def refuse(request: Any, call_next: Any) -> Any:
+        response = call_next(request)
+        if len(server.requests) < 3:
+            raise anthropic.RetryableError("the reply was nonsense")
+        return response
+
+    server.script(llm.ANTHROPIC_PATH, llm.message())
+    with ANTHROPIC.protected(server.url, SOON, middleware=[refuse]) as client:
+        assert ANTHROPIC.text(ANTHROPIC.ask(client)) == "fine"
+    assert len(server.requests) == 3
+    assert transient(anthropic.RetryableError("no"))
+
+
+def test_clients_for_other_platforms_are_protected() -> None:
+    """Those for Bedrock and Vertex share no public base class with it."""
+    with anthropic.AnthropicVertex(region="r", project_id="p", access_token="t") as client:
+        assert type(ANTHROPIC.protect(client, SOON)) is anthropic.AnthropicVertex

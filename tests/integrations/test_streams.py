@@ -16,7 +16,7 @@ import pytest
 from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
 from resilience.callables import maybe_await
 from tests.conftest import World
-from tests.integrations import llm_server as llm
+from tests.integrations import sdks as llm
 from tests.integrations.sdks import ANTHROPIC, OPENAI, QUESTION
 from tests.integrations.servers import Answer, Server
 from tests.streams.sources import Consumed, taken

@@ -24,7 +24,7 @@ from resilience import CircuitBreaker, events
 from resilience.integrations.dashboard import Dashboard, aserve, serve
 from tests.conftest import World
 from tests.integrations.dashboard.requests import is_subscribed, served
-from tests.integrations.services import PATIENCE, asgi_service
+from tests.integrations.servers import PATIENCE, asgi_service
 
 
 def get(url: str, method: str = "GET", **headers: str) -> httpx.Response:

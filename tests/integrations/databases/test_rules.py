@@ -21,14 +21,13 @@ from tests.conftest import FakeClock
 from tests.integrations.databases.kinds import KINDS, Kind, Notes
 from tests.integrations.databases.postgres import Frozen
 from tests.integrations.databases.sqlite import PATIENCE, Locked
+from tests.integrations.http_clients import each_of
 
 #: The errors of statements, of drivers and of SQLAlchemy.
 ERRORS = (sqlite3.Error, psycopg.Error, psycopg2.Error, DBAPIError)
 
 
-@pytest.fixture(params=KINDS, ids=str)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return request.param  # type: ignore[no-any-return]
+kind = each_of(KINDS, ids=str)
 
 
 def only(**properties: bool) -> Any:

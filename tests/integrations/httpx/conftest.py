@@ -7,19 +7,9 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import pytest
-
-from tests.integrations.http_clients import CLIENTS, Httpx
+from tests.integrations.http_clients import CLIENTS, Httpx, each_of
 
 HTTPX = [it for it in CLIENTS if isinstance(it, Httpx)]
-
-
-def each_of(kits: list[Httpx]) -> Any:
-    @pytest.fixture(params=kits, ids=repr)
-    def kit(request: pytest.FixtureRequest) -> Any:
-        return request.param
-
-    return kit
 
 
 kit = each_of(HTTPX)

@@ -94,7 +94,7 @@ def in_threads(*functions: Callable[[], object]) -> None:
     run_all(functions)
 
 
-def run_all(functions: Iterable[Callable[[], object]], *then: Callable[[], object]) -> None:
+def run_all(functions: Iterable[Callable[[], object]], *then: Callable[[], object], patience: float = 20.0) -> None:
     """Run each function in a thread of its own, and meanwhile the steps of `then` in this one."""
     threads = [threading.Thread(target=function, daemon=True) for function in functions]
     for thread in threads:
@@ -102,7 +102,7 @@ def run_all(functions: Iterable[Callable[[], object]], *then: Callable[[], objec
     for step in then:
         step()
     for thread in threads:
-        thread.join(20)
+        thread.join(patience)
     assert not any(thread.is_alive() for thread in threads)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 
 from resilience import Bulkhead, BulkheadFull, CircuitBreaker, CircuitOpen, CircuitState, events
+from tests.callers import run_all
 from tests.contention.storm import fine_grained_switching
 
 ROUNDS = 400
@@ -57,24 +57,10 @@ def throw_away(coroutine: Any) -> None:
     box.append(box)
 
 
-def bounded(function: Callable[[], None], threads: int = 1) -> None:
-    """Run the function in this number of threads; fail if one of them hangs."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            function()
-        except BaseException as error:  # raised in the thread of the test
-            errors.append(error)
-
-    started = [threading.Thread(target=run, daemon=True) for _ in range(threads)]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        thread.join(60)
-        assert not thread.is_alive(), "a thread hangs"
-    if errors:
-        raise errors[0]
+def run(function: Callable[[], None], threads: int = 1) -> None:
+    """Run the function in this number of threads, while the collector runs all the time."""
+    with collecting_all_the_time():
+        run_all([function] * threads, patience=60.0)
 
 
 @pytest.mark.filterwarnings("ignore:the wait in a queue of a blocking call")  # as intended here
@@ -89,8 +75,7 @@ def test_garbage_collected_calls_release_their_permits(threads: int) -> None:
             with suppress(BulkheadFull):
                 bulkhead.call(bulkhead.stats)
 
-    with collecting_all_the_time():
-        bounded(lambda: asyncio.run(work()), threads)
+    run(lambda: asyncio.run(work()), threads)
     stats = bulkhead.stats()
     assert (stats.in_flight, stats.queued) == (0, 0)
     slots = [bulkhead.slot() for _ in range(3)]
@@ -122,8 +107,7 @@ def test_garbage_collected_waiters_leave_the_queue() -> None:
                     await asyncio.sleep(0)
             await asyncio.gather(*tasks)
 
-    with collecting_all_the_time():
-        bounded(lambda: asyncio.run(main()))
+    run(lambda: asyncio.run(main()))
     assert len(served) == 100
     stats = bulkhead.stats()
     assert (stats.in_flight, stats.queued) == (0, 0)
@@ -144,8 +128,7 @@ def test_garbage_collected_probes_are_released(threads: int) -> None:
                 admitted.append(breaker.call(int))
             breaker.stats()
 
-    with collecting_all_the_time():
-        bounded(work, threads)
+    run(work, threads)
     assert admitted
     assert breaker.state is CircuitState.HALF_OPEN
     assert breaker.stats().probes == 0
@@ -184,8 +167,7 @@ def test_a_finalizer_may_use_the_policies_it_interrupts() -> None:
             breaker.isolate()
             breaker.close()
 
-    with collecting_all_the_time():
-        bounded(work)
+    run(work)
     assert len(ended) == ROUNDS
     assert bulkhead.stats().in_flight == 0
 
@@ -205,8 +187,7 @@ def test_a_finalizer_may_unsubscribe() -> None:
             del thing
             events.subscribe(seen.append, events.CircuitChanged)()
 
-    with collecting_all_the_time():
-        bounded(work)
+    run(work)
     breaker = CircuitBreaker(1)
     breaker.isolate()
     assert seen == []

@@ -13,29 +13,23 @@ from temporalio.exceptions import ApplicationError
 from resilience import Retry, transient
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
 from resilience.integrations.temporal import from_retry_policy, to_retry_policy
-from resilience.testing import virtual_time
+from resilience.testing import script, virtual_time
 from tests.conftest import Boom
 
 
-def seconds(value: float) -> timedelta:
-    return timedelta(seconds=value)
+def policy_of(initial: float, coefficient: float, most: float, attempts: int, errors: Any = None) -> RetryPolicy:
+    return RetryPolicy(timedelta(seconds=initial), coefficient, timedelta(seconds=most), attempts, errors)
 
 
 @pytest.mark.parametrize(
     ("retry", "policy"),
     [
-        (
-            Retry(5, backoff=Exponential(0.5, factor=3, cap=30, jitter="none")),
-            RetryPolicy(seconds(0.5), 3.0, seconds(30), 5),
-        ),
-        (Retry(None, on=Exception, backoff=Exponential(1, cap=60)), RetryPolicy(seconds(1), 2.0, seconds(60), 0)),
-        (Retry(1, on=transient, backoff=Constant(2)), RetryPolicy(seconds(2), 1.0, seconds(2), 1)),
-        (Retry(backoff=Exponential(9, cap=3)), RetryPolicy(seconds(3), 2.0, seconds(3), 3)),
-        (
-            Retry(ignore=(KeyError, Boom), backoff=Constant(2)),
-            RetryPolicy(seconds(2), 1.0, seconds(2), 3, ["KeyError", "Boom"]),
-        ),
-        (Retry(), RetryPolicy(seconds(0.1), 2.0, seconds(10), 3)),
+        (Retry(5, backoff=Exponential(0.5, factor=3, cap=30, jitter="none")), policy_of(0.5, 3.0, 30, 5)),
+        (Retry(None, on=Exception, backoff=Exponential(1, cap=60)), policy_of(1, 2.0, 60, 0)),
+        (Retry(1, on=transient, backoff=Constant(2)), policy_of(2, 1.0, 2, 1)),
+        (Retry(backoff=Exponential(9, cap=3)), policy_of(3, 2.0, 3, 3)),
+        (Retry(ignore=(KeyError, Boom), backoff=Constant(2)), policy_of(2, 1.0, 2, 3, ["KeyError", "Boom"])),
+        (Retry(), policy_of(0.1, 2.0, 10, 3)),
     ],
 )
 def test_a_retry_is_converted_to_a_retry_policy(retry: Retry, policy: RetryPolicy) -> None:
@@ -68,15 +62,15 @@ def test_settings_without_an_equivalent_in_temporal_are_refused(settings: Any, m
 @pytest.mark.parametrize(
     "policy",
     [
-        RetryPolicy(maximum_interval=seconds(60)),
-        RetryPolicy(seconds(0.5), 1.0, seconds(3), 7, ["KeyError"]),
-        RetryPolicy(seconds(0.5), 1.5, seconds(3), 1),
+        RetryPolicy(maximum_interval=timedelta(seconds=60)),
+        policy_of(0.5, 1.0, 3, 7, ["KeyError"]),
+        policy_of(0.5, 1.5, 3, 1),
     ],
 )
 def test_converting_there_and_back_changes_nothing(policy: RetryPolicy) -> None:
     """Except that missing values are the defaults of Temporal."""
     assert to_retry_policy(from_retry_policy(policy)) == policy
-    assert to_retry_policy(from_retry_policy(RetryPolicy(seconds(0)))) == RetryPolicy(seconds(1), 2.0, seconds(100), 0)
+    assert to_retry_policy(from_retry_policy(RetryPolicy(timedelta(0)))) == policy_of(1, 2.0, 100, 0)
 
 
 @pytest.mark.parametrize(
@@ -91,16 +85,11 @@ def test_converting_there_and_back_changes_nothing(policy: RetryPolicy) -> None:
     ids=["other", "named", "named type", "not retryable", "retryable"],
 )
 def test_the_errors_that_temporal_retries_are_retried(error: Exception, attempts: int) -> None:
-    calls: list[int] = []
-
-    def fail() -> None:
-        calls.append(1)
-        raise error
-
+    fails = script(error, ...)
     retry = from_retry_policy(RetryPolicy(maximum_attempts=3, non_retryable_error_types=["KeyError", "Gone"]))
     with virtual_time(), pytest.raises(type(error)):
-        retry.call(fail)
-    assert len(calls) == attempts
+        retry.call(fails)
+    assert len(fails.calls) == attempts
 
 
 def test_repr_shows_the_errors_that_are_not_retried() -> None:

@@ -17,11 +17,14 @@ from tests.docs.side_by_side import code_in, ours, same, theirs
 #: The library calls it; it is deprecated from Python 3.14 on.
 pytestmark = pytest.mark.filterwarnings("ignore:'asyncio.iscoroutinefunction' is deprecated:DeprecationWarning")
 
-BACKOFF = {"backoff": backoff, "OSError": OSError, "predicate": predicate}
+BACKOFF = {"backoff": backoff, "OSError": OSError, "Exception": Exception, "predicate": predicate}
+CONSTANT = "constant, OSError, interval=2, jitter=None"
 
 
-def on_exception(arguments: str, generator: str = "constant, OSError, interval=2, jitter=None") -> Callable[..., Any]:
-    decorator: Callable[..., Any] = written(f"backoff.on_exception(backoff.{generator}, {arguments})", BACKOFF)
+def on_exception(arguments: str, generator: str = CONSTANT, **names: Any) -> Callable[..., Any]:
+    """Return their decorator with these arguments, which may use these names."""
+    code = f"backoff.on_exception(backoff.{generator}, {arguments})"
+    decorator: Callable[..., Any] = written(code, {**BACKOFF, **names})
     return decorator
 
 
@@ -50,11 +53,7 @@ GENERATORS = {
 def _(left: str, right: str) -> None:
     generator = GENERATORS[f"`{code_in(left)}`"]
     assert all(name.strip(" `") in generator for name in left.split(",")[1:])
-    same(
-        written(f"backoff.on_exception(backoff.{generator})", BACKOFF),
-        written(f"Retry(9, on=OSError, backoff={code_in(right)})"),
-        *FAILS,
-    )
+    same(on_exception("", generator), written(f"Retry(9, on=OSError, backoff={code_in(right)})"), *FAILS)
 
 
 @row("backoff", "`backoff.fibo`")
@@ -70,16 +69,10 @@ def _(left: str, right: str) -> None:
 
 @row("backoff", "`jitter=backoff.full_jitter`")
 def _(left: str, right: str) -> None:
-    same(
-        on_exception(f"OSError, max_tries=5, {code_in(left)}", "expo"),
-        Retry(5, on=OSError, backoff=backoffs.Exponential(1)),
-        *FAILS,
-    )
-    same(
-        on_exception(f"OSError, interval=2, max_tries=5, {code_in(left)}", "constant"),
-        written(f"Retry(5, on=OSError, backoff=Constant(2, {right.split('`')[3]}))"),
-        *FAILS,
-    )
+    their = on_exception(f"OSError, max_tries=5, {code_in(left)}", "expo")
+    same(their, Retry(5, on=OSError, backoff=backoffs.Exponential(1)), *FAILS)
+    their = on_exception(f"OSError, interval=2, max_tries=5, {code_in(left)}", "constant")
+    same(their, written(f"Retry(5, on=OSError, backoff=Constant(2, {right.split('`')[3]}))"), *FAILS)
 
 
 @row("backoff", "`jitter=None`")
@@ -90,28 +83,15 @@ def _(left: str, right: str) -> None:
 
 @row("backoff", "`giveup=predicate`")
 def _(left: str, right: str) -> None:
+    our = written(f"Retry(5, on=OSError, backoff=[2], {code_in(right)})")
     for steps in ANSWERS[:2]:
-        same(
-            on_exception(f"max_tries=5, {code_in(left)}"),
-            written(f"Retry(5, on=OSError, backoff=[2], {code_in(right)})"),
-            *steps,
-        )
+        same(on_exception(f"max_tries=5, {code_in(left)}"), our, *steps)
 
 
 @row("backoff", "`on_backoff=handler`")
 def _(left: str, right: str) -> None:
     their, our = list[float](), list[float]()
-    theirs(
-        backoff.on_exception(
-            backoff.constant,
-            OSError,
-            interval=2,
-            jitter=None,
-            max_tries=3,
-            on_backoff=lambda details: their.append(details["wait"]),
-        ),
-        *FAILS,
-    )
+    theirs(on_exception("max_tries=3, on_backoff=note", note=lambda details: their.append(details["wait"])), *FAILS)
     ours(Retry(3, on=OSError, backoff=[2], on_retry=lambda event: our.append(event.delay)), *FAILS)
     assert their == our == [2, 2]
 
@@ -119,18 +99,14 @@ def _(left: str, right: str) -> None:
 @row("backoff", "`on_giveup=handler`")
 def _(left: str, right: str) -> None:
     their: list[int] = []
-    arguments: dict[str, Any] = {
-        "interval": 2,
-        "jitter": None,
-        "max_tries": 3,
-        "on_giveup": lambda details: their.append(details["tries"]),
-    }
-    theirs(backoff.on_exception(backoff.constant, OSError, **arguments), *FAILS)
+    decorator = on_exception("max_tries=3, on_giveup=note", note=lambda details: their.append(details["tries"]))
+    theirs(decorator, *FAILS)
     with recording(events.RetryGaveUp) as recorder:
         ours(Retry(3, on=OSError, backoff=[2]), *FAILS)
     assert [event.attempts for event in recorder.of(events.RetryGaveUp)] == their == [3]
     recorder.clear()
-    theirs(backoff.on_exception(backoff.constant, OSError, giveup=predicate, **arguments), *FAILS)
+    arguments = "max_tries=3, giveup=predicate, on_giveup=note"
+    theirs(on_exception(arguments, note=lambda details: their.append(details["tries"])), *FAILS)
     with recording(events.RetryGaveUp) as recorder:
         ours(Retry(3, on=OSError, ignore=predicate, backoff=[2]), *FAILS)
     assert their == [3, 1]
@@ -141,12 +117,7 @@ def _(left: str, right: str) -> None:
 def _(left: str, right: str) -> None:
     for steps, succeeded in ((FAILS, 0), ((OSError(), "fine"), 1)):
         their: list[object] = []
-        theirs(
-            backoff.on_exception(
-                backoff.constant, OSError, interval=2, jitter=None, max_tries=3, on_success=their.append
-            ),
-            *steps,
-        )
+        theirs(on_exception("max_tries=3, on_success=note", note=their.append), *steps)
         with recording(events.ExecutionFinished) as recorder:
             ours(Retry(3, on=OSError, backoff=[2]), *steps)
         our = [event for event in recorder.of(events.ExecutionFinished) if isinstance(event.outcome, Success)]
@@ -164,10 +135,7 @@ def _(left: str, right: str) -> None:
 @row("backoff", "`backoff.runtime`")
 def _(left: str, right: str) -> None:
     arguments = left.split("`")[3]
-    their = written(
-        f"backoff.on_exception(backoff.runtime, Exception, max_tries=3, {arguments})",
-        {**BACKOFF, "Exception": Exception},
-    )
+    their = on_exception(f"max_tries=3, {arguments}", "runtime, Exception")
     same(their, written(f"Retry(3, on=Exception, {code_in(right)})"), Asks(), ...)
 
 

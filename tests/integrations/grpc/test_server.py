@@ -164,18 +164,14 @@ class TestServer:
         assert 20 < second <= 40
 
     @pytest.mark.parametrize(
-        ("error", "expected"),
+        ("error", "status", "details"),
         [
-            (
-                DeadlineExceeded("the deadline of the execution has passed"),
-                (EXCEEDED, "the deadline of the call has passed"),
-            ),
-            (KeyError("bug"), (grpc.StatusCode.UNKNOWN, "")),
+            (DeadlineExceeded(), EXCEEDED, "the deadline of the call has passed"),
+            (KeyError("bug"), grpc.StatusCode.UNKNOWN, ""),
         ],
-        ids=["deadline", "bug"],
     )
-    def test_a_handler_that_runs_out_of_time_answers_deadline_exceeded(
-        self, server: Server, error: Exception, expected: tuple[grpc.StatusCode, str]
+    def test_a_handler_without_time_answers_deadline_exceeded(
+        self, server: Server, error: Exception, status: grpc.StatusCode, details: str
     ) -> None:
         """Otherwise the error would be UNKNOWN, as any other is."""
 
@@ -186,8 +182,8 @@ class TestServer:
         for method in Dependency.methods:
             with pytest.raises(grpc.RpcError) as caught:
                 call(method, timeout=60.0)
-            assert caught.value.code() is expected[0]
-            assert expected[1] in caught.value.details()
+            assert caught.value.code() is status
+            assert details in caught.value.details()
 
     def test_a_call_that_is_too_late_does_not_enter_its_handler(self, server: Server) -> None:
         """No work begins for a caller who has given up; here the deadline has passed immediately."""

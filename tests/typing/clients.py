@@ -1,4 +1,4 @@
-"""Units of work, and protected redis clients. Read by test_types.py; not run."""
+"""Units of work, and protected clients, which have the type of the client. Read by test_types.py; not run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import TypeVar, assert_type
 
 import redis
 import redis.asyncio
+from anthropic import Anthropic, AsyncAnthropic
+from anthropic.lib.vertex import AnthropicVertex
+from anthropic.types import Message
+from openai import AsyncAzureOpenAI, AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletion
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from resilience import Fallback, Retry
-from resilience.integrations import dbapi, sqlalchemy
+from resilience.integrations import anthropic, dbapi, http, openai, sqlalchemy
 from resilience.integrations.redis import protect
 
 T = TypeVar("T")
@@ -88,3 +93,18 @@ async def main() -> None:
 assert_type(protect(redis.Redis(), Retry()), redis.Redis)
 assert_type(protect(redis.asyncio.Redis(), Retry()), redis.asyncio.Redis)
 protect(1, Retry())  # type: ignore[type-var]
+
+
+def same_type(azure: AsyncAzureOpenAI, vertex: AnthropicVertex) -> None:
+    assert_type(openai.protect(OpenAI(), Retry()), OpenAI)
+    assert_type(openai.protect(AsyncOpenAI(), http.standard()), AsyncOpenAI)
+    assert_type(openai.protect(azure, Retry()), AsyncAzureOpenAI)
+    assert_type(anthropic.protect(Anthropic(), Retry()), Anthropic)
+    assert_type(anthropic.protect(AsyncAnthropic(), Retry()), AsyncAnthropic)
+    assert_type(anthropic.protect(vertex, http.standard()), AnthropicVertex)
+
+
+async def same_results() -> None:
+    client = openai.protect(AsyncOpenAI(), Retry())
+    assert_type(await client.chat.completions.create(model="m", messages=[]), ChatCompletion)
+    assert_type(anthropic.protect(Anthropic(), Retry()).messages.create(model="m", max_tokens=1, messages=[]), Message)

@@ -65,8 +65,8 @@ def extra(record: logging.LogRecord) -> dict[str, Any]:
 def test_a_task_that_is_given_up_is_always_written(log: Log) -> None:
     """The limit on repeats does not apply. The extra value is `task`, as `name` would be that of the logger."""
     end = log.begin(repeats=1)
-    for name in ("feed", "poll\nforged"):
-        park_a_task(name)
+    park_a_task("feed")
+    park_a_task("poll\nforged")
     end()
     log.begin(messages=True)
     park_a_task()
@@ -75,13 +75,8 @@ def test_a_task_that_is_given_up_is_always_written(log: Log) -> None:
         "ERROR feeds: gave poll\\nforged up after 0 restarts; the last failure was Boom",
         "ERROR feeds: gave feed up after 0 restarts; the last failure was Boom: secret",
     ]
-    assert extra(log.records[0]) == {
-        "kind": "parked",
-        "policy": "feeds",
-        "task": "feed",
-        "restarts": 0,
-        "error_type": "tests.conftest.Boom",
-    }
+    facts = {"kind": "parked", "policy": "feeds", "task": "feed", "restarts": 0}
+    assert extra(log.records[0]) == {**facts, "error_type": "tests.conftest.Boom"}
 
 
 GET = Context(operation="get")
@@ -125,6 +120,9 @@ def test_the_line_of_a_timeout_says_what_timed_out(log: Log) -> None:
     ]
 
 
+TOO_LONG = "the server asks for a longer wait than max_retry_after"
+
+
 class FailureWithAdvice(Boom):
     """A failure that says whether, or when, the call may be made again."""
 
@@ -140,11 +138,7 @@ class FailureWithAdvice(Boom):
         (Retry(9, on=Boom, backoff=[5.0], max_elapsed=4.0), Boom(), "max_elapsed leaves no time for another"),
         (Retry(9, on=Boom, backoff=[20.0]), Boom(), "the deadline leaves no time for another"),
         (Retry(9, on=Boom), FailureWithAdvice(repeatable=False), "it must not be repeated"),
-        (
-            Retry(9, on=Boom, max_retry_after=5.0),
-            FailureWithAdvice(retry_after=6.0),
-            "the server asks for a longer wait than max_retry_after",
-        ),
+        (Retry(9, on=Boom, max_retry_after=5.0), FailureWithAdvice(retry_after=6.0), TOO_LONG),
     ],
 )
 def test_the_line_of_a_give_up_says_why(clock: FakeClock, log: Log, retry: Retry, failure: Boom, why: str) -> None:
@@ -211,12 +205,8 @@ def test_messages_of_errors_are_written_on_request(clock: FakeClock, log: Log) -
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, open_for=0.5, name="db"))
     pipeline.capture(script(Boom(f"no\nINFO forged {'x' * 500}"), ...), GET)
     opened, retried, *_ = log.lines
-    assert opened.startswith(
-        "ERROR circuit db: closed -> open for 0.5 s: failures 1 of 1; the last failure was Boom, after Boom: no"
-    )
-    assert retried.startswith(
-        "INFO Pipeline (get): attempt 1 failed with Boom, the next one is in 1 s: no\\nINFO forged"
-    )
+    assert "failures 1 of 1; the last failure was Boom, after Boom: no" in opened
+    assert "attempt 1 failed with Boom, the next one is in 1 s: no\\nINFO forged" in retried
     assert all("\n" not in line and len(line) < 400 for line in log.lines)
 
 
@@ -287,15 +277,11 @@ class Interrupting(str):
 )
 def test_a_count_is_written_once_if_an_event_interrupts_the_writing(clock: FakeClock, log: Log) -> None:
     """The interrupting event writes the count, the interrupted one does not write it again."""
-    breaker, other = CircuitBreaker(name="db"), CircuitBreaker(name="other")
+    breaker, other, operation = isolated(), isolated("other"), Interrupting("get")
     log.begin(repeats=1, interval=10)
-    breaker.isolate()
-    other.isolate()
-    operation = Interrupting("get")
-    for _ in range(3):
-        breaker.capture(lambda ctx: "never", Context(operation=operation))
+    refuse(breaker, operation, times=3)
     clock.advance(11)
-    operation.act = lambda: other.capture(lambda ctx: "never", Context(operation="get"))
+    operation.act = lambda: refuse(other)
     Retry().execute(lambda ctx: "fine")
     assert operation.act is None
     assert refusals(log) == [
@@ -314,19 +300,20 @@ def test_no_event_is_created_for_an_unlogged_end(clock: FakeClock, log: Log, mon
             created.append(type(event).__name__)
 
     monkeypatch.setattr(events.Event, "__del__", record, raising=False)
+    retry = Retry(name="mine")
     log.begin(interval=10)
-    Retry(name="mine").execute(lambda ctx: "fine")
+    retry.call(int)
     assert created == []
     Fallback(None, name="mine").execute(lambda ctx: 1 / 0)
     assert created == ["FallbackUsed"]
     clock.advance(11)
-    Retry(name="mine").execute(lambda ctx: "fine")
-    Retry(name="mine").execute(lambda ctx: "fine")
+    retry.call(int)
+    retry.call(int)
     assert created == ["FallbackUsed", "ExecutionFinished"]
     detailed = Log()
     detailed.logger.setLevel(logging.DEBUG)
     end = detailed.begin()
-    Retry(name="mine").execute(lambda ctx: "fine")
+    retry.call(int)
     end()
     assert created[2:] == ["ExecutionFinished"]
 
@@ -354,9 +341,8 @@ def test_changes_of_circuits_are_always_written(clock: FakeClock, log: Log) -> N
     """They are rare and important, so that the limit on repeats does not apply."""
     breaker = CircuitBreaker(name="db")
     log.begin(repeats=1)
-    for _ in range(5):
-        breaker.isolate()
-        breaker.close()
+    for act in (breaker.isolate, breaker.close) * 5:
+        act()
     assert len(log.lines) == 10
 
 

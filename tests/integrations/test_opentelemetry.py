@@ -22,6 +22,7 @@ from resilience import CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
 from resilience.integrations.opentelemetry import Tracing, instrument
 from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS
 from resilience.testing import script
+from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
 from tests.custom import Recording
 from tests.integrations.exporters import Metrics, OpenTelemetry, WithoutText, policies_with_state, report_everything
@@ -162,19 +163,12 @@ def test_events_of_policies_become_events_of_the_span(clock: FakeClock, traced: 
     where = {"resilience.operation": "get", "resilience.pipeline": "Pipeline"}
     assert span.status.status_code is StatusCode.UNSET
     assert span.attributes == {**where, "resilience.remaining": 9.0}
-    assert names(span) == [
-        f"resilience.{kind}"
-        for kind in "attempt_failed retry_scheduled circuit_changed attempt_failed retry_gave_up fallback_used".split()
-    ]
+    kinds = "attempt_failed retry_scheduled circuit_changed attempt_failed retry_gave_up fallback_used"
+    assert names(span) == [f"resilience.{kind}" for kind in kinds.split()]
     assert names(refused) == ["resilience.call_rejected", "resilience.fallback_used"]
     boom = {"error.type": "tests.conftest.Boom"}
-    assert span.events[1].attributes == {
-        **where,
-        **boom,
-        "resilience.policy": "Retry",
-        "resilience.attempt": 1,
-        "resilience.delay": 1.5,
-    }
+    scheduled = {"resilience.policy": "Retry", "resilience.attempt": 1, "resilience.delay": 1.5}
+    assert span.events[1].attributes == {**where, **boom, **scheduled}
     assert span.events[-2].attributes["resilience.reason"] == "circuit_open"
     spare = {**where, "resilience.policy": "spare"}
     assert span.events[-1].attributes == spare | boom
@@ -206,14 +200,9 @@ def test_a_failure_is_recorded_in_the_span(traced: Traced, record_exceptions: bo
 async def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(world: World, traced: Traced) -> None:
     """It is no error of the attempt's span; that of the execution has the error, and the scope of the timeout."""
 
-    async def hang(ctx: Context) -> None:
-        await world.hang()
-
-    pipeline = Policy.wrap(
-        traced.policy(), Retry(2, backoff=[0]), Timeout(0.01), traced.policy(each="attempt"), name="p"
-    )
-
-    await world.attempt(pipeline, hang, Context(operation="get"))
+    attempt = Timeout(0.01).wrap(traced.policy(each="attempt"))
+    pipeline = Policy.wrap(traced.policy(), Retry(2, backoff=[0]), attempt, name="p")
+    await world.attempt(pipeline, world.hang, Context(operation="get"))
     *attempts, execution = traced.spans
     assert len(attempts) == 2
     for attempt in attempts:
@@ -287,15 +276,14 @@ def test_a_change_that_is_reported_after_the_span_is_left_out(traced: Traced, ca
             held.set()
             may_go_on.wait(20)
 
+    def probe() -> None:
+        assert held.wait(20)
+        time.sleep(0.02)
+        assert traced.policy().wrap(breaker).execute(lambda ctx: "probe") == "probe"
+        assert names(traced.only) == []
+
     breaker = CircuitBreaker(1, open_for=0.01, on_transition=hold)
-    thread = threading.Thread(target=lambda: breaker.capture(lambda ctx: 1 / 0))
-    thread.start()
-    assert held.wait(20)
-    time.sleep(0.02)
-    assert traced.policy().wrap(breaker).execute(lambda ctx: "probe") == "probe"
-    assert names(traced.only) == []
-    may_go_on.set()
-    thread.join()
+    run_all([lambda: breaker.capture(lambda ctx: 1 / 0)], probe, may_go_on.set)
     assert (breaker.state.name, names(traced.only), caplog.records) == ("CLOSED", [], [])
 
 

@@ -6,8 +6,9 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import ANY
+from unittest.mock import ANY, Mock
 
 import pytest
 import structlog
@@ -61,32 +62,18 @@ def test_a_logger_of_the_user_filters_and_renders(clock: FakeClock) -> None:
     ]
 
 
-class LoggerWithoutLevels:
-    """A logger whose level can be checked, with no level enabled."""
-
-    def __init__(self) -> None:
-        self.levels: list[int] = []
-
-    def is_enabled_for(self, level: int) -> bool:
-        self.levels.append(level)
-        return False
-
-    def critical(self, event: str, **values: Any) -> None:
-        raise AssertionError("no level is enabled")
-
-    debug = info = warning = error = critical
-
-
 def test_the_level_is_checked_before_an_entry_is_created() -> None:
     """If the logger has `is_enabled_for`, as those of structlog 25.1 and later."""
-    logger = LoggerWithoutLevels()
-    end = log_events(logger, repeats=1)
+    levels: list[int] = []
+    entry = Mock(side_effect=AssertionError("no level is enabled"))
+    methods = dict.fromkeys(("debug", "info", "warning", "error", "critical"), entry)
+    end = log_events(SimpleNamespace(is_enabled_for=levels.append, **methods), repeats=1)
     breaker = CircuitBreaker(name="db")
     breaker.isolate()
     for _ in range(2):
         breaker.capture(lambda ctx: "never")
     end()
-    assert logger.levels == [logging.DEBUG, *[logging.WARNING] * 3]
+    assert levels == [logging.DEBUG, *[logging.WARNING] * 3]
 
 
 def test_a_logger_over_the_standard_library_is_accepted(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,14 +13,15 @@ from resilience import Context, RetriesExhausted, Retry, Success, events
 from resilience.integrations.logging import log_events
 from resilience.testing import no_sleeping, recording, script, virtual_time
 from tests.docs.migrating.rows import ANSWERS, FAILS, NAMES, ROWS, Asks, Check, cases, predicate, row, written
-from tests.docs.side_by_side import code_in, in_async_blocks, in_blocks, ours, same, their_time, theirs
+from tests.docs.side_by_side import code_in, in_async_blocks, in_blocks, ours, same, theirs
 
 #: Under these names both have something else.
 THEIRS = {**NAMES, "retry": tenacity.retry, "RetryError": tenacity.RetryError}
 
 
-def tenacity_with(arguments: str) -> Callable[..., Any]:
-    decorator: Callable[..., Any] = written(f"retry({arguments})", THEIRS)
+def tenacity_with(arguments: str, **names: Any) -> Callable[..., Any]:
+    """Return their decorator with these arguments, which may use these names."""
+    decorator: Callable[..., Any] = written(f"retry({arguments})", {**THEIRS, **names})
     return decorator
 
 
@@ -122,21 +123,11 @@ def _(left: str, right: str) -> None:
 
 @row("tenacity", "`before=callback`")
 def _(left: str, right: str) -> None:
-    before: list[int] = []
-    with their_time():
-        their = tenacity.retry(before=lambda state: before.append(state.attempt_number))(
-            script(OSError(), OSError(), 1)
-        )
-        their()
-    numbers: list[int] = []
+    before, numbers = list[int](), list[int]()
     steps = script(OSError(), OSError(), 1)
-
-    @Retry(on=OSError, backoff=[0])
-    def function() -> Any:
-        numbers.append(written(right.split("`")[1]) if "attempt" in right.split("`")[1] else 0)
-        return steps()
-
-    function()
+    theirs(tenacity.retry(before=lambda state: before.append(state.attempt_number)), OSError(), OSError(), 1)
+    attempt = right.split("`")[1]
+    Retry(on=OSError, backoff=[0]).call(lambda: (numbers.append(written(attempt)), steps())[1])
     assert "current_context().attempt" in right
     assert numbers == before == [1, 2, 3]
 
@@ -144,16 +135,11 @@ def _(left: str, right: str) -> None:
 @row("tenacity", "`before_sleep=callback`")
 def _(left: str, right: str) -> None:
     their, our = list[tuple[int, float]](), list[tuple[int, float]]()
-    same(
-        tenacity.retry(
-            stop=tenacity.stop_after_attempt(3),
-            wait=tenacity.wait_fixed(2),
-            before_sleep=lambda state: their.append((state.attempt_number, state.upcoming_sleep)),
-            reraise=True,
-        ),
-        Retry(on=OSError, backoff=[2], on_retry=lambda event: our.append((event.attempt, event.delay))),
-        *FAILS,
+    attempt = tenacity_with(
+        "stop=stop_after_attempt(3), wait=wait_fixed(2), reraise=True, before_sleep=note",
+        note=lambda state: their.append((state.attempt_number, state.upcoming_sleep)),
     )
+    same(attempt, Retry(on=OSError, backoff=[2], on_retry=lambda it: our.append((it.attempt, it.delay))), *FAILS)
     assert their == our
     assert our[:2] == [(1, 2), (2, 2)]
 
@@ -161,9 +147,8 @@ def _(left: str, right: str) -> None:
 @row("tenacity", "`after=callback`")
 def _(left: str, right: str) -> None:
     after: list[int] = []
-    their = tenacity.retry(
-        stop=tenacity.stop_after_attempt(3), after=lambda state: after.append(state.attempt_number), reraise=True
-    )
+    note = {"note": lambda state: after.append(state.attempt_number)}
+    their = tenacity_with("stop=stop_after_attempt(3), after=note, reraise=True", **note)
     for steps in (FAILS, (OSError(), "fine")):
         after.clear()
         theirs(their, *steps)
@@ -177,31 +162,23 @@ def _(left: str, right: str) -> None:
 def _(left: str, right: str) -> None:
     assert "log_events()" in right
     records: list[logging.LogRecord] = []
-    logger = logging.getLogger("tests.migrating")
-    logger.setLevel(logging.DEBUG)
-    handler = logging.Handler()
+    logger, handler = logging.Logger("of this test", logging.DEBUG), logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
     logger.addHandler(handler)
-    try:
-        before_sleep = tenacity.before_sleep_log(logger, logging.WARNING)
-        theirs(tenacity.retry(stop=tenacity.stop_after_attempt(2), before_sleep=before_sleep), *FAILS)
-        assert len(records) == 1
-        records.clear()
-        stop = log_events(logger)
-        ours(Retry(2, on=OSError, backoff=[0]), *FAILS)
-        stop()
-        assert len(records) >= 1
-    finally:
-        logger.removeHandler(handler)
+    before_sleep = tenacity.before_sleep_log(logger, logging.WARNING)
+    theirs(tenacity.retry(stop=tenacity.stop_after_attempt(2), before_sleep=before_sleep), *FAILS)
+    assert len(records) == 1
+    records.clear()
+    stop = log_events(logger)
+    ours(Retry(2, on=OSError, backoff=[0]), *FAILS)
+    stop()
+    assert len(records) >= 1
 
 
 @row("tenacity", "`retry_error_callback=callback`")
 def _(left: str, right: str) -> None:
-    their = tenacity.retry(
-        stop=tenacity.stop_after_attempt(5),
-        retry=tenacity.retry_if_exception_type(OSError) | tenacity.retry_if_result(predicate),
-        retry_error_callback=lambda state: "answer",
-    )
+    conditions = "retry=retry_if_exception_type(OSError) | retry_if_result(predicate)"
+    their = tenacity_with(f"stop=stop_after_attempt(5), {conditions}, retry_error_callback=lambda state: 'answer'")
     _, outer, _, inner, *_ = right.split("`")
     names = {**NAMES, "callback": lambda outcome, ctx: "answer"}
     our = written(outer, names).wrap(written(f"{inner[:-1]}, on=OSError, on_result=predicate, backoff=[0])", names))

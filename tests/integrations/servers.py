@@ -46,6 +46,8 @@ from urllib.parse import urlsplit
 
 import uvicorn
 
+from tests.callers import wait_until
+
 #: Close with a reset: linger for no time.
 _RESET: Final = struct.pack("ii", 1, 0)
 
@@ -131,10 +133,7 @@ class Server:
 
     def wait_until(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds; fail after `PATIENCE`."""
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < end, "waited in vain"
-            time.sleep(0.005)
+        wait_until(condition, PATIENCE)
 
     # --- the server's side ---
 
@@ -306,11 +305,8 @@ def asgi_service(app: Any) -> Iterator[str]:
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not server.started:
-            assert thread.is_alive(), "uvicorn did not start"
-            assert time.monotonic() < deadline, "uvicorn did not start in time"
-            time.sleep(0.005)
+        wait_until(lambda: server.started or not thread.is_alive(), PATIENCE)
+        assert server.started, "uvicorn did not start"
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:

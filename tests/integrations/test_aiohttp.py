@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from resilience import CircuitBreaker, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.integrations.aiohttp import resilience_middleware
@@ -70,20 +71,10 @@ async def test_the_handshake_of_a_websocket_is_retried(read_body: bool) -> None:
     answers: list[int] = []
     app = web.Application()
     app.router.add_get("/", echo)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port = runner.addresses[0][1]
-        policy = QUICK.wrap(Timeout(PATIENCE))
-        async with (
-            session(policy, read_body=read_body) as client,
-            client.ws_connect(f"http://127.0.0.1:{port}/") as socket,
-        ):
-            await socket.send_str("hello")
-            assert await socket.receive_str() == "hello"
-    finally:
-        await runner.cleanup()
+    opening = session(QUICK.wrap(Timeout(PATIENCE)), read_body=read_body)
+    async with TestServer(app) as served, opening as client, client.ws_connect(served.make_url("/")) as socket:
+        await socket.send_str("hello")
+        assert await socket.receive_str() == "hello"
     assert answers == [503, 101]
 
 

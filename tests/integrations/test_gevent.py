@@ -12,10 +12,12 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+from tests.callers import wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -148,6 +150,13 @@ def application(environ, start_response):
 """
 
 
+def listens(address: str) -> bool:
+    with suppress(OSError):
+        socket.create_connection(address.split(":"), timeout=1).close()  # type: ignore[arg-type]
+        return True
+    return False
+
+
 @contextmanager
 def gunicorn(folder: Path, *arguments: str) -> Iterator[str]:
     """Run one gevent worker that listens on a free port."""
@@ -159,13 +168,7 @@ def gunicorn(folder: Path, *arguments: str) -> Iterator[str]:
     with (folder / "log").open("w", encoding="utf-8") as log:
         server = subprocess.Popen([*command, "application"], cwd=folder, env=ENVIRONMENT, stdout=log, stderr=log)
     try:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            try:
-                socket.create_connection(address.split(":"), timeout=1).close()  # type: ignore[arg-type]
-                break
-            except OSError:
-                time.sleep(0.05)
+        wait_until(lambda: listens(address), 60)
         yield f"http://{address}"
     finally:
         server.send_signal(signal.SIGTERM)

@@ -40,6 +40,8 @@ from tests.integrations.http_clients import client_of
 from tests.integrations.sdks import ANTHROPIC, OPENAI, SDK
 from tests.integrations.servers import Server
 
+SPENT = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "30"}
+
 
 def from_now(seconds: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
@@ -157,16 +159,15 @@ def test_a_hostile_header_is_parsed_in_linear_time() -> None:
 @pytest.mark.parametrize("status", [200, 429])
 def test_a_limiter_obeys_the_headers_of_responses(status: int) -> None:
     """Of results and of failures. With `retry_after=False` it obeys neither."""
-    headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "30"}
     for limiter, closed_for in [(RateLimiter(1000), 30), (RateLimiter(1000, longest_pause=5), 5)]:
         with (
             virtual_time(),
-            client_of(Timeout(60).wrap(limiter), lambda _: httpx.Response(status, headers=headers)) as client,
+            client_of(Timeout(60).wrap(limiter), lambda _: httpx.Response(status, headers=SPENT)) as client,
         ):
             client.get("http://a.test")
             assert limiter.stats().next_turn == closed_for
     limiter = RateLimiter(1000, retry_after=False)
-    with client_of(limiter, lambda _: httpx.Response(status, headers=headers)) as client:
+    with client_of(limiter, lambda _: httpx.Response(status, headers=SPENT)) as client:
         client.get("http://a.test")
         assert limiter.stats().next_turn == 0
 
@@ -174,8 +175,7 @@ def test_a_limiter_obeys_the_headers_of_responses(status: int) -> None:
 def test_a_limiter_that_only_observes_obeys_no_response_of_a_call_without_a_turn() -> None:
     """As it moves nothing by the result or the error of that call either."""
     limiter = RateLimiter(Rate(1, per=5), observe_only=True)
-    headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "30"}
-    with virtual_time() as clock, client_of(limiter, lambda _: httpx.Response(200, headers=headers)) as client:
+    with virtual_time() as clock, client_of(limiter, lambda _: httpx.Response(200, headers=SPENT)) as client:
         assert limiter.try_take() == 0
         client.get("http://a.test")
         assert limiter.stats().next_turn == 5
@@ -234,8 +234,7 @@ def test_limiters_in_nested_keyed_policies_obey_the_headers(between: Policy[Any]
     """With any policy between them and the request."""
     inner = Keyed(lambda host: Policy.wrap(RateLimiter(1000), between), lambda ctx: ctx.operation)
     outer = Keyed(lambda host: Policy.wrap(RateLimiter(1000), between, inner), lambda ctx: ctx.operation)
-    headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "30"}
-    with client_of(outer, lambda _: httpx.Response(200, headers=headers)) as client:
+    with client_of(outer, lambda _: httpx.Response(200, headers=SPENT)) as client:
         client.get("http://a.test")
     for keyed in (outer, inner):
         assert 29 < limiters_of(keyed)["GET a.test"].stats().next_turn <= 30

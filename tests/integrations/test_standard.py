@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yarl
 
-from resilience import CircuitOpen, Hedge, Policy, Rate, Retry, RetryBudget, TimeoutExceeded, events
+from resilience import CircuitOpen, Hedge, Rate, Retry, RetryBudget, TimeoutExceeded, events
 from resilience.backoff import Exponential
 from resilience.integrations.http import PerHost, standard
 from resilience.integrations.http.perhost import policy_for
@@ -23,10 +23,6 @@ from tests.conftest import FakeClock
 from tests.integrations.http_clients import client_of
 from tests.integrations.servers import Answer, Server
 
-PATIENT = 10.0
-QUICK = {"backoff": [0], "total_timeout": PATIENT, "attempt_timeout": PATIENT}
-
-
 # --- the policies of the pipeline ------------------------------------------------------------
 
 
@@ -34,14 +30,8 @@ def test_the_order_and_the_defaults_are_those_of_the_standard_handler() -> None:
     """Concurrency limit, total timeout, retry, breaker and attempt timeout, outermost first."""
     policies = standard().for_host("https://example.org/a").policies
     bulkhead, total, _body, retry, breaker, attempt = policies
-    assert [it.name for it in policies] == [
-        "bulkhead of https://example.org:443",
-        "total timeout",
-        "body",
-        "Retry",
-        "breaker of https://example.org:443",
-        "attempt timeout",
-    ]
+    names = ["bulkhead of {}", "total timeout", "body", "Retry", "breaker of {}", "attempt timeout"]
+    assert [it.name for it in policies] == [name.format("https://example.org:443") for name in names]
     assert (bulkhead.settings()["limit"], bulkhead.settings()["queue"]) == (1000, 0)
     assert (total.settings()["seconds"], attempt.settings()["seconds"]) == (30.0, 10.0)
     assert retry.settings()["attempts"] == 4
@@ -87,32 +77,19 @@ def test_describe_has_a_line_for_each_policy() -> None:
 def test_a_host_is_identified_by_scheme_name_and_port() -> None:
     """Other spellings of a URL are the same host."""
     made: list[str] = []
-
-    def make(origin: str) -> Policy[Any]:
-        made.append(origin)
-        return Retry()
-
-    hosts = PerHost(make)
-    for url in (
+    hosts = PerHost(lambda origin: made.append(origin) or Retry())
+    same = [
         "https://example.org",
         "https://EXAMPLE.org:443/a?b",
         "https://user:pw@example.org./",
         "HTTPS://example.org",
-        "https://example.org?next=//www.example.org:1/",
-        "https://example.org#//www.example.org:1/",
-        "https://exa\tmple.org/a",
-        " https:\n//example.org/a",
-    ):
-        hosts.for_host(url)
-    for url in ("http://example.org/", "https://example.org:8443/", "http://[::1]:8000/", "https://www.example.org/"):
-        hosts.for_host(url)
-    assert made == [
-        "https://example.org:443",
-        "http://example.org:80",
-        "https://example.org:8443",
-        "http://[::1]:8000",
-        "https://www.example.org:443",
     ]
+    same += [f"https://example.org{it}//www.example.org:1/" for it in ("?next=", "#")]
+    same += ["https://exa\tmple.org/a", " https:\n//example.org/a"]
+    others = ["http://example.org", "https://example.org:8443", "http://[::1]:8000", "https://www.example.org"]
+    for url in same + others:
+        hosts.for_host(url)
+    assert made == ["https://example.org:443", "http://example.org:80", *others[1:3], "https://www.example.org:443"]
 
 
 @pytest.mark.parametrize("make", [str, httpx.URL, yarl.URL, partial(yarl.URL, encoded=True)])
@@ -138,9 +115,7 @@ def test_a_ratio_is_a_budget_for_each_host_and_a_budget_is_shared_by_all() -> No
 
     def budgets(policies: PerHost) -> list[Any]:
         pipelines = [policies.for_host(f"https://{name}.example/") for name in ("a", "b")]
-        return [
-            it[place].settings()["budget"] for it in (pipeline.policies for pipeline in pipelines) for place in (3, 5)
-        ]
+        return [it.policies[place].settings()["budget"] for it in pipelines for place in (3, 5)]
 
     a, also_a, b, also_b = budgets(standard(budget=0.2, hedge=1))
     assert a is also_a
@@ -211,10 +186,8 @@ def test_the_standard_pipeline_retries_and_reports_to_its_listeners(clock: FakeC
     assert clock.sleeps == [2.0, 9.0, 8.0]
     assert [it.delay for it in reported if isinstance(it, events.RetryScheduled)] == [2.0, 9.0, 8.0]
     (finished,) = [it for it in reported if isinstance(it, events.ExecutionFinished)]
-    assert (finished.policy, finished.operation) == (
-        "standard pipeline of http://example.org:80",
-        "GET example.org",
-    )
+    assert finished.policy == "standard pipeline of http://example.org:80"
+    assert finished.operation == "GET example.org"
 
 
 def test_attempts_that_time_out_open_the_circuit(server: Server) -> None:
@@ -236,7 +209,7 @@ def test_a_mistake_of_the_caller_opens_no_circuit() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.LocalProtocolError("a header is malformed")
 
-    policies = standard(min_calls=2, failure_ratio=0.5, **QUICK)
+    policies = standard(min_calls=2, failure_ratio=0.5, backoff=[0])
     with client_of(policies, handler) as client:
         for _ in range(4):
             with pytest.raises(httpx.LocalProtocolError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 import anyio
 import anyio.to_thread
@@ -13,6 +12,7 @@ from resilience import CircuitBreaker, CircuitOpen, Fallback, Policy, Retry, eve
 from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.dashboard.rates import MOST_PIPELINES, RATES, SPAN
 from resilience.integrations.dashboard.watch import LINGER
+from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock
 from tests.integrations.dashboard.requests import Make, fail, is_subscribed, state_of, viewing
 
@@ -63,10 +63,8 @@ async def test_each_pipeline_has_its_own_rates(make: Make, clock: FakeClock) -> 
         now = (await state_of(app))["now"]
     rates = {it["name"]: {name: rate["present"] for name, rate in it["rates"].items()} for it in now["pipelines"]}
     none = dict.fromkeys(RATES, 0.0)
-    assert rates == {
-        "inside": {**none, "executions": 3.0, "failures": 3.0, "retries": 3.0},
-        "outside": {**none, "executions": 3.0, "fallbacks": 3.0},
-    }
+    assert rates["inside"] == {**none, "executions": 3.0, "failures": 3.0, "retries": 3.0}
+    assert rates["outside"] == {**none, "executions": 3.0, "fallbacks": 3.0}
     assert now["rates"]["executions"]["present"] == 6.0
     assert now["rates"]["executions"]["total"] == 24
 
@@ -100,11 +98,7 @@ async def test_no_count_is_lost_between_threads(make: Make) -> None:
     breaker.isolate()
 
     async with viewing(app):
-        threads = [threading.Thread(target=lambda: [breaker.capture(fail()) for _ in range(250)]) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            await anyio.to_thread.run_sync(thread.join)
+        await anyio.to_thread.run_sync(in_threads, *[lambda: [breaker.capture(fail()) for _ in range(250)]] * 8)
         state = await state_of(app)
     totals = {name: rate["total"] for name, rate in state["now"]["rates"].items()}
     assert (totals["executions"], totals["failures"], totals["rejections"]) == (2000, 2000, 2000)

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine
 
+from tests.callers import wait_until
 from tests.integrations.databases.models import Base
 from tests.integrations.databases.postgres import Frozen, PostgresServer
 
@@ -17,7 +18,7 @@ from tests.integrations.databases.postgres import Frozen, PostgresServer
 @pytest.fixture(scope="package")
 def postgres() -> Iterator[PostgresServer]:
     server = PostgresServer()
-    server.wait(psycopg.connect)
+    wait_until(server.accepts_connections)
     yield server
     server.stop()
 

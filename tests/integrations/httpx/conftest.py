@@ -34,8 +34,11 @@ def full_port() -> Iterator[str]:
         yield f"http://127.0.0.1:{full.getsockname()[1]}/"
 
 
-def body_of(kit: Httpx, *steps: Any, noted: list[str] | None = None) -> Any:
-    """Return a stream of a class of its own, which takes these steps, pieces and errors, and notes its use."""
+def body_of(kit: Httpx, *steps: Any, noted: list[str] | None = None, leaving: Any = None) -> Any:
+    """Return a stream of a class of its own, which takes these steps, pieces and errors, and notes its use.
+
+    :param leaving: called and awaited as a task ceases to read.
+    """
 
     class Stream(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
         def note(self, what: str) -> None:
@@ -50,8 +53,11 @@ def body_of(kit: Httpx, *steps: Any, noted: list[str] | None = None) -> Any:
                 yield step
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            for piece in self:
-                yield piece
+            try:
+                for piece in self:
+                    yield piece
+            finally:
+                await leaving() if leaving else None
 
         def close(self) -> None:
             self.note("closed")

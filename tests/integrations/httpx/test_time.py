@@ -25,7 +25,7 @@ from resilience import Context, Hedge, Policy, Retry, Timeout, TimeoutExceeded, 
 from resilience.integrations.http import Rules
 from tests.callers import wait_until
 from tests.conftest import FakeClock
-from tests.integrations.http_clients import NO_TLS, QUICK, Httpx, outcome_of
+from tests.integrations.http_clients import NO_TLS, QUICK, Httpx, outcome_of, process_clock_ahead
 from tests.integrations.httpx.conftest import body_of, full_port
 from tests.integrations.servers import PATIENCE, Answer, Server
 
@@ -355,12 +355,10 @@ async def test_the_deadline_of_an_attempt_that_wins_a_race_does_not_apply_to_its
 
 async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Httpx, server: Server) -> None:
     """With `read_body`, the caller of a stream may take any time."""
-    async with (
-        some_kit.client(Timeout(0.5), read_body=True) as client,
-        client.stream("GET", server.url) as response,
-    ):
-        await some_kit.world.sleep(0.55)
-        assert await some_kit.read(response) == b"ok"
+    opening = some_kit.client(Timeout(PATIENCE), read_body=True)
+    async with opening as client, client.stream("GET", server.url) as response:
+        with process_clock_ahead(2 * PATIENCE):
+            assert await some_kit.read(response) == b"ok"
 
 
 async def test_a_body_whose_next_chunk_has_always_arrived_is_cut_off(tasks_kit: Httpx) -> None:
@@ -376,23 +374,21 @@ async def test_a_body_whose_next_chunk_has_always_arrived_is_cut_off(tasks_kit: 
             await client.get("http://example.org/")
 
 
+async def answered(kit: Httpx, stream: Any) -> Any:
+    """Return the response of a transport whose inner one answers with this stream."""
+    transport = kit.make(Timeout(PATIENCE), kit.mock(kit.library.Response(200, stream=stream)))
+    return await transport.handle_async_request(kit.library.Request("GET", "http://example.org/"))
+
+
 async def test_closing_a_body_closes_the_inner_stream(tasks_kit: Httpx) -> None:
     """A generator that is left to the collector could not await anything."""
     ended: list[str] = []
 
-    class Chunks(tasks_kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            try:
-                yield b"a"
-                yield b"b"
-            finally:
-                await anyio.sleep(0)
-                ended.append("ended")
+    async def leaving() -> None:
+        await anyio.sleep(0)
+        ended.append("ended")
 
-    library = tasks_kit.library
-    inner = tasks_kit.mock(library.Response(200, stream=Chunks()))
-    transport = tasks_kit.make(Timeout(PATIENCE), inner)
-    response = await transport.handle_async_request(library.Request("GET", "http://example.org/"))
+    response = await answered(tasks_kit, body_of(tasks_kit, b"a", b"b", leaving=leaving))
     async with contextlib.aclosing(response.stream.__aiter__()) as chunks:
         assert await anext(chunks) == b"a"
     assert ended == ["ended"]
@@ -418,24 +414,15 @@ async def test_a_body_can_be_closed_while_another_task_reads_it(tasks_kit: Httpx
 
 
 async def test_a_body_whose_close_is_cancelled_is_closed(tasks_kit: Httpx) -> None:
-    ended: list[str] = []
+    noted: list[str] = []
     with anyio.CancelScope() as scope:
 
-        class Chunks(tasks_kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
-            async def __aiter__(self) -> AsyncIterator[bytes]:
-                try:
-                    yield b"a"
-                finally:
-                    scope.cancel()
-                    await anyio.sleep(0)
+        async def leaving() -> None:
+            scope.cancel()
+            await anyio.sleep(0)
 
-            async def aclose(self) -> None:
-                ended.append("closed")
-
-        library = tasks_kit.library
-        transport = tasks_kit.make(Timeout(PATIENCE), tasks_kit.mock(library.Response(200, stream=Chunks())))
-        response = await transport.handle_async_request(library.Request("GET", "http://example.org/"))
+        response = await answered(tasks_kit, body_of(tasks_kit, b"a", noted=noted, leaving=leaving))
         await anext(response.stream.__aiter__())
         await response.aclose()
     assert scope.cancelled_caught
-    assert ended == ["closed"]
+    assert noted == ["read", "closed"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
+from tests.callers import wait_until
 from tests.integrations.conftest import program
 
 
@@ -28,10 +28,7 @@ class RedisServer:
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder)]
         options += ["--unixsocket", str(self.socket)]
         self._process = subprocess.Popen([self._program, *options], stdout=subprocess.DEVNULL)
-        patience = time.monotonic() + 20
-        while not self._answers():
-            assert time.monotonic() < patience, "redis-server does not answer"
-            time.sleep(0.01)
+        wait_until(self._answers)
 
     def refresh(self) -> None:
         """Make sure that it runs, and delete all data."""

@@ -93,11 +93,7 @@ class Subject:
         self.moves: list[events.CircuitChanged] = []
         self.breaker = CircuitBreaker(self.trip, open_for=[0.0005], probes=2, on_transition=self.moves.append)
         self.bulkhead = Bulkhead(LIMIT, queue=QUEUE)
-        self.policies = {
-            "both": self.breaker.wrap(self.bulkhead),
-            "breaker": self.breaker,
-            "bulkhead": self.bulkhead,
-        }
+        self.policies = {"both": self.breaker.wrap(self.bulkhead), "breaker": self.breaker, "bulkhead": self.bulkhead}
         self.inside: deque[None] = deque()  # its operations are atomic, so no lock is needed
         self.entered: deque[None] = deque()
         self.cancelled: deque[None] = deque()  # inside the function

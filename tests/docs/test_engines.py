@@ -47,7 +47,7 @@ ENGINES: dict[str, tuple[list[str], str, dict[str, str]]] = {
         "tasks.charge.send(7)",
         {
             'RedisBroker(url=os.environ["REDIS_URL"])': 'RedisBroker(url=os.environ["REDIS_URL"], '
-            "heartbeat_timeout=1000, maintenance_chance=1_000_000)",
+            "heartbeat_timeout=1000, maintenance_chance=1_000_000)"
         },
     ),
 }

@@ -26,10 +26,7 @@ from tests.integrations.upload_bodies import pieces
 
 @contextlib.asynccontextmanager
 async def session(
-    policy: Policy[Any] = QUICK,
-    *inside: aiohttp.ClientMiddlewareType,
-    read_body: bool = False,
-    **options: Any,
+    policy: Policy[Any] = QUICK, *inside: aiohttp.ClientMiddlewareType, read_body: bool = False, **options: Any
 ) -> AsyncIterator[Any]:
     """Open a session with at most one connection, so that a leak makes the next request wait; nothing may hang.
 

@@ -165,11 +165,7 @@ CASES = [
     # --- databases ---
     *of(
         partial(dbapi.unit_of_work, policy=Retry(), connect=sqlite3.connect),
-        (
-            {"connect": OpenConnection()},
-            TypeError,
-            "connect must be a function that opens a connection, not",
-        ),
+        ({"connect": OpenConnection()}, TypeError, "connect must be a function that opens a connection, not"),
         ({"policy": None}, TypeError, "policy must be a policy, not None"),
         ({"connect": "test.db"}, TypeError, "connect must be callable, not 'test.db'"),
         ({"repeat_unknown_commits": 1}, TypeError, "repeat_unknown_commits must be True or"),

@@ -81,10 +81,7 @@ def test_a_drain_waits_for_threads_and_tasks() -> None:
         assert sorted(done) == ["task", "thread"]
         assert gate.drain(0) is True
 
-    run_all(
-        [lambda: gate.call(slow), lambda: asyncio.run(gate.call(aslow))],
-        drains,
-    )
+    run_all([lambda: gate.call(slow), lambda: asyncio.run(gate.call(aslow))], drains)
 
 
 async def test_a_drain_in_a_task_waits_in_virtual_time(in_virtual_asyncio: Virtual) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from functools import partial
 from typing import Any
 
 import anyio
@@ -185,16 +186,23 @@ async def test_a_cancellation_ends_the_block(tasks_world: World) -> None:
 
 
 async def test_a_supervisor_is_used_once_and_inside_its_block(tasks_world: World) -> None:
+    """After that, it starts nothing, and is drained."""
     supervisor = Supervisor()
     assert supervisor.is_stopping is False
-    with pytest.raises(RuntimeError, match="inside its block"):
-        supervisor.start_soon(anyio.sleep, 1)
-    with pytest.raises(RuntimeError, match="inside its block"):
-        await supervisor.wait_stopping()
-    with pytest.raises(RuntimeError, match="inside its block"):
-        await supervisor.adrain(1)
+    for use in (
+        partial(supervisor.start_soon, anyio.sleep, 1),
+        supervisor.wait_stopping,
+        partial(supervisor.adrain, 1),
+    ):
+        with pytest.raises(RuntimeError, match="inside its block"):
+            await use()  # type: ignore[misc]
     async with supervisor:
-        pass
+        supervisor.start_soon(anyio.sleep, 0)
+    assert supervisor.is_stopping
+    with pytest.raises(RuntimeError, match="inside its block"):
+        supervisor.start_soon(anyio.sleep, 0)
+    with anyio.fail_after(5):
+        assert await supervisor.adrain(0) is True
     with pytest.raises(RuntimeError, match="make another one"):
         await supervisor.__aenter__()
 
@@ -276,16 +284,6 @@ async def test_concurrent_drains_end_together(tasks_world: World) -> None:
                 group.start_soon(drain, supervisor)
                 group.start_soon(drain, supervisor)
     assert drained == [False, False]
-
-
-async def test_after_its_block_a_supervisor_starts_nothing_and_is_drained(tasks_world: World) -> None:
-    async with Supervisor() as supervisor:
-        supervisor.start_soon(anyio.sleep, 0)
-    assert supervisor.is_stopping
-    with pytest.raises(RuntimeError, match="inside its block"):
-        supervisor.start_soon(anyio.sleep, 0)
-    with anyio.fail_after(5):
-        assert await supervisor.adrain(0) is True
 
 
 async def test_a_function_that_cannot_run_as_a_task_is_refused(tasks_world: World) -> None:

@@ -70,29 +70,23 @@ def test_policies_see_the_arguments_of_the_caller(path: Path) -> None:
     assert asked == ["a", "b", "a", "b"]
 
 
-class LosesConnection:
+class LosesConnection(sqlite3.Connection):
     """A connection that commits, and breaks before it reports so."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
     def commit(self) -> None:
-        self._connection.commit()
+        super().commit()
         raise psycopg.OperationalError("server closed the connection unexpectedly")
 
 
 def test_a_commit_of_unknown_outcome_is_not_repeated(path: Path) -> None:
     """Here it has happened. `repeat_unknown_commits` repeats it."""
-    connect = connecting(path)
+    connect = connecting(path, kind=LosesConnection)
     with pytest.raises(psycopg.OperationalError) as caught:
-        unit_of_work(AGAIN, lambda: LosesConnection(connect()))(note)("a")
+        unit_of_work(AGAIN, connect)(note)("a")
     assert caught.value.repeatable is False  # type: ignore[attr-defined]
     assert notes(path) == ["a"]
     with pytest.raises(psycopg.OperationalError):
-        unit_of_work(AGAIN, lambda: LosesConnection(connect()), repeat_unknown_commits=True)(note)("b")
+        unit_of_work(AGAIN, connect, repeat_unknown_commits=True)(note)("b")
     assert notes(path) == ["a", "b", "b", "b"]
 
 
@@ -142,15 +136,15 @@ def test_an_abandoned_attempt_lets_no_later_commit_be_repeated(path: Path, clock
     second_commits, may_end = threading.Event(), threading.Event()
     attempts: list[str] = []
 
-    class LostByCommitting(sqlite3.Connection):
+    class LostByCommitting(LosesConnection):
         def commit(self) -> None:
             second_commits.set()
             abandoned_attempts_end()
-            super().commit()
             if is_cut_off:
+                sqlite3.Connection.commit(self)
                 clock.advance(1)
                 may_end.wait(PATIENCE)
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
+            super().commit()
 
     @unit_of_work(Policy.wrap(AGAIN, Timeout(1)), connecting(path, kind=LostByCommitting))
     def add(connection: sqlite3.Connection) -> None:
@@ -209,23 +203,10 @@ def test_an_attempt_that_is_too_late_to_commit_stops_no_other(path: Path, clock:
 
 
 def test_a_connection_that_cannot_be_made_is_tried_again(path: Path) -> None:
-    """Connecting is a part of the attempt."""
-    steps: list[Any] = [ConnectionRefusedError("refused"), None]
-
-    def connect() -> sqlite3.Connection:
-        if error := steps.pop(0):
-            raise error
-        return sqlite3.connect(path)
-
+    """Connecting is a part of the attempt. The function that connects may be a mock, which looks like a connection."""
+    connect = Mock(side_effect=[ConnectionRefusedError("refused"), connecting(path)()])
     unit_of_work(AGAIN, connect)(note)("a")
-    assert notes(path) == ["a"]
-
-
-def test_the_function_that_connects_may_be_a_mock(path: Path) -> None:
-    """A mock has any attribute, also those by which a connection is recognized."""
-    connect = Mock(side_effect=connecting(path))
-    unit_of_work(AGAIN, connect)(note)("a")
-    assert connect.call_count == 1
+    assert (notes(path), connect.call_count) == (["a"], 2)
 
 
 def test_an_error_of_closing_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -19,7 +18,7 @@ import requests
 from resilience import CircuitBreaker, CircuitOpen, Fallback, Policy, Retry, Timeout, integrations
 from resilience.callables import maybe_await
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
-from tests.conftest import World, no_collector
+from tests.conftest import Watched, World, no_collector
 from tests.integrations.http_clients import QUICK, Httpx
 from tests.integrations.servers import PATIENCE, Server
 
@@ -56,12 +55,11 @@ async def test_the_inner_transport_is_entered_and_closed_with_the_client(kit: Ht
 
 def test_responses_are_freed_without_the_cyclic_collector(kit: Httpx) -> None:
     """That of a failed attempt, with its error, and the one that is returned with a limited body."""
-    left: list[weakref.ref[Any]] = []
+    answers = Watched()
 
     def handler(request: Any) -> Any:
-        response = kit.library.Response(200 if left else 503, headers={"Retry-After": "0"}, content=b"ok")
-        left.append(weakref.ref(response))
-        return response
+        status = 200 if answers.seen else 503
+        return answers.watch(kit.library.Response(status, headers={"Retry-After": "0"}, content=b"ok"))
 
     async def main() -> None:
         transport = kit.make(Policy.wrap(Timeout(PATIENCE), QUICK), kit.library.MockTransport(handler))
@@ -73,25 +71,20 @@ def test_responses_are_freed_without_the_cyclic_collector(kit: Httpx) -> None:
 
     with no_collector():
         kit.run(main)
-        assert [it() for it in left] == [None, None]
+        assert (answers.seen, answers.alive) == (2, [])
 
 
 async def test_many_attempts_keep_few_responses(kit: Httpx) -> None:
     """An execution that lasts for hours holds no more than a short one."""
-    answered: list[weakref.ref[Any]] = []
-    most_alive = 0
+    answers, alive = Watched(), list[int]()
 
     def handler(request: Any) -> Any:
-        nonlocal most_alive
-        most_alive = max(most_alive, sum(it() is not None for it in answered))
-        response = kit.library.Response(503)
-        answered.append(weakref.ref(response))
-        return response
+        alive.append(len(answers.alive))
+        return answers.watch(kit.library.Response(503))
 
     async with kit.client(Retry(50, backoff=[0]), kit.library.MockTransport(handler)) as client:
         assert (await client.get("http://example.org/")).status_code == 503
-    assert len(answered) == 50
-    assert most_alive <= 2
+    assert (len(alive), max(alive) <= 2) == (50, True)
 
 
 # --- wrong arguments -------------------------------------------------------------------------

@@ -154,9 +154,8 @@ def test_transitions_are_reported_once_each_and_in_order() -> None:
         time.sleep(0)  # lets another thread overtake
         changes.append(event)
 
-    breaker = CircuitBreaker(
-        3, open_for=[0.0, 0.0005], probes=2, probe_successes=2, probe_timeout=0.001, on_transition=record
-    )
+    probing = {"probes": 2, "probe_successes": 2, "probe_timeout": 0.001}
+    breaker = CircuitBreaker(3, open_for=[0.0, 0.0005], on_transition=record, **probing)
     gauge = Gauge()
     pipelines: list[Policy[Any]] = [breaker, Timeout(0.001).wrap(breaker), Retry(on=Boom, backoff=[0]).wrap(breaker)]
 

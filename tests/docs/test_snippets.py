@@ -87,9 +87,8 @@ OURS = re.compile(
     rf"(?:{re.escape(SOURCE)}/(?:blob|tree)|{re.escape(SOURCE.replace('//github', '//raw.githubusercontent'))})"
     r"/main/([^)\s#]+)#?([^)\s]*)"
 )
-FOR_CONTRIBUTORS = {
-    it.relative_to(ROOT).as_posix(): it.read_text(encoding="utf-8") for it in ROOT.glob(".github/**/*.md")
-}
+OTHERS = sorted(ROOT.glob(".github/**/*.md"))
+FOR_CONTRIBUTORS = {it.relative_to(ROOT).as_posix(): it.read_text(encoding="utf-8") for it in OTHERS}
 
 
 def dead_links(page: Path, text: str) -> list[str]:

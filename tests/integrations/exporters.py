@@ -95,9 +95,7 @@ class OpenTelemetry:
 
     def _labels(self, point: Any) -> frozenset[tuple[str, str]]:
         assert all(name.startswith("resilience.") or name == "error.type" for name in point.attributes)
-        names = {
-            name: name.removeprefix("resilience.").replace("error.type", "error_type") for name in point.attributes
-        }
+        names = {it: it.removeprefix("resilience.").replace("error.type", "error_type") for it in point.attributes}
         return frozenset((names[name], text) for name, text in point.attributes.items())
 
 
@@ -116,11 +114,8 @@ class Metrics:
         return self.exporter.series().get((name, frozenset(labels.items())))
 
     def labels(self, label: str, prefix: str = "") -> set[str]:
-        return {
-            dict(labels)[label]
-            for name, labels in self.exporter.series()
-            if label in dict(labels) and name.startswith(prefix)
-        }
+        found = [dict(labels) for name, labels in self.exporter.series() if name.startswith(prefix)]
+        return {labels[label] for labels in found if label in labels}
 
     def end(self) -> None:
         for end in self._ends:

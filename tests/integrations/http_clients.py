@@ -124,7 +124,7 @@ class Requests(Client):
     }
     one_shots: ClassVar[Bodies] = {
         "reader": lambda: {"data": OnlyRead()},
-        "reader from nowhere": lambda: {"data": OnlySeek()},
+        "no position": lambda: {"data": OnlySeek()},
     }
     make = ResilienceAdapter  # type: ignore[assignment]
 
@@ -367,11 +367,7 @@ def _awaited(function: Callable[[], Any]) -> Any:
 
 
 BLOCKING: list[Client] = [Requests(), Urllib3(), Httpx(), Httpx2()]
-CLIENTS: list[Client] = [
-    *BLOCKING,
-    *(kind(world) for kind in (Httpx, Httpx2) for world in ("asyncio", "trio")),
-    Aiohttp(),
-]
+CLIENTS = [*BLOCKING, *(kind(world) for kind in (Httpx, Httpx2) for world in ("asyncio", "trio")), Aiohttp()]
 
 
 def client_of(policy: Any, handler: Callable[[httpx.Request], httpx.Response] | None = None) -> httpx.Client:

@@ -16,11 +16,8 @@ DASHBOARD: dict[str, Any] = json.loads((FOLDER / "resilience.json").read_text(en
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 #: The alerts of the page: the name of each, and its query.
-ALERTS = re.findall(
-    r"- alert: (\w+).*?expr: (.*?)\n +for: \d+m",
-    (FOLDER.parent / "prometheus.md").read_text(encoding="utf-8"),
-    re.DOTALL,
-)
+PAGE = (FOLDER.parent / "prometheus.md").read_text(encoding="utf-8")
+ALERTS = re.findall(r"- alert: (\w+).*?expr: (.*?)\n +for: \d+m", PAGE, re.DOTALL)
 VARIABLES = {it["name"]: it for it in DASHBOARD["templating"]["list"]}
 
 
@@ -105,11 +102,8 @@ def test_the_dashboard_has_the_fields_that_grafana_requires() -> None:
         assert panel["description"].endswith(".")
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
+        width, height = range(place["w"]), range(place["h"])
+        cells = {(place["x"] + x, place["y"] + y) for x in width for y in height}
         assert not cells & places
         places |= cells
         refs = [target["refId"] for target in panel["targets"]]

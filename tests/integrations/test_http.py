@@ -74,13 +74,7 @@ def test_retry_after_ms_comes_first() -> None:
     assert retry_after({"retry-after-ms": "250", "Retry-After": "7"}) == 0.25
     assert retry_after({"Retry-After-Ms": "-1", "Retry-After": "7"}) == 0.0
     assert retry_after({"retry-after-ms": "soon", "RETRY-AFTER": "7"}) == retry_after({"retry-after": "7"}) == 7.0
-    mappings: list[Any] = [
-        {"Retry-After": 3},
-        {"retry-after-ms": 250},
-        {"Retry-After": None},
-        {"Retry-After": b"3"},
-        {},
-    ]
+    mappings = [{"Retry-After": 3}, {"retry-after-ms": 250}, {"Retry-After": None}, {"Retry-After": b"3"}, {}]
     assert [retry_after(it) for it in mappings] == [3.0, 0.25, None, None, None]
 
 

@@ -30,12 +30,8 @@ def sqs() -> Iterator[Stubber]:
 
 def delivers(stub: Stubber, number: int, body: str = '{"amount": "5"}') -> None:
     """Expect a request for messages, and answer it with this message, received for the given time."""
-    message = {
-        "MessageId": "one",
-        "Body": body,
-        "ReceiptHandle": f"receipt-{number}",
-        "Attributes": {"ApproximateReceiveCount": str(number)},
-    }
+    message = {"MessageId": "one", "Body": body, "ReceiptHandle": f"receipt-{number}"}
+    message["Attributes"] = {"ApproximateReceiveCount": str(number)}
     request = {"QueueUrl": QUEUE, "WaitTimeSeconds": 1, "MessageSystemAttributeNames": ["ApproximateReceiveCount"]}
     stub.add_response("receive_message", {"Messages": [message]}, request)
 

@@ -78,12 +78,7 @@ def test_a_host_is_identified_by_scheme_name_and_port() -> None:
     """Other spellings of a URL are the same host."""
     made: list[str] = []
     hosts = PerHost(lambda origin: made.append(origin) or Retry())
-    same = [
-        "https://example.org",
-        "https://EXAMPLE.org:443/a?b",
-        "https://user:pw@example.org./",
-        "HTTPS://example.org",
-    ]
+    same = ["https://example.org", "https://EXAMPLE.org:443/a?b", "https://me:pw@example.org./", "HTTPS://example.org"]
     same += [f"https://example.org{it}//www.example.org:1/" for it in ("?next=", "#")]
     same += ["https://exa\tmple.org/a", " https:\n//example.org/a"]
     others = ["http://example.org", "https://example.org:8443", "http://[::1]:8000", "https://www.example.org"]

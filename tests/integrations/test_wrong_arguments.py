@@ -40,9 +40,8 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         name = getattr(self.make, "func", self.make).__qualname__
-        return " ".join(
-            [name, *(f"{key}={value!r}" for key, value in self.given.items() if " at 0x" not in repr(value))]
-        )
+        shown = [f"{key}={value!r}" for key, value in self.given.items() if " at 0x" not in repr(value)]
+        return " ".join([name, *shown])
 
 
 def of(make: Callable[..., object], *cases: tuple[dict[str, Any], type[Exception], str]) -> list[Case]:

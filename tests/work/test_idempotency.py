@@ -126,10 +126,9 @@ def test_a_key_that_is_no_text_is_refused(make: Any) -> None:
 
 
 def test_describe_and_repr_show_the_settings() -> None:
-    assert IdempotencyKey(name="key").describe() == (
-        "key: one idempotency key for each execution, the same in all its attempts"
-    )
-    assert repr(IdempotencyKey(name="key")).endswith("name='key')")
+    key = IdempotencyKey(name="key")
+    assert key.describe() == "key: one idempotency key for each execution, the same in all its attempts"
+    assert repr(key).endswith("name='key')")
 
 
 async def test_concurrent_attempts_have_one_key(anywhere: Virtual) -> None:

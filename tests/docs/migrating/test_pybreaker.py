@@ -48,10 +48,8 @@ def same_breakers(their: Any, our: CircuitBreaker, *steps: Any, waits: dict[int,
 
 
 def pybreaker_with(arguments: str) -> Any:
-    return written(
-        f"CircuitBreaker({arguments}, throw_new_error_on_trip=False)",
-        {"CircuitBreaker": pybreaker.CircuitBreaker, "NotFound": NotFound},
-    )
+    names = {"CircuitBreaker": pybreaker.CircuitBreaker, "NotFound": NotFound}
+    return written(f"CircuitBreaker({arguments}, throw_new_error_on_trip=False)", names)
 
 
 WITH_NOT_FOUND = {**NAMES, "NotFound": NotFound}
@@ -61,9 +59,8 @@ WITH_NOT_FOUND = {**NAMES, "NotFound": NotFound}
 def _(left: str, right: str) -> None:
     arguments = code_in(left).removeprefix("CircuitBreaker(")[:-1]
     steps = [OSError()] * 3 + [1] + [OSError()] * 6 + [2] * 5
-    ends = same_breakers(
-        pybreaker_with(arguments), written(code_in(right)), *steps, waits={10: 59.0, 12: 2.0, 13: 61.0}
-    )
+    waits = {10: 59.0, 12: 2.0, 13: 61.0}
+    ends = same_breakers(pybreaker_with(arguments), written(code_in(right)), *steps, waits=waits)
     assert ends.count("refused") >= 3
     assert ends[-1] == "2"
 

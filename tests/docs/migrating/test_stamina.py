@@ -98,11 +98,10 @@ def _(left: str, right: str) -> None:
 
         return run
 
-    same(
-        lambda function: lambda: caller(OSError, asynchronous(function)),
-        lambda function: lambda: retry.acall(asynchronous(function)),
-        *FAILS,
-    )
+    def their(function: Callable[[], Any]) -> Any:
+        return lambda: caller(OSError, asynchronous(function))
+
+    same(their, lambda function: lambda: retry.acall(asynchronous(function)), *FAILS)
 
 
 @row("stamina", "`stamina.instrumentation.set_on_retry_hooks(", "the hooks for structlog")

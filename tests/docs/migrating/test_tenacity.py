@@ -71,11 +71,8 @@ def _(left: str, right: str) -> None:
     assert runs[0].waits == [7, 7]
 
 
-CONDITIONS = [
-    left
-    for left in ROWS["tenacity"]
-    if left.startswith(("`retry_if_", "`retry_any", "`retry_all")) and "result(" not in left
-]
+PREFIXES = ("`retry_if_", "`retry_any", "`retry_all")
+CONDITIONS = [it for it in ROWS["tenacity"] if it.startswith(PREFIXES) and "result(" not in it]
 
 
 @row("tenacity", *CONDITIONS, "`retry_any(")

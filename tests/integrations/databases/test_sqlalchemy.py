@@ -155,9 +155,7 @@ def test_a_connection_is_restored_before_it_returns_to_its_pool(file: Path, fail
     engine = create_engine(f"sqlite:///{file}", connect_args={"timeout": PATIENCE})
     Base.metadata.create_all(engine)
     waits: list[int] = []
-    event.listen(
-        engine, "checkin", lambda driver, record: waits.append(*driver.execute("pragma busy_timeout").fetchone())
-    )
+    event.listen(engine, "checkin", lambda it, record: waits.append(*it.execute("pragma busy_timeout").fetchone()))
 
     @unit_of_work(AGAIN, sessionmaker(engine))
     def add(session: Session) -> None:

@@ -23,11 +23,8 @@ from resilience import CircuitBreaker, Fallback, Policy, Retry
 from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
 from tests.conftest import World
 
-UNAVAILABLE, EXCEEDED, INTERNAL = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.INTERNAL,
-)
+STATUS = grpc.StatusCode
+UNAVAILABLE, EXCEEDED, INTERNAL = STATUS.UNAVAILABLE, STATUS.DEADLINE_EXCEEDED, STATUS.INTERNAL
 
 #: Seconds after which a test that waits for the other side has failed.
 PATIENCE = 20.0

@@ -273,10 +273,7 @@ class AioFakeServicerContext(FakeServicerContext):
 async def test_a_handler_is_not_entered_if_abort_returns() -> None:
     """Otherwise a unit test would pass although a real server answers an error."""
     handlers = Handlers()
-    blocking, tasks = (
-        {name: _with_deadline(handler) for name, handler in made.items()}
-        for made in (handlers.blocking(), handlers.asyncio())
-    )
+    blocking, tasks = _with_deadline(handlers.blocking()), _with_deadline(handlers.asyncio())
     with pytest.raises(DeadlineExceeded):
         blocking["One"].unary_unary(b"", FakeServicerContext())
     with pytest.raises(DeadlineExceeded):
@@ -288,5 +285,6 @@ async def test_a_handler_is_not_entered_if_abort_returns() -> None:
     assert handlers.seen == []
 
 
-def _with_deadline(handler: Any) -> Any:
-    return DeadlineInterceptor().intercept_service(lambda details: handler, None)
+def _with_deadline(handlers: dict[str, Any]) -> dict[str, Any]:
+    intercept = DeadlineInterceptor().intercept_service
+    return {name: intercept(lambda details, it=it: it, None) for name, it in handlers.items()}

@@ -47,10 +47,8 @@ async def test_the_inner_transport_is_entered_and_closed_with_the_client(kit: Ht
         pass
     transport = kit.make(QUICK, inner)
     await maybe_await(transport.close() if kit.world.blocking else transport.aclose())
-    calls = [name for name, *_ in inner.mock_calls]
-    assert calls == (
-        ["__enter__", "__exit__", "close"] if kit.world.blocking else ["__aenter__", "__aexit__", "aclose"]
-    )
+    calls = [name.strip("_") for name, *_ in inner.mock_calls]
+    assert calls == (["enter", "exit", "close"] if kit.world.blocking else ["aenter", "aexit", "aclose"])
 
 
 def test_responses_are_freed_without_the_cyclic_collector(kit: Httpx) -> None:

@@ -84,18 +84,14 @@ def anthropic_headers(kind: str, remaining: object, reset: str) -> dict[str, str
         ({"x-ratelimit-remaining": "0"}, None),
         ({"x-ratelimit-reset": "20"}, None),
         (openai_headers("requests", -1, "6m0s"), None),
-        (openai_headers("requests", 0, "6m0s", limit=0), None),
-        (openai_headers("requests", 0, "6m0s", limit=-1), None),
-        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "-5"}, None),
-        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "0"}, None),
-        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "soon"}, None),
+        *((openai_headers("requests", 0, "6m0s", limit=it), None) for it in (0, -1)),
+        *(
+            ({**SPENT, "x-ratelimit-reset": it}, None)
+            for it in ("-5", "0", "soon", "1700000000", "0001-01-01T00:00:00")
+        ),
         ({"x-ratelimit-remaining": "none", "x-ratelimit-reset": "5"}, None),
         ({"x-ratelimit-remaining": "nan", "x-ratelimit-reset": "inf"}, None),
-        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1700000000"}, None),
-        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "0001-01-01T00:00:00"}, None),
-        ({"RateLimit": '"a";r=x;t=3'}, None),
-        ({"RateLimit": '"a";t=3'}, None),
-        ({"RateLimit": ";;;,,,"}, None),
+        *(({"RateLimit": it}, None) for it in ('"a";r=x;t=3', '"a";t=3', ";;;,,,")),
     ],
     ids=str,
 )

@@ -79,20 +79,17 @@ async def test_the_dashboard_can_be_mounted_under_a_prefix(make: Make, path: str
         assert answer.headers["location"] == "monitor/"
 
 
+LOCAL = ["localhost", "127.0.0.1", "[::1]"]
+
+
 @pytest.mark.parametrize(
     ("allowed", "host", "status"),
     [
         (None, "anything.example", 200),
         (None, "", 200),
         (["*"], "anything.example", 200),
-        (["localhost", "127.0.0.1", "[::1]"], "localhost:8765", 200),
-        (["localhost", "127.0.0.1", "[::1]"], "LOCALHOST", 200),
-        (["localhost", "127.0.0.1", "[::1]"], "127.0.0.1:1", 200),
-        (["localhost", "127.0.0.1", "[::1]"], "[::1]:8765", 200),
-        (["localhost", "127.0.0.1", "[::1]"], "[::1]", 200),
-        (["localhost"], "rebound.example:8765", 421),
-        (["localhost"], "localhost.evil.example", 421),
-        (["localhost"], "", 421),
+        *((LOCAL, it, 200) for it in ("localhost:8765", "LOCALHOST", "127.0.0.1:1", "[::1]:8765", "[::1]")),
+        *((["localhost"], it, 421) for it in ("rebound.example:8765", "localhost.evil.example", "")),
         ([], "localhost", 421),
     ],
 )

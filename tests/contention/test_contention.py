@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections import Counter
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -65,12 +66,10 @@ def test_a_bulkhead_never_exceeds_its_limit_and_loses_no_permit(limit: int, queu
     # A call that ran out of time in the queue was rejected, too; one that was cancelled or cut off was not.
     out_of_time = outcomes["no time left"] + outcomes["timed out"] + outcomes["cancelled"]
     assert outcomes["full"] <= stats.rejected <= outcomes["full"] + out_of_time
-    slots = [bulkhead.slot() for _ in range(limit)]
-    for slot in slots:
-        slot.__enter__()
-    assert bulkhead.stats().in_flight == limit
-    for slot in slots:
-        slot.__exit__(None, None, None)
+    with ExitStack() as stack:
+        for _ in range(limit):
+            stack.enter_context(bulkhead.slot())
+        assert bulkhead.stats().in_flight == limit
 
 
 @pytest.mark.serial

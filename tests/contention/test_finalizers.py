@@ -78,10 +78,8 @@ def test_garbage_collected_calls_release_their_permits(threads: int) -> None:
     run(lambda: asyncio.run(work()), threads)
     stats = bulkhead.stats()
     assert (stats.in_flight, stats.queued) == (0, 0)
-    slots = [bulkhead.slot() for _ in range(3)]
-    for slot in slots:
-        slot.__enter__()
-    assert isinstance(bulkhead.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]
+    with bulkhead.slot(), bulkhead.slot(), bulkhead.slot(), pytest.raises(BulkheadFull):
+        bulkhead.call(int)
 
 
 @pytest.mark.skipif(

@@ -204,16 +204,12 @@ def test_all_attempts_carry_the_same_idempotency_key(server: Server) -> None:
     assert first
 
 
-class Upload(io.BytesIO):
-    """A file to which a test can hold a weak reference."""
-
-
 async def test_the_body_of_a_finished_request_is_freed(server: Server) -> None:
     """Also if a context is kept, which keeps the function that it calls."""
     recording = Recording()
     async with aprotected(server.url, recording) as client:
         server.script("/v1/files", llm.reply({"id": "f", "object": "file"}))
-        upload = Upload(b"content")
+        upload = io.BytesIO(b"content")
         sent = weakref.ref(upload)
         await client.files.create(file=upload, purpose="assistants")
         del upload

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpcore
@@ -21,13 +22,6 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
 
 class Cut(Exception):
     """A cancellation at some step of the first request."""
-
-
-class Transport:
-    """The attribute of an `httpx.AsyncHTTPTransport` that is read."""
-
-    def __init__(self, pool: httpcore.AsyncConnectionPool) -> None:
-        self._pool = pool
 
 
 @pytest.mark.parametrize(
@@ -52,7 +46,7 @@ async def test_a_lost_slot_is_freed(monkeypatch: pytest.MonkeyPatch, part: type,
             with pytest.raises(Cut):
                 await pool.request("GET", "http://example.org/")
         assert len(pool.connections) == 1
-        await reclaim_slots(Transport(pool))
+        await reclaim_slots(SimpleNamespace(_pool=pool))
         assert pool.connections == []
         if answer is OK:
             assert (await pool.request("GET", "http://example.org/")).status == 200
@@ -61,9 +55,9 @@ async def test_a_lost_slot_is_freed(monkeypatch: pytest.MonkeyPatch, part: type,
 async def test_a_transport_without_a_pool_or_without_lost_slots_is_unchanged() -> None:
     """Also one whose pool has other attributes."""
     await reclaim_slots(object())
-    await reclaim_slots(Transport(object()))  # type: ignore[arg-type]
+    await reclaim_slots(SimpleNamespace(_pool=object()))
     async with httpcore.AsyncConnectionPool() as pool:
-        await reclaim_slots(Transport(pool))
+        await reclaim_slots(SimpleNamespace(_pool=pool))
 
 
 async def answered() -> tuple[Any, Any]:

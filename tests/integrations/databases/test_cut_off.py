@@ -44,13 +44,22 @@ async def wait(connection: Connection, seconds: float = PATIENCE) -> None:
     await anyio.sleep(seconds)
 
 
-async def test_a_cancelled_unit_is_undone_and_closed(virtual_tasks: Virtual, caplog: pytest.LogCaptureFixture) -> None:
-    """The scope that cancels every wait inside of it does not cancel those of the rollback."""
-    connection = Connection()
-    with anyio.move_on_after(0.05) as scope:
-        await unit_of_work(AGAIN, lambda: connection)(wait)()
+@pytest.mark.parametrize(
+    ("stuck", "seconds", "done"),
+    [("", PATIENCE, ["rollback", "close"]), ("close", 0.0, ["commit", "rollback", "close"])],
+)
+async def test_a_cancelled_unit_is_undone_and_closed(
+    virtual_tasks: Virtual, caplog: pytest.LogCaptureFixture, stuck: str, seconds: float, done: list[str]
+) -> None:
+    """The scope that cancels every wait inside of it does not cancel those of the rollback.
+
+    Nor does the connection of a committed unit stay open, if it is cut off while it closes.
+    """
+    connection = Connection(stuck)
+    with anyio.move_on_after(0.1) as scope:
+        await unit_of_work(AGAIN, lambda: connection)(wait)(seconds=seconds)
     assert scope.cancelled_caught
-    assert connection.done == ["rollback", "close"]
+    assert connection.done == done
     assert caplog.records == []
 
 
@@ -60,14 +69,6 @@ async def test_the_outcome_of_a_cut_off_commit_is_unknown(virtual_tasks: Virtual
     with pytest.raises(OutcomeUnknown):
         await unit_of_work(Policy.wrap(AGAIN, Timeout(0.1)), lambda: connection)(wait)(seconds=0.0)
     assert connection.done == ["rollback", "close"]
-
-
-async def test_a_unit_that_is_cut_off_while_it_closes_is_closed(virtual_tasks: Virtual) -> None:
-    """The connection of a committed unit does not stay open."""
-    connection = Connection("close")
-    with anyio.move_on_after(0.1):
-        await unit_of_work(AGAIN, lambda: connection)(wait)(seconds=0.0)
-    assert connection.done == ["commit", "rollback", "close"]
 
 
 @pytest.mark.parametrize("stuck", ["rollback", "close"])

@@ -56,16 +56,15 @@ async def test_a_write_that_was_not_sent_is_repeated(side: Side, server: RedisSe
 
 async def test_a_write_that_was_refused_is_repeated(side: Side) -> None:
     """A read-only replica has not executed it; the next attempt connects again, maybe to the new master."""
-    admin = redis.Redis(port=side._port)
-    admin.replicaof("127.0.0.1", 1)
     count = Count()
-    retry = Retry(2, on=ReadOnlyError, backoff=[0], on_retry=lambda event: admin.replicaof("NO", "ONE"))
-    client = side.client(retry.wrap(count))
-    before = await done(client.client_id())
-    assert await done(client.incr("n")) == 1
-    assert count.failures == ["ReadOnlyError"]
-    assert await done(client.client_id()) != before
-    admin.close()
+    with redis.Redis(port=side._port) as admin:
+        admin.replicaof("127.0.0.1", 1)
+        retry = Retry(2, on=ReadOnlyError, backoff=[0], on_retry=lambda event: admin.replicaof("NO", "ONE"))
+        client = side.client(retry.wrap(count))
+        before = await done(client.client_id())
+        assert await done(client.incr("n")) == 1
+        assert count.failures == ["ReadOnlyError"]
+        assert await done(client.client_id()) != before
 
 
 async def test_a_pipeline_of_which_a_part_was_refused_is_not_repeated(side: Side) -> None:

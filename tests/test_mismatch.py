@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from resilience import CircuitBreaker, Fallback, Pipeline, Retry, Timeout
+from resilience import CircuitBreaker, Fallback, Hedge, Pipeline, Policy, Retry, Timeout
 from resilience.errors import Misuse
 from tests.conftest import World
 from tests.policies.breakers import CLOSED, OPEN
@@ -126,13 +126,14 @@ async def test_a_method_or_class_called_with_wrong_arguments_is_a_misuse(threads
     assert counted.pipeline.call(Client("/").get, "users") == "/users"
 
 
-async def test_wrong_arguments_under_a_timeout_are_a_misuse(world: World) -> None:
+@pytest.mark.parametrize("policy", [Timeout(5.0), Hedge(5.0)], ids=["Timeout", "Hedge"])
+async def test_wrong_arguments_under_a_timeout_or_hedge_are_a_misuse(world: World, policy: Policy) -> None:
     """The function is then called from other places of the library, such as a worker."""
     fn = blocking_name(world, takes_nothing)
     with pytest.raises(Misuse, match="takes_nothing cannot be called with the context"):
-        await world.execute(Pipeline(Fallback("instead"), Timeout(5.0)), fn)
+        await world.execute(Pipeline(Fallback("instead"), policy), fn)
     with pytest.raises(Misuse, match="takes_nothing cannot be called with these arguments"):
-        await world.call(Pipeline(Fallback("instead"), Timeout(5.0)), fn, 1)
+        await world.call(Pipeline(Fallback("instead"), policy), fn, 1)
 
 
 @pytest.mark.parametrize("fn", [raises_type_error, calls_wrongly, calls_a_builtin_wrongly])

@@ -123,6 +123,10 @@ def resolver_error(name: str) -> OSError:
     return socket.gaierror(getattr(socket, name), "no")
 
 
+class OwnError(OSError):
+    """The error of a client."""
+
+
 ERRORS: dict[bool, list[Exception]] = {
     True: [
         *map(os_error, ["EHOSTUNREACH", "ENETUNREACH", "ETIMEDOUT", "ENETDOWN", "EHOSTDOWN"]),
@@ -135,6 +139,8 @@ ERRORS: dict[bool, list[Exception]] = {
         trio.BrokenResourceError(),
         trio.TooSlowError(),
         anyio.BrokenResourceError(),
+        anyio.ConnectionFailed("no"),
+        OwnError(errno.ETIMEDOUT, "Python makes no TimeoutError of it"),
     ],
     False: [
         *map(os_error, ["ENOENT", "EACCES", "ENOSPC", "EMFILE", "EINVAL"]),

@@ -18,14 +18,14 @@ def mark(error: Exception, circuit: int, number: int) -> None:
 
 
 def is_marked(error: BaseException | None, circuit: int, since: int) -> bool:
-    """Whether a circuit has counted this error, a cause of it, or all errors of a group, after failure `since`."""
+    """Whether a circuit has counted this error, a cause of it, or an error of a group, after failure `since`."""
     for _ in range(_MAX_DEPTH):
         if error is None:
             break
         marks = vars(error).get(_MARKS)
         if marks is not None and marks.get((os.getpid(), circuit), 0) > since:
             return True
-        if isinstance(error, BaseExceptionGroup) and all(is_marked(it, circuit, since) for it in error.exceptions):
+        if isinstance(error, BaseExceptionGroup) and any(is_marked(it, circuit, since) for it in error.exceptions):
             return True
         error = error.__context__ if error.__cause__ is None else error.__cause__
     return False

@@ -200,18 +200,29 @@ def test_a_call_in_a_probing_guard_is_part_of_it_although_another_guard_has_ende
 
 @both_ways
 @pytest.mark.parametrize("earlier", [0, 1])
-async def test_a_failure_of_a_child_task_is_counted_once(tasks_world: World, earlier: int, run: Any) -> None:
-    """It is raised by the task group in an exception group."""
+@pytest.mark.parametrize("beside", [0, 1])
+@pytest.mark.parametrize("kind", [ExceptionGroup, Translated])
+async def test_a_failure_of_a_child_task_is_counted_once(
+    tasks_world: World, earlier: int, kind: type[Exception], beside: int, run: Any
+) -> None:
+    """It is raised by the task group, perhaps with errors of other tasks, in a group, which a client may translate."""
     breaker = CircuitBreaker(3 + earlier)
     for _ in range(earlier):
         await fails(tasks_world, breaker)
 
     async def gathers(ctx: Any = None) -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(run, tasks_world, breaker, fail)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(run, tasks_world, breaker, fail)
+                for _ in range(beside):
+                    group.start_soon(fail)
+        except ExceptionGroup as error:
+            if kind is ExceptionGroup:
+                raise
+            raise Translated from error
 
     for state in (CLOSED, CLOSED, OPEN):
-        assert isinstance(await failure_of(run(tasks_world, breaker, gathers)), ExceptionGroup)
+        assert isinstance(await failure_of(run(tasks_world, breaker, gathers)), kind)
         assert breaker.state is state
 
 
@@ -444,6 +455,15 @@ def test_a_failure_that_another_breaker_counted_counts_here_too(earlier: int) ->
         with other.guard():
             raise Boom("no")
     assert breaker.state is OPEN
+
+
+def test_an_exception_that_an_earlier_guard_counted_is_another_failure_although_others_failed_meanwhile() -> None:
+    breaker, kept = CircuitBreaker(4), Boom("kept")
+    for state in (CLOSED, OPEN):
+        with pytest.raises(Boom), breaker.guard():
+            failure_of_another_caller(breaker)
+            raise kept
+        assert breaker.state is state
 
 
 def test_a_failure_with_a_cycle_of_causes_counts() -> None:

@@ -288,6 +288,18 @@ async def test_a_check_inside_the_probe_runs_no_second_probe(world: World, clock
     assert seen == [HALF_OPEN]
 
 
+async def test_a_check_inside_a_call_runs_no_probe(world: World, clock: FakeClock) -> None:
+    """Also if another probe may run beside that call."""
+    breaker, probe = probing(world, None, probes=2, probe_successes=3)
+    await about_to_probe(world, breaker, clock)
+
+    async def checks(ctx: Any) -> Any:
+        return await check(world, breaker)
+
+    assert await world.execute(breaker, checks) is HALF_OPEN
+    assert probe.calls == 1
+
+
 async def test_two_concurrent_checks_run_one_probe(tasks_world: World, clock: FakeClock) -> None:
     async def ping() -> None:
         calls.append(1)

@@ -189,8 +189,8 @@ async def _await_in_context(ctx: Context) -> Any:
             refuse_mismatch(ctx, error)
         if record is not None:
             end_attempt(record, ctx, began, None, error)
-        if getattr(token.old_value, "_timer", None) is not ctx._timer:  # the timer was not inherited
-            raise_if_expired(ctx._timer, error)
+        outer: Any = token.old_value
+        raise_if_expired(own_timer(ctx, outer), error)
         raise
     finally:
         try:
@@ -215,6 +215,14 @@ def refuse_mismatch(ctx: Context, error: TypeError) -> None:
     """Raise a misuse if the call did not enter the function, because it cannot take these arguments."""
     function, arguments = ctx._function, ctx._arguments
     refuse_arguments(function, (ctx,) if arguments is None else arguments, ctx._keywords, error, arguments is None)
+
+
+def own_timer(ctx: Context, outer: Context | None) -> Timer | None:
+    """Return the timer of `ctx`; None if it comes from `outer`, the ambient context around the execution.
+
+    The code there may handle that no time was left for a call, until that timer cuts it off.
+    """
+    return ctx._timer if ctx._timer is not getattr(outer, "_timer", None) else None
 
 
 def raise_if_expired(timer: Timer | None, error: BaseException) -> None:

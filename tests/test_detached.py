@@ -130,6 +130,20 @@ async def test_a_detached_clean_up_that_hangs_is_cut_off_by_its_own_timeout(task
     assert [str(error) for error in errors] == [f"the block did not end within {SHORT:g} s"]
 
 
+async def test_a_detached_block_that_is_cut_off_is_cancelled_once(in_asyncio: World) -> None:
+    """So a clean-up inside it runs to its end, as under any limit in asyncio."""
+    ended = False
+    with pytest.raises(DeadlineExceeded):
+        async with detached(timeout=SHORT):
+            try:
+                await anyio.sleep(10)
+            finally:
+                await anyio.sleep(0.001)
+                await anyio.sleep(0.001)
+                ended = True
+    assert ended
+
+
 async def test_a_detached_clean_up_without_a_timeout_is_not_cut_off(tasks_world: World) -> None:
     """It may end after the outer deadline, which then raises its error."""
     ended: list[str] = []

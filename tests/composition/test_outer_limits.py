@@ -5,15 +5,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Never
 
 import anyio
 import pytest
 
-from resilience import CircuitBreaker, Context, Failure, Fallback, Pipeline, Retry, Timeout, deadline
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    CircuitState,
+    Context,
+    Failure,
+    Fallback,
+    Hedge,
+    Pipeline,
+    Policy,
+    Retry,
+    Timeout,
+    deadline,
+)
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
+from resilience.policy import Call
 from resilience.testing import hang, script, virtual_time
-from tests.conftest import Boom, FakeClock, Virtual, World
+from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.timeouts import LONG, SHORT
 
 
@@ -346,6 +360,78 @@ async def test_an_inner_fallback_does_not_answer_an_exceeded_outer_deadline(worl
 
     for _ in range(5):
         assert type(await world.attempt(Pipeline(Timeout(SHORT), Fallback("instead")), checks)) is TimeoutExceeded
+
+
+class Late(Policy[Never]):
+    """A user's policy that takes until the time is over."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        self._clock.advance(60)
+        return await call(ctx)
+
+
+class Checks(Policy[Never]):
+    """A user's policy that checks the time."""
+
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        ctx.check()
+        return await call(ctx)
+
+
+@pytest.mark.parametrize("inside", [Retry(2, max_elapsed=90), Checks()], ids=["Retry", "own"])
+async def test_an_inner_fallback_does_not_answer_a_policy_that_finds_no_time_left(
+    world: World, clock: FakeClock, inside: Policy
+) -> None:
+    pipeline: Any = Pipeline(Timeout(30), Fallback("instead"), Late(clock), inside)
+    script = Script("fine")
+    assert type(await world.attempt(pipeline, script.function())) is TimeoutExceeded
+    assert script.calls == 0
+
+
+@pytest.mark.parametrize("inside", [[], [Hedge(5.0)]], ids=["plain", "hedged"])
+async def test_a_call_that_finds_no_time_left_at_the_instant_of_a_limit_fails_in_no_policy_inside(
+    world: World, clock: FakeClock, inside: list[Policy]
+) -> None:
+    """Not even in one that names that error."""
+    breaker = CircuitBreaker(1, on=DeadlineExceeded)
+
+    async def checks(ctx: Context) -> None:
+        clock.advance(60)
+        ctx.check()
+
+    assert type(await world.attempt(Pipeline(Timeout(30), breaker, *inside), checks)) is TimeoutExceeded
+    assert breaker.state is CircuitState.CLOSED
+
+
+async def test_a_function_may_handle_that_a_nested_call_finds_no_time_left(
+    tasks_world: World, clock: FakeClock
+) -> None:
+    """It sees the error, or the answer of a nested fallback, as of any call."""
+    seen: list[Any] = []
+
+    async def checks(ctx: Context) -> None:
+        ctx.check()
+
+    async def calls(ctx: Context) -> None:
+        clock.advance(60)
+        seen.append(await tasks_world.attempt(Bulkhead(1), checks))
+        seen.append(await tasks_world.attempt(Fallback("instead"), checks))
+
+    await tasks_world.attempt(Timeout(30), calls)
+    assert [type(it) for it in seen] == [DeadlineExceeded, str]
+
+
+async def test_a_group_with_another_error_is_no_cut_off(tasks_world: World, clock: FakeClock) -> None:
+    """Although a part of it ended at the instant of the limit."""
+
+    async def fails(ctx: Context) -> None:
+        clock.advance(60)
+        raise ExceptionGroup("children", [DeadlineExceeded("no time left"), Boom("no")])
+
+    assert type(await tasks_world.attempt(Timeout(30), fails)) is ExceptionGroup
 
 
 async def test_an_inner_fallback_answers_an_earlier_limit(world: World) -> None:

@@ -130,6 +130,14 @@ def test_a_wrapped_adapter_sends_and_is_closed(server: Server, session: Make) ->
     assert recorder.is_closed
 
 
+def test_a_session_that_was_closed_can_be_used_again(server: FlakyServer, session: Make) -> None:
+    """As a session of requests alone. Its later requests are sent again after a failure."""
+    used = session()
+    assert used.get(server.script("/", 200)).status_code == 200
+    used.close()
+    assert used.get(server.script("/", 503, 200)).status_code == 200
+
+
 def test_the_retries_of_urllib3_are_off(session: Make) -> None:
     adapter = session().get_adapter("http://x")
     assert isinstance(adapter, ResilienceAdapter)

@@ -186,8 +186,23 @@ def test_no_policy_treats_the_error_as_an_outcome() -> None:
     assert breaker.state.value == "closed"
 
 
+def test_passing_time_is_progress() -> None:
+    """Several threads hold up the clock one after another, together for longer than the limit."""
+
+    def works() -> None:
+        for _ in range(15):
+            time.sleep(0.005)  # within the patience, so the thread works
+            time.sleep(0.005)
+
+    with virtual_time(patience=0.2, stuck_after=1.0) as clock:
+        for _ in range(9):
+            threading.Thread(target=works).start()
+            process_clock.sleep(60)
+    assert clock.now() == 540
+
+
 def test_a_busy_thread_is_waited_for_if_other_threads_make_progress() -> None:
-    """Passing time, or the end of a wait, is progress."""
+    """The end of a wait is progress, too."""
     lock = threading.Lock()
     lock.acquire()
     at: list[float] = []

@@ -268,10 +268,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
     world = next((it for it in arguments.values() if isinstance(it, World)), None)
     if world is None:
-        pytest.fail(
-            "an `async def` test takes a world to run in, such as the fixture `world`",
-            pytrace=False,
-        )
+        pytest.fail("an `async def` test takes a world to run in, such as the fixture `world`", pytrace=False)
     world.run(partial(test, **arguments))
     return True
 

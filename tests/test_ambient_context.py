@@ -95,7 +95,6 @@ async def test_only_the_function_finds_the_context_of_a_timeout(world: World, ti
         on_retry=lambda event: look("on_retry"),
         backoff=[0],
     )
-
     if timeout_is_last_elsewhere:
         await world.execute(Retry().wrap(timeout), Script("fine").function())
     script = Script(Boom(), "fine")
@@ -134,7 +133,6 @@ async def test_of_an_explicit_and_the_ambient_context_the_earlier_deadline_holds
         seen.append(ctx)
 
     own = Context(timeout=given, operation="own")
-
     with deadline(ambient):
         await world.execute(PASSING, fn, own)
     assert seen[0].remaining() == left

@@ -24,7 +24,6 @@ from tests.functions import quick
 async def test_aproxy_protects_plain_methods_that_return_awaitables(tasks_world: World) -> None:
     """Each attempt calls the method again."""
     client = Client()
-
     proxy = quick().aproxy(client, "later", "fetch")
     results = []
     for method in (proxy.later, proxy.fetch):
@@ -38,7 +37,6 @@ async def test_the_result_of_an_aproxy_method_works_as_a_coroutine(in_asyncio: W
     """For `create_task`, `gather`, `wait_for` and `ensure_future`."""
     client = Client()
     proxy = quick().aproxy(client, "later")
-
     pending: Any = proxy.later("a")
     assert inspect.isawaitable(pending)
     assert asyncio.iscoroutine(pending)
@@ -179,7 +177,6 @@ async def test_a_request_as_of_aiohttp_or_asyncpg_can_be_awaited_and_entered(tas
     """`await session.get(url)` and `async with session.get(url) as response` both work, with retries."""
     session = Session(Boom(), Boom(), 200, Boom(), 201)
     method = getattr(quick().aproxy(session, name), name)
-
     with nothing_is_left_unawaited():
         response = await method("a")
         assert response.status == 200
@@ -196,7 +193,6 @@ async def test_an_error_of_the_block_does_not_concern_the_policy(tasks_world: Wo
     """Entering is the call; the block is not repeated, and its error reaches the client's `__aexit__`."""
     session = Session(200, 200)
     proxy = Fallback("answered").wrap(quick()).aproxy(session, "get")
-
     with pytest.raises(Boom):
         async with proxy.get("a"):
             raise Boom("in the block")
@@ -223,7 +219,6 @@ async def test_an_entry_that_fails_in_every_attempt_raises_its_own_error(tasks_w
     """Nothing is left open. The block gets the answer of a fallback, and nothing is exited."""
     session = Session(Boom("no connection"))
     proxy = quick(2).aproxy(session)
-
     with nothing_is_left_unawaited(), pytest.raises(Boom, match="no connection"):
         async with proxy.get("a"):
             raise AssertionError("never entered")
@@ -238,7 +233,6 @@ async def test_a_result_that_is_not_good_enough_is_exited_before_the_next_attemp
     session = Session(503, 503, 200)
     retry = Retry(3, on_result=lambda response: response.status >= 500, backoff=[0])
     most: list[int] = []
-
     async with retry.aproxy(session, "get").get("a") as response:
         most.append(len(session.open))
         assert response.status == 200
@@ -251,7 +245,6 @@ async def test_a_fallback_that_replaces_a_result_exits_what_was_entered(tasks_wo
     session = Session(503)
     proxy = Fallback("answered", on_result=lambda response: response.status >= 500).aproxy(session)
     open_inside: list[int] = []
-
     async with proxy.get("a") as answer:
         open_inside.append(len(session.open))
         assert answer == "answered"
@@ -262,7 +255,6 @@ async def test_a_fallback_that_replaces_a_result_exits_what_was_entered(tasks_wo
 async def test_a_rejected_entry_enters_nothing(tasks_world: World) -> None:
     """The permit of the bulkhead is held while entering, but not for the block, as it is by `slot()`."""
     session, gate = Session(200), Bulkhead(1)
-
     with nothing_is_left_unawaited():
         async with gate.aproxy(session).get("a"):
             assert gate.stats().in_flight == 0
@@ -292,7 +284,6 @@ async def test_an_entry_that_is_cut_off_leaves_nothing_behind(virtual_tasks: Vir
 
     slow = Slow()
     proxy = Timeout(0.1).aproxy(slow)
-
     with pytest.raises(TimeoutError):
         async with proxy.acquire():
             raise AssertionError("never entered")
@@ -308,7 +299,6 @@ async def test_a_cancelled_entry_leaves_nothing_behind(tasks_world: World) -> No
     """The cancellation is no outcome."""
     session, answered = Session(200), list[Any]()
     proxy = Fallback("x", on_fallback=answered.append).wrap(quick()).aproxy(session)
-
     with nothing_is_left_unawaited():
         with anyio.CancelScope() as scope:
             scope.cancel()
@@ -327,7 +317,6 @@ async def test_entering_a_result_that_is_no_context_manager_is_a_misuse(tasks_wo
         .wrap(Retry(3, on=Exception, backoff=[0], on_retry=seen.append), CircuitBreaker(1, on_transition=seen.append))
         .aproxy(client, "later")
     )
-
     with nothing_is_left_unawaited(), pytest.raises(TypeError, match="await"):
         async with proxy.later("a"):
             raise AssertionError("never entered")

@@ -36,13 +36,7 @@ def each_block(test: Callable[..., object]) -> Callable[..., object]:
     """Run a test with both forms in each world; `async with` exists only in tasks."""
     return pytest.mark.parametrize(
         ("world", "how"),
-        [
-            ("threads", "with"),
-            ("asyncio", "with"),
-            ("asyncio", "async with"),
-            ("trio", "with"),
-            ("trio", "async with"),
-        ],
+        [("threads", "with"), ("asyncio", "with"), ("asyncio", "async with"), ("trio", "with"), ("trio", "async with")],
         indirect=["world"],
     )(test)
 
@@ -123,7 +117,6 @@ def test_a_block_can_be_used_again_but_not_inside_itself(clock: FakeClock) -> No
 async def test_an_async_block_is_cut_off(tasks_world: World) -> None:
     """`DeadlineExceeded` contains the timeout."""
     reached: list[str] = []
-
     with pytest.raises(DeadlineExceeded, match=r"0\.01") as caught:
         async with deadline(0.01):
             try:

@@ -66,7 +66,6 @@ async def test_a_policy_sees_the_function_its_arguments_and_keywords(world: Worl
     if way == "acall" and world.blocking:
         way = "call"
     arguments = (1, [2])
-
     assert await world.result(WAYS[way](pipeline, function)(*arguments, key="x")) == (arguments, {"key": "x"})
     for called in (*outside.called, *inside.called):
         assert isinstance(called, Called)
@@ -197,7 +196,6 @@ async def test_a_fallback_handler_sees_the_failed_call(world: World) -> None:
 def test_each_kind_of_event_contains_the_call(kind: type[events.Event]) -> None:
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append, kind)
-
     for policy in every_kind():
         with suppress(Exception):
             policy.call(fails, 1, 2)

@@ -131,7 +131,6 @@ def test_the_repr_of_a_context_shows_its_operation_remaining_time_and_attempt() 
 async def test_the_report_contains_attempts_elapsed_time_and_failures(world: World, clock: FakeClock) -> None:
     ctx = Context()
     script = Script(Boom("one"), Boom("two"), "fine")
-
     assert await world.execute(Retry(on=Boom, backoff=[1.5, 2.5]), script.function(), ctx) == "fine"
     clock.advance(100.0)
     assert ctx.attempts == 3
@@ -149,7 +148,6 @@ def test_the_elapsed_time_is_not_negative_if_the_clock_is_set_back(clock: FakeCl
 
 def test_a_failure_is_described_on_one_line() -> None:
     """Messages of some clients have many lines."""
-
     ctx = Context()
     Retry(1, on=Boom).capture(raising(Boom("terminated with:\n\tstatus = 14\n")), ctx)
     assert [str(failed) for failed in ctx.failures] == ["Boom(terminated with: status = 14)"]
@@ -170,7 +168,6 @@ async def test_the_report_is_available_during_the_execution(world: World, clock:
 async def test_of_many_failures_the_first_and_the_last_three_are_kept(world: World, clock: FakeClock) -> None:
     ctx = Context()
     script = Script(*(Boom(f"number {n}") for n in range(1, 51)), "fine")
-
     assert await world.execute(Retry(None, on=Boom, backoff=[1.0]), script.function(), ctx) == "fine"
     assert ctx.attempts == 51
     assert [failed.message for failed in ctx.failures] == [f"number {n}" for n in (1, 2, 3, 48, 49, 50)]
@@ -178,7 +175,6 @@ async def test_of_many_failures_the_first_and_the_last_three_are_kept(world: Wor
 
 async def test_messages_in_the_report_are_bounded(world: World) -> None:
     ctx = Context()
-
     await world.attempt(PASSING, Script(Boom("x" * 100_000)).function(), ctx)
     [failed] = ctx.failures
     assert failed.message.startswith("xxx")
@@ -189,7 +185,6 @@ async def test_failures_are_kept_as_text(world: World) -> None:
     """An exception would keep the frames of the call alive; a result might be a secret."""
     ctx = Context()
     retry = Retry(2, on=Boom, on_result=lambda result: result == "secret", backoff=[0])
-
     await world.execute(retry, Script("secret").function(), ctx)
     assert [tuple(failed) for failed in ctx.failures] == [("result", "str")] * 2
     assert all(type(text) is str for failed in ctx.failures for text in failed)
@@ -199,7 +194,6 @@ async def test_a_rejected_attempt_is_a_failed_attempt_without_a_call(world: Worl
     """The circuit refuses the second one: one call, two failed attempts."""
     ctx = Context()
     pipeline = Retry(2, on=(Boom, CircuitOpen), backoff=[1.0]).wrap(CircuitBreaker(1))
-
     await world.attempt(pipeline, Script(Boom("no")).function(), ctx)
     assert ctx.attempts == 1
     assert [failed.type for failed in ctx.failures] == ["Boom", "CircuitOpen"]
@@ -251,7 +245,6 @@ async def test_a_failure_that_a_policy_makes_of_a_result_is_a_failed_attempt(wor
             return status
 
     ctx = Context()
-
     retry = Retry(on=Boom, backoff=[0])
     assert await world.execute(retry.wrap(Demanding()), Script(503, 500, 200).function(), ctx) == 200
     assert ctx.attempts == 3
@@ -264,7 +257,6 @@ async def test_nested_retries_report_each_failure_once(world: World, clock: Fake
     breaker = CircuitBreaker()
     breaker.isolate()
     pipeline = Retry(1, on=CircuitOpen).wrap(Retry(1, on=CircuitOpen), breaker)
-
     await world.attempt(pipeline, Script("never").function(), ctx)
     assert ctx.attempts == 0
     assert [failed.type for failed in ctx.failures] == ["CircuitIsolated"]
@@ -290,7 +282,6 @@ async def test_a_deadline_exceeded_inside_is_reported_as_the_callers_timeout(wor
 
 async def test_a_misuse_is_no_failure_of_the_call(world: World) -> None:
     ctx = Context()
-
     with pytest.raises(TypeError, match="await"):
         if world.blocking:
             Retry().execute(lambda ctx: asyncio.sleep(0), ctx)
@@ -304,7 +295,6 @@ async def test_a_context_that_is_used_again_reports_the_last_execution(world: Wo
     ctx = Context(timeout=10.0)
     retry = Retry(on=Boom, backoff=[1.0])
     reports = []
-
     for script in (Script(Boom("no"), "fine"), Script("fine")):
         await world.execute(retry, script.function(), ctx)
         reports.append((ctx.attempts, ctx.elapsed, len(ctx.failures), ctx.remaining()))

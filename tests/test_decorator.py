@@ -43,7 +43,6 @@ async def test_each_call_of_a_decorated_function_is_an_execution(world: World, c
         return word + await script.function()()
 
     decorated = quick()(world.native(fetch))
-
     assert await world.result(decorated(">")) == ">one"
     assert await world.result(decorated(word=">")) == ">two"
     assert script.calls == 5

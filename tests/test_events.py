@@ -61,7 +61,6 @@ async def test_a_timeout_reports_whether_it_limits_an_attempt_or_the_total(world
     heard: list[Any] = []
     each, total = Timeout(0.01), Timeout(0.03)
     pipeline = partial(Policy.wrap, name="p", listeners=[heard.append])
-
     await world.attempt(pipeline(Timeout(5.0), Retry(2, backoff=[0]), Bulkhead(1), each), world.hang)
     await world.attempt(pipeline(total, Retry(2), Timeout(5.0)), world.hang)
     timed_out = [(event.pipeline, event.scope) for event in heard if isinstance(event, events.TimedOut)]
@@ -70,7 +69,6 @@ async def test_a_timeout_reports_whether_it_limits_an_attempt_or_the_total(world
 
 async def test_a_timeout_at_an_unknown_or_ambiguous_place_reports_no_scope(world: World, heard: list[Any]) -> None:
     """Another policy passed its call on to it, outside or inside of a Retry; or it is at both places."""
-
     twice = Timeout(0.01)
     for policy in (
         HandingOn(Timeout(0.01)),
@@ -89,7 +87,6 @@ async def test_an_event_names_the_pipeline_although_the_execution_keeps_no_recor
     """Only listeners of a pipeline, or for `ExecutionFinished` or `CallFinished`, make an execution keep a record."""
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append, events.TimedOut)
-
     await world.attempt(Timeout(0.01, name="alone"), world.hang)
     await world.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), world.hang)
     unsubscribe()
@@ -99,7 +96,6 @@ async def test_an_event_names_the_pipeline_although_the_execution_keeps_no_recor
 async def test_a_circuit_reports_its_changes_and_refusals(world: World, clock: FakeClock, heard: list[Any]) -> None:
     """Each once, in order, with the failure that opened it as text."""
     breaker = CircuitBreaker(2, open_for=30.0, name="db")
-
     began = clock.now()
     for step in (Boom("one"), Boom("two"), "refused"):
         await world.attempt(breaker, Script(step).function(), Context(operation="op", properties={"a": 1}))
@@ -160,7 +156,6 @@ async def test_each_call_is_reported_to_listeners_of_calls(world: World, clock: 
 
     pipeline = Policy.wrap(Retry(on=Boom, backoff=[1.0]), name="p")
     other = Policy.wrap(Retry(on=Boom), name="other")
-
     await world.execute(pipeline, fn, Context(timeout=5.0, operation="op", properties={"a": 1}))
     await world.execute(other, Script("fine").function())
     common = {
@@ -180,7 +175,6 @@ async def test_each_call_is_reported_to_listeners_of_calls(world: World, clock: 
 
 async def test_a_call_that_was_cut_off_is_reported_without_an_outcome(world: World, calls: list[Any]) -> None:
     """Its duration is the time its caller waited."""
-
     await world.attempt(Timeout(0.2), world.hang)
     [call] = calls
     assert call.outcome is None
@@ -202,7 +196,6 @@ def test_a_cancelled_execution_reports_the_cause(
     threads: World, heard: list[Any], calls: list[Any], error: BaseException, timeout: float | None, cause: str
 ) -> None:
     """As far as it can be known: an interrupt, an exceeded deadline, or else the caller."""
-
     with pytest.raises(type(error)):
         Fallback("x").execute(raising(error), Context(timeout=timeout))
     [finished] = heard
@@ -227,7 +220,6 @@ async def test_listeners_that_did_not_ask_for_calls_get_none(world: World, calls
     everything: list[Any] = []
     unsubscribe = events.subscribe(everything.append)
     pipeline = Policy.wrap(Retry(), listeners=[own.append])
-
     await world.execute(pipeline, Script("fine").function())
     unsubscribe()
     assert (len(calls), kinds(own), kinds(everything)) == (1, [events.ExecutionFinished], [events.ExecutionFinished])
@@ -241,7 +233,6 @@ async def test_after_the_last_listener_unsubscribed_calls_cost_nothing_extra(wor
         frames.append(sum(1 for _ in traceback.walk_stack(None)))
 
     retry = Retry()
-
     await world.execute(retry, fn)
     unsubscribe = events.subscribe(lambda event: None, events.CallFinished)
     await world.execute(retry, fn)
@@ -295,7 +286,6 @@ async def test_only_subscribed_kinds_are_built(world: World, clock: FakeClock, m
     monkeypatch.setattr(events.ExecutionFinished, "__init__", None)
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append, events.RetryScheduled)
-
     try:
         assert isinstance(await world.attempt(Retry(2, on=Boom, backoff=[0]), Script(Boom()).function()), Boom)
     finally:

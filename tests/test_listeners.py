@@ -176,12 +176,9 @@ async def test_a_callback_precedes_listeners_of_pipelines_and_those_global_ones(
     retry = Retry(2, on=Boom, backoff=[0], on_retry=record("callback"))
     pipeline = Policy.wrap(
         Policy.wrap(retry, listeners=[record("inner, 1"), record("inner, 2")]),
-        listeners=[
-            lambda event: record("outer")(event) if isinstance(event, events.RetryScheduled) else None,
-        ],
+        listeners=[lambda event: record("outer")(event) if isinstance(event, events.RetryScheduled) else None],
     )
     unsubscribe = events.subscribe(record("global"), events.RetryScheduled)
-
     await world.execute(pipeline, Script(Boom(), "fine").function())
     unsubscribe()
     [scheduled] = [event for listener, event in order if listener == "callback"]
@@ -197,7 +194,6 @@ async def test_listeners_of_a_nested_pipeline_get_only_its_events(world: World, 
     outside: list[Any] = []
     inner = Policy.wrap(Retry(1, on=Boom, name="in"), listeners=[inside.append])
     pipeline = Policy.wrap(Retry(1, on=Boom, name="out"), inner, listeners=[outside.append])
-
     await world.attempt(pipeline, Script(Boom()).function())
     assert {event.policy for event in inside} == {"in"}
     assert [event.policy for event in outside if isinstance(event, events.AttemptFailed)] == ["in", "out"]
@@ -234,7 +230,6 @@ async def test_a_listeners_error_is_only_logged(world: World, how: str, caplog: 
     after: list[Any] = []
     endings = [events.subscribe(broken)] if how == "subscribe" else []
     endings.append(events.subscribe(after.append))
-
     with caplog.at_level(logging.ERROR, logger="resilience"):
         expected, got = (await world.attempt(quiet, fn), await world.attempt(policy, fn))
     for ending in endings:

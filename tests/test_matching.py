@@ -181,7 +181,6 @@ async def handles(world: World, case: Case, step: Any, **parameters: Any) -> boo
     """Return whether the policy handled the result or exception of the function."""
     policy = case.make(**parameters)
     script = Script(step)
-
     outcome = await world.attempt(policy, script.function())
     handled = case.handled(policy, script)
     assert outcome == ("answered" if handled and case is FALLBACK else step), "the outcome is not the step itself"
@@ -212,7 +211,6 @@ async def test_a_predicates_error_is_the_calls(world: World, clock: FakeClock, c
     original = "a result" if parameter == "on_result" else Boom("the original")
     policy = case.make(**{"on": Boom, parameter: raising(Undecided)})
     script = Script(original)
-
     error = await world.attempt(policy, script.function())
     assert isinstance(error, Undecided)
     assert error.__context__ is (None if parameter == "on_result" else original)

@@ -297,7 +297,6 @@ def test_a_stop_iteration_comes_out_of_blocking_code_as_itself(chain: str) -> No
     """The same exception object, through any chain of policies."""
     policy = CHAINS[chain]()
     stop = StopIteration("last")
-
     fn = raising(stop)
     for way in (policy.execute, policy.call, policy(fn), policy.proxy(Holder(fn), "method").method):
         with pytest.raises(StopIteration) as caught:
@@ -353,7 +352,6 @@ def test_predicates_handlers_events_and_reports_see_a_stop_iteration_as_itself()
 
 def test_a_wrapping_retry_has_the_stop_iteration_as_its_cause() -> None:
     stop = StopIteration("last")
-
     with pytest.raises(RetriesExhausted) as caught:
         quick(2, on=StopIteration, wrap=True).wrap(Driven()).execute(raising(stop))
     assert caught.value.last == Failure(stop)
@@ -362,7 +360,6 @@ def test_a_wrapping_retry_has_the_stop_iteration_as_its_cause() -> None:
 
 def test_a_stop_iteration_raised_by_a_handler_comes_out() -> None:
     stop = StopIteration("handler")
-
     handler = raising(stop)
     for policy in (Fallback(handler=handler), Driven().wrap(Fallback(handler=handler), Driven())):
         with pytest.raises(StopIteration) as caught:

@@ -88,7 +88,6 @@ async def test_a_custom_policy_runs_in_every_world(world: World, clock: FakeCloc
     """The same code calls twice, answers, skips the call, waits, and releases what it holds."""
     script = Script("once", "twice")
     answering = Answering()
-
     assert [
         await world.execute(Twice(), script.function()),
         await world.execute(answering, Script(Boom("boom")).function()),
@@ -97,7 +96,6 @@ async def test_a_custom_policy_runs_in_every_world(world: World, clock: FakeCloc
     ] == ["twice", "answered boom", "from the cache", "rated"]
     assert [ctx.attempt for ctx in script.contexts] == [1, 2]
     assert clock.sleeps == [1.0, 2.0]
-
     with pytest.raises(KeyboardInterrupt):
         await world.execute(answering, Script(KeyboardInterrupt()).function())
     assert answering.held == 0

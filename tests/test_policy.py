@@ -82,7 +82,6 @@ async def test_an_error_of_the_function_is_raised_unchanged(world: World, clock:
     boom = Boom("no")
     boom.__cause__ = cause
     pipeline = quick().wrap(CircuitBreaker(), Bulkhead(1), Timeout(5.0))
-
     error = await world.attempt(pipeline, Script(boom).function())
     assert error is boom
     assert error.__cause__ is cause
@@ -129,7 +128,6 @@ async def test_capture_returns_the_outcome_as_a_value(world: World, clock: FakeC
     """`Success` or `Failure`, after retries and fallbacks."""
     boom = Boom("no")
     ctx = Context()
-
     assert [
         await captured(world, quick(), Script(Boom(), "fine").function()),
         await captured(world, quick(), Script(None).function()),

@@ -171,7 +171,6 @@ def test_a_method_that_is_named_twice_is_protected_once() -> None:
 
 def test_a_callable_attribute_can_be_named() -> None:
     """As in the stubs of grpc."""
-
     stub = types.SimpleNamespace(SayHello=functools.partial(Client(failures=2).get))
     assert quick().proxy(stub, "SayHello").SayHello("me") == "get me"
 
@@ -336,7 +335,6 @@ def test_a_sync_proxy_refuses_a_plain_method_that_returns_an_awaitable() -> None
 
 async def test_proxy_protects_an_async_method(tasks_world: World) -> None:
     client = Client(failures=2)
-
     assert await quick().proxy(client).fetch("a") == "fetch a"
     assert entries(client, "fetch") == 3
 
@@ -391,7 +389,6 @@ async def test_the_client_gets_the_exception_of_its_block_and_may_suppress_it(ta
         raise KeyError
     with pytest.raises(ValueError, match="not swallowed"), proxy:
         raise ValueError("not swallowed")
-
     async with proxy:
         raise KeyError
     with pytest.raises(ValueError, match="not swallowed"):

@@ -73,7 +73,6 @@ def test_only_named_operators_run_through_the_policy(name: str) -> None:
     client = Vector(failures=2)
     assert OPERATIONS[name](quick().proxy(client, name)) in (4711, True)
     assert client.calls == 3
-
     client = Vector(failures=2)
     with pytest.raises(Boom):
         OPERATIONS[name](quick().proxy(client))

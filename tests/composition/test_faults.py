@@ -222,7 +222,6 @@ async def test_a_clock_that_raises_once_loses_nothing(world: World, replace_cloc
 async def test_a_clock_that_raises_in_a_queue_leaves_no_place_in_it(world: World, replace_clock: Any, nth: int) -> None:
     """An abandoned place would take the next permit with it."""
     bulkhead = Bulkhead(1, queue=1, max_wait=1.0)
-
     with bulkhead.slot():
         replace_clock(raising_at(nth))
         error = await world.attempt(bulkhead, fine)
@@ -240,7 +239,6 @@ async def test_a_clock_that_raises_when_an_alarm_rings_loses_no_timer(in_asyncio
     """Neither the due one nor later ones; the error goes to the exception handler of the loop."""
     limited = Timeout(SHORT)
     errors: list[Any] = []
-
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context["exception"]))
     calls = [asyncio.create_task(limited.acapture(hanging))]
     await asyncio.sleep(SHORT / 2)
@@ -256,7 +254,6 @@ async def test_a_clock_that_raises_when_an_alarm_rings_loses_no_timer(in_asyncio
 async def test_a_clock_that_raises_leaves_no_timer_behind(in_asyncio: World, replace_clock: Any, nth: int) -> None:
     """The call has ended, so nothing later in its task is cut off, although other calls have the same timeout."""
     limited = Timeout(SHORT)
-
     replace_clock(raising_at(nth))
     await limited.acapture(fine)
     process_clock.restore()
@@ -284,7 +281,6 @@ async def test_a_misbehaving_clock_makes_no_call_hang(world: World, replace_cloc
         breaker,
         bulkhead,
     ]
-
     replace_clock(ODD_CLOCKS[how]())
     errors = [await world.attempt(policy, failing, Context(timeout=5)) for policy in pipelines for _ in range(4)]
     process_clock.restore()

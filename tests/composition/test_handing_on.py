@@ -153,7 +153,6 @@ async def test_listeners_of_a_pipeline_called_by_another_policy_get_its_events(w
     outer: list[str] = []
     handed = Pipeline(quick(2), listeners=[lambda event: inner.append(type(event).__name__)])
     pipeline = Pipeline(HandingOn(handed), listeners=[lambda event: outer.append(type(event).__name__)])
-
     assert await world.execute(pipeline, Script(Boom(), "fine").function()) == "fine"
     assert inner == ["AttemptFailed", "RetryScheduled"]
     assert outer == ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
@@ -228,7 +227,6 @@ async def test_an_immutable_policy_can_be_composed_and_executed(world: World) ->
 async def test_composing_and_executing_changes_no_attribute_of_a_policy(world: World, clock: FakeClock) -> None:
     policies = [make() for make in OURS.values() if not isinstance(make(), Pipeline)]
     before = [dict(vars(policy)) for policy in policies]
-
     inner = Pipeline(*policies[:4])
     outer = Pipeline(inner, *policies[4:])
     given = dict(vars(inner))

@@ -589,9 +589,7 @@ async def test_the_watch_notices_a_reference_cycle(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy",
-    [Policy.wrap(Retry(2), Timeout(60), CircuitBreaker(5)), Hedge(5), SingleFlight(), Cache(60)],
-    ids=repr,
+    "policy", [Policy.wrap(Retry(2), Timeout(60), CircuitBreaker(5)), Hedge(5), SingleFlight(), Cache(60)], ids=repr
 )
 async def test_a_task_that_outlives_its_call_keeps_no_earlier_calls(in_asyncio: World, policy: Policy[Any]) -> None:
     """Each call of this job starts the task that makes the next one, in a copy of its context variables."""

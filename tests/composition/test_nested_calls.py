@@ -365,7 +365,6 @@ async def test_a_bad_inner_result_does_not_count_if_the_outer_result_is_good(wor
 def test_a_failure_that_a_thread_has_counted_is_not_counted_by_the_guard_that_it_leaves() -> None:
     """The call in the thread is not nested: the thread has context variables of its own."""
     breaker = CircuitBreaker(5)
-
     with ThreadPoolExecutor(1) as pool, pytest.raises(Boom), breaker.guard():
         pool.submit(breaker.call, raising(Boom)).result()
     assert breaker.stats().counted[0].bad == 1
@@ -397,7 +396,6 @@ async def test_a_failure_inside_a_call_of_another_breaker_counts(world: World, r
 
 def failure_of_another_caller(breaker: CircuitBreaker) -> None:
     """Let a call without the context variables of this test fail."""
-
     contextvars.Context().run(breaker.capture, raising(Boom("of another caller")))
 
 

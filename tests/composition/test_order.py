@@ -161,12 +161,7 @@ async def test_the_events_of_an_outage_are_reported_in_order(world: World, clock
     seen: list[Any] = []
     breaker = CircuitBreaker(2, open_for=30)
     pipeline = Policy.wrap(
-        Fallback("instead"),
-        Retry(3, on=Boom, backoff=[1]),
-        breaker,
-        Bulkhead(1),
-        Timeout(60),
-        listeners=[seen.append],
+        Fallback("instead"), Retry(3, on=Boom, backoff=[1]), breaker, Bulkhead(1), Timeout(60), listeners=[seen.append]
     )
     assert await run(world, pipeline, Script(Boom())) == "instead"
     assert [type(event) for event in seen] == [

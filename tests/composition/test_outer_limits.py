@@ -436,5 +436,4 @@ async def test_a_group_with_another_error_is_no_cut_off(tasks_world: World, cloc
 
 async def test_an_inner_fallback_answers_an_earlier_limit(world: World) -> None:
     pipeline: Any = Pipeline(Timeout(LONG), Fallback("instead"), Timeout(SHORT))
-
     assert await world.attempt(pipeline, world.hang) == "instead"

@@ -26,7 +26,6 @@ async def test_a_call_beyond_the_limit_is_refused_until_one_ends(world: World, l
     """The function of a refused call is not entered."""
     bulkhead = Bulkhead(limit, name="inventory")
     script = Script("fine")
-
     async with beside(world) as group:
         calls = [await group.inside(bulkhead) for _ in range(limit)]
         error = await world.attempt(bulkhead, script.function())
@@ -45,7 +44,6 @@ async def test_a_call_beyond_the_limit_is_refused_until_one_ends(world: World, l
 
 async def test_calls_wait_in_the_queue_and_the_next_one_is_refused(world: World) -> None:
     bulkhead = Bulkhead(1, queue=2, name="inventory")
-
     async with beside(world) as group:
         holder = await group.inside(bulkhead)
         waiting = [await group.queued(bulkhead) for _ in range(2)]
@@ -67,7 +65,6 @@ async def test_a_second_call_right_after_the_first_does_not_overtake_a_waiting_c
     bulkhead = Bulkhead(1, queue=5)
     order: list[str] = []
     came = threading.Event()
-
     async with beside(threads) as group:
 
         async def greedy() -> None:
@@ -103,7 +100,6 @@ async def test_the_first_limit_ends_it(world: World, shortest: str, expected: ty
     bulkhead = Bulkhead(1, queue=1, max_wait=limits["max_wait"])
     cooperative = Timeout(limits["cooperative"], cooperative=True, name="cooperative")
     pipeline = Policy.wrap(Timeout(limits["outer"], name="outer"), cooperative, bulkhead)
-
     async with beside(world) as group:
         await group.inside(bulkhead)
         error = await works(world, pipeline, Context(timeout=limits["budget"]))
@@ -114,7 +110,6 @@ async def test_the_first_limit_ends_it(world: World, shortest: str, expected: ty
 async def test_of_max_wait_and_an_outer_timeout_at_the_same_instant_the_timeout_raises(world: World) -> None:
     """Nothing inside an outer limit outlives it."""
     bulkhead = Bulkhead(1, queue=1, max_wait=5.0)
-
     with virtual_time(), bulkhead.slot():
         error = await works(world, Timeout(5.0, name="patience").wrap(bulkhead))
     assert type(error) is TimeoutExceeded
@@ -145,7 +140,6 @@ def test_a_call_that_joins_the_queue_wakes_a_call_that_a_free_permit_serves() ->
     """Another thread released that permit, but has not checked the queue yet: no wake-up is lost."""
     bulkhead = Bulkhead(1, queue=2)
     served: list[str] = []
-
     assert bulkhead._permits.machine.take()
     first = calling(bulkhead, served, "first")
     wait_until(lambda: bulkhead.stats().queued == 1)
@@ -193,6 +187,3 @@ def test_a_bulkhead_is_used_in_one_event_loop_after_another() -> None:
     for backend in ("asyncio", "trio", "asyncio"):
         anyio.run(main, backend=backend)
         assert counts(bulkhead) == (1, 0, 0, 0)
-
-
-# --- descriptions ------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ async def test_a_slot_holds_a_permit_until_its_block_ends(world: World) -> None:
     """The block may return or raise. Meanwhile further calls and slots are refused; afterwards it may be used again."""
     bulkhead = Bulkhead(1)
     slot: Any = bulkhead.slot()
-
     async with entered(world, slot):
         assert counts(bulkhead) == (1, 1, 0, 0)
         assert isinstance(await works(world, bulkhead), BulkheadFull)
@@ -127,7 +126,6 @@ class Waiting:
 async def test_a_slot_in_a_child_task_ends_at_the_deadline_of_its_context(tasks_world: World) -> None:
     """A new task inherits the context, but the timer of the Timeout does not cancel it."""
     waiting = Waiting()
-
     async with anyio.create_task_group() as tasks, waiting.bulkhead.slot():
 
         async def starts_it(ctx: Context) -> None:

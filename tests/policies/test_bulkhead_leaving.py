@@ -42,7 +42,6 @@ async def test_a_grant_at_the_end_of_the_wait_is_not_lost(tasks_world: World, li
     """The event loop was busy, so that the grant and the timer come together. Either may win."""
     bulkhead = Bulkhead(1, queue=1, max_wait=limit.get("max_wait"))
     pipeline = Timeout(limit["timeout"]).wrap(bulkhead) if "timeout" in limit else bulkhead
-
     async with beside(tasks_world) as group:
         slot = bulkhead.slot()
         await slot.__aenter__()
@@ -60,7 +59,6 @@ async def test_a_grant_at_the_end_of_the_wait_is_not_lost(tasks_world: World, li
 async def test_a_cancellation_at_the_end_is_not_lost(in_asyncio: World, cancelled_first: bool, limit: str) -> None:
     bulkhead = Bulkhead(1, queue=1, max_wait=SHORT if limit == "max_wait" else None)
     pipeline = bulkhead if limit == "max_wait" else Timeout(SHORT).wrap(bulkhead)
-
     async with bulkhead.slot():
         task = asyncio.ensure_future(pipeline.aexecute(Script("fine").function()))
         await asyncio.sleep(SHORT / 4)
@@ -95,7 +93,6 @@ def test_a_waiter_of_a_closed_loop_makes_room_for_a_new_call_at_the_end() -> Non
     """The new call joins the end of the full queue, and is served after those that wait already."""
     bulkhead = Bulkhead(1, queue=2)
     served: list[str] = []
-
     with bulkhead.slot():
         coroutine = _left_waiting(bulkhead)
         second = calling(bulkhead, served, "second")
@@ -113,7 +110,6 @@ def test_a_waiter_of_a_closed_loop_makes_room_for_a_new_call_at_the_end() -> Non
 def test_a_waiter_of_an_ended_trio_run_makes_room_for_a_new_call() -> None:
     """The new call waits until its deadline."""
     bulkhead = Bulkhead(1, queue=1)
-
     with bulkhead.slot():
         coroutine = _left_waiting(bulkhead, "trio")
         with pytest.raises(DeadlineExceeded):
@@ -169,7 +165,6 @@ def test_a_collected_waiter_leaves_the_queue_or_releases_its_permit(max_wait: fl
     slot = bulkhead.slot()
     slot.__enter__()
     loop = asyncio.new_event_loop()
-
     box: list[Any] = []
     box.append(box)  # a cycle: only the collector can free it
 

@@ -489,7 +489,6 @@ async def test_a_failed_refresh_leaves_no_reference_cycle(world: World, clock: F
 
 def test_a_rejection_raised_by_the_function_can_be_kept() -> None:
     cache = Cache(60, keep_errors=Rejected, key=same_key)
-
     seen = [cache.capture(raising(Rejected("no", policy="theirs", retry_after=5))) for _ in range(2)]
     assert [(it.error.policy, it.error.retry_after) for it in seen if isinstance(it, Failure)] == [("theirs", 5)] * 2  # type: ignore[attr-defined]
     assert cache.stats().hits == 1

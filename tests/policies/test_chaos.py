@@ -111,7 +111,6 @@ async def test_an_action_runs_before_the_call_and_its_error_replaces_it(world: W
         with chaos.injecting(1.0):
             assert await world.attempt(chaos, Script("fine").function(), Context(operation="op")) == "fine"
     assert seen == ["op", "op"]
-
     script, failing = Script("fine"), Chaos(action=lambda ctx: 1 / 0)
     with failing.injecting(1.0):
         assert type(await world.attempt(failing, script.function())) is ZeroDivisionError

@@ -20,7 +20,6 @@ async def test_five_consecutive_failures_open_a_circuit_by_default(world: World)
     """The sixth call is not made."""
     breaker = CircuitBreaker()
     script = Script(Boom("no"))
-
     for _ in range(4):
         await world.attempt(breaker, script.function())
         assert breaker.state is CLOSED
@@ -86,7 +85,6 @@ async def test_the_refusal_of_an_open_circuit_carries_its_facts(world: World, cl
     """`CircuitOpen` carries `retry_after`, the state, the last failure as text, and the name of the policy."""
     breaker = CircuitBreaker(1, open_for=12.0, name="inventory")
     script = Script("fine")
-
     await fails(world, breaker, Boom("connection refused"))
     clock.advance(4.5)
     error = await world.attempt(breaker, script.function())
@@ -193,6 +191,3 @@ def test_the_text_of_a_failure_is_bounded_and_survives_a_broken_str(threads: Wor
 
     assert fail(Silent()).startswith("Silent")
     assert fail(Boom("x" * 100_000)) == "Boom: " + "x" * 200
-
-
-# --- half-open ---------------------------------------------------------------------------------

@@ -79,7 +79,6 @@ async def test_on_and_ignore_hold_for_a_guarded_block_and_on_result_does_not(wor
     seen: list[object] = []
     breaker = CircuitBreaker(2, on=Boom, ignore=KeyError, on_result=lambda value: seen.append(value) is None)
     block = Block(world, breaker)
-
     await block(Boom("no"))
     for _ in range(3):
         await block(KeyError("neutral"))
@@ -130,7 +129,6 @@ async def test_an_error_of_a_predicate_is_raised_from_a_guarded_block(world: Wor
     broken = ZeroDivisionError("a bug")
     block = Block(world, CircuitBreaker(1, on=raising(broken)))
     original = Boom("no")
-
     assert await block(original) is broken
     assert broken.__context__ is original
 

@@ -31,7 +31,6 @@ async def test_a_listener_may_change_the_circuit(world: World) -> None:
 
     breaker = CircuitBreaker(1, on_transition=first)
     unsubscribe = events.subscribe(lambda event: received.append(("second", event.new)), events.CircuitChanged)
-
     try:
         await fails(world, breaker)
     finally:

@@ -59,7 +59,6 @@ async def test_a_result_that_is_returned_or_passed_to_a_handler_is_not_closed(wo
 @pytest.mark.parametrize("answer", [{"value": "value"}, {"handler": lambda failure, ctx: "value"}], ids=list)
 async def test_a_result_is_closed_if_a_listener_is_interrupted(world: World, answer: Any) -> None:
     """After Ctrl-C in `on_fallback`, neither a handler nor a caller will see it."""
-
     result = Response()
     with pytest.raises(KeyboardInterrupt):
         await run(world, Fallback(**answer, on_result=bad, on_fallback=raising(KeyboardInterrupt)), result)
@@ -186,6 +185,3 @@ async def test_on_fallback_gets_an_event_before_each_replacement(world: World) -
         7,
     )
     assert other.outcome == Success("bad")
-
-
-# --- more than one ---

@@ -75,7 +75,6 @@ async def test_no_attempt_begins_after_the_deadline_of_the_context(anywhere: Vir
 
 async def test_a_callable_with_repeatable_false_is_not_hedged(anywhere: Virtual) -> None:
     service = Service(anywhere, (1, "paid"), (0.1, "paid twice"))
-
     function = anywhere.native(service.function())
 
     class Payment:

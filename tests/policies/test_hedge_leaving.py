@@ -140,7 +140,6 @@ def test_a_cancellation_while_a_loser_unwinds_is_raised_after_it_in_asyncio() ->
 async def test_a_scope_of_anyio_cancels_the_caller_once_while_a_loser_unwinds(in_virtual_asyncio: Virtual) -> None:
     """It would in each iteration of the event loop, which would never rest."""
     requests: list[int] = []
-
     caller: Any = asyncio.current_task()
 
     async def fn(ctx: Context) -> None:
@@ -267,7 +266,6 @@ async def test_a_callers_cancellation_that_the_function_swallows_is_not_lost(in_
         return "first"
 
     tasks: list[asyncio.Task[str]] = []
-
     tasks.append(asyncio.create_task(Hedge(0.1).aexecute(fn)))
     await asyncio.wait(tasks)
     assert tasks[0].cancelled()
@@ -293,7 +291,6 @@ async def test_a_base_exception_of_any_attempt_is_raised_at_once(anywhere: Virtu
 
 async def test_errors_of_listeners_are_ignored_and_errors_of_the_budget_are_raised(anywhere: Virtual) -> None:
     """An error of the budget cuts off the first attempt."""
-
     hedge = Hedge(0.1, on_hedge=raising(LookupError))
     assert (await Service(anywhere, (5, "first"), (0.1, "second")).under(hedge))[0] == "second"
     budget = CustomBudget(OSError("no answer"))
@@ -303,7 +300,6 @@ async def test_errors_of_listeners_are_ignored_and_errors_of_the_budget_are_rais
 
 async def test_a_hedge_is_refunded_if_a_listener_is_interrupted(anywhere: Virtual) -> None:
     """Ctrl-C in `on_hedge` ends the call, so the hedge is not made."""
-
     budget = RetryBudget(0, saved=1)
     service = Service(anywhere, (5, "first"))
     service.began = anywhere.now()
@@ -502,7 +498,6 @@ async def test_an_error_that_a_loser_raises_on_cancellation_is_ignored(anywhere:
 
 def test_a_stop_iteration_is_raised_unchanged(threads: World) -> None:
     """This holds with a delay, without a known delay, and if it is in `on`."""
-
     for hedge in (Hedge(1), Hedge(), Hedge(1, on=StopIteration)):
         with pytest.raises(StopIteration):
             hedge.execute(raising(StopIteration(5)))

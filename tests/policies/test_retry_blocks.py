@@ -172,7 +172,6 @@ async def test_no_block_begins_too_late(world: World, clock: FakeClock, monkeypa
 async def test_the_block_runs_in_the_context_of_its_attempt(world: World, clock: FakeClock) -> None:
     """`current_context()` has the attempt and the deadline, and is the outer context again after the block."""
     seen: list[tuple[int, float]] = []
-
     with deadline(60) as outer:
         async for attempt in Attempts(world, Retry(on=Boom, backoff=[1])):
             with attempt:

@@ -140,7 +140,6 @@ async def test_a_retry_that_is_cancelled_during_its_wait_is_refunded(virtual_tas
 
 async def test_a_retry_is_refunded_if_a_listener_is_interrupted(world: World, clock: FakeClock) -> None:
     """Ctrl-C in `on_retry` ends the call before the wait, so no retry is made."""
-
     budget = RetryBudget(0, saved=1)
     with pytest.raises(KeyboardInterrupt):
         await run(world, quick(budget=budget, on_retry=raising(KeyboardInterrupt)), Script(Boom()))

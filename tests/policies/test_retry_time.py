@@ -289,11 +289,9 @@ async def test_no_first_attempt_starts_after_the_deadline(world: World, clock: F
 
 async def test_the_wall_clock_is_never_read(world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """It can jump: by an hour, or when a time server adjusts it."""
-
     monkeypatch.setattr(time, "time", raising(AssertionError("the wall clock was read")))
     script = Script(Boom(), "fine")
     ctx = Context(timeout=60)
-
     assert await world.execute(Retry(on=Boom, backoff=[1], max_elapsed=30), script.function(), ctx) == "fine"
     monkeypatch.undo()
 

@@ -152,7 +152,6 @@ def test_a_function_that_needs_an_event_loop_is_no_suspension_of_a_policy(policy
 
 def test_a_runtime_error_of_a_handler_is_no_suspension() -> None:
     """It is raised as it is."""
-
     with pytest.raises(RuntimeError, match=r"^busy$"):
         Fallback(handler=raising(RuntimeError("busy"))).execute(lambda ctx: 1 / 0)
 

@@ -176,7 +176,6 @@ def test_a_stop_iteration_passes_policies_as_an_error_and_reaches_the_caller_as_
             raise
     """
     module, stop = load(body), StopIteration("last")
-
     fn = raising(stop)
     with run_as(way), pytest.raises(StopIteration) as caught:
         Policy.wrap(module.Shape(), Bulkhead(1), module.Shape()).execute(fn)

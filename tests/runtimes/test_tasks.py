@@ -80,7 +80,6 @@ async def test_a_call_without_waits_does_not_suspend(tasks_world: World) -> None
 
 async def test_blocking_code_inside_a_task_uses_a_worker_for_its_timeout(tasks_world: World) -> None:
     gate = threading.Event()
-
     assert PIPELINE.execute(lambda ctx: "plain") == "plain"
     with pytest.raises(TimeoutExceeded):
         Timeout(0.005).execute(lambda ctx: gate.wait(10))
@@ -172,7 +171,6 @@ def test_two_loops_have_a_timer_each() -> None:
 
 async def test_a_future_and_a_task_of_asyncio_can_be_awaited(in_asyncio: World) -> None:
     """A timeout cancels the task that the call waits for, as `await` does."""
-
     future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(future.set_result, "done")
     assert await PIPELINE.aexecute(lambda ctx: future) == "done"
@@ -278,7 +276,6 @@ def test_a_closed_loop_keeps_no_unfinished_task_alive(policy: Policy[Any]) -> No
 
 async def test_unused_timers_do_not_accumulate(in_asyncio: World) -> None:
     """A timeout of a minute around calls of a millisecond does not leave a timer in the loop for each call."""
-
     loop: Any = asyncio.get_running_loop()
     timeout, fn = Timeout(LONG), Script("fine").function()
     for _ in range(1500):

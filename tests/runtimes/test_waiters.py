@@ -85,7 +85,6 @@ async def test_waking_after_the_wait_after_a_cancellation_or_before_the_wait_doe
             await anyio.sleep(0.001)
         late.wake()
     assert results == [False]
-
     async with anyio.create_task_group() as group:
         cancelled = await waiting(group, results)
         group.cancel_scope.cancel()

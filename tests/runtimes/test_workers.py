@@ -91,7 +91,6 @@ def test_nested_timeouts_take_one_worker_per_attempt(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(workers.Pool, "begin", counting)
     pipeline = Policy.wrap(Timeout(LONG), Timeout(LONG / 2), Retry(3, on=Boom, backoff=[0]), Timeout(LONG / 4))
-
     with pytest.raises(Boom):
         pipeline.execute(raising(Boom))
     assert taken == [threading.current_thread().name] * 3

@@ -81,7 +81,6 @@ def test_a_call_is_refused_if_no_thread_can_be_started(monkeypatch: pytest.Monke
 
     A subinterpreter refuses to make a daemon thread.
     """
-
     monkeypatch.setattr(workers, "pool", workers.Pool())
     bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
     seen: list[Any] = []

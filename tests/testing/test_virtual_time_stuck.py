@@ -272,11 +272,7 @@ def test_a_trio_run_with_an_uninterruptible_main_task_breaks_down() -> None:
             nursery.start_soon(trio.sleep, 60)
             await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
 
-    with (
-        polling(),
-        pytest.raises(trio.TrioInternalError) as caught,
-        virtual_time(patience=PATIENCE, stuck_after=0.2),
-    ):
+    with polling(), pytest.raises(trio.TrioInternalError) as caught, virtual_time(patience=PATIENCE, stuck_after=0.2):
         trio.run(main)
     assert "poller" in str(caught.value.__cause__)
     del caught

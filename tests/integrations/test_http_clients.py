@@ -104,7 +104,9 @@ async def test_the_last_response_is_returned(server: Server, client: Client, str
 
 async def test_a_response_is_returned_when_concurrent_attempts_have_failed(server: Server, client: Client) -> None:
     """That of the first attempt, although its client may have closed it by itself before the other one came."""
-    url = server.script("/", Answer(503, delay=0.02), Answer(503, delay=0.1))
+    both = threading.Event()
+    url = server.script("/", Answer(503, hold=both), Answer(503, delay=0.1))
+    threading.Thread(target=lambda: (server.wait_until(lambda: len(server.requests) == 2), both.set())).start()
     async with client.open(Hedge(0.005), connections=2) as send:
         assert (await send("GET", url)).status == 503
     assert len(server.requests) == 2

@@ -35,7 +35,7 @@ from resilience.integrations.http.limits import learned
 from resilience.integrations.httpx import AsyncResilienceTransport
 from resilience.testing import virtual_time
 from resilience.work import IdempotencyKey
-from tests.conftest import World
+from tests.conftest import Virtual, World
 from tests.integrations.http_clients import client_of
 from tests.integrations.sdks import ANTHROPIC, OPENAI, SDK
 from tests.integrations.servers import Server
@@ -236,7 +236,7 @@ def test_limiters_in_nested_keyed_policies_obey_the_headers(between: Policy[Any]
         assert 29 < limiters_of(keyed)["GET a.test"].stats().next_turn <= 30
 
 
-async def test_hedged_attempts_of_several_keys_teach_their_own_limiters(in_asyncio: World) -> None:
+async def test_hedged_attempts_of_several_keys_teach_their_own_limiters(in_virtual_asyncio: Virtual) -> None:
     """Each replica's limiter obeys that replica."""
     replicas = Keyed(lambda number: RateLimiter(1000).wrap(Timeout(60)), lambda ctx: ctx.hedge)
 

@@ -19,7 +19,7 @@ from resilience.integrations.http import PerHost, standard
 from resilience.integrations.http.perhost import policy_for
 from resilience.integrations.httpx import AsyncResilienceTransport
 from resilience.work import IdempotencyKey
-from tests.conftest import FakeClock
+from tests.conftest import FakeClock, Virtual
 from tests.integrations.http_clients import client_of
 from tests.integrations.servers import Answer, Server
 
@@ -138,7 +138,7 @@ async def slow_at_first(policy: Any) -> AsyncIterator[tuple[httpx.AsyncClient, l
         yield client, sent
 
 
-async def test_only_a_repeatable_request_is_hedged(tasks_world: Any) -> None:
+async def test_only_a_repeatable_request_is_hedged(virtual_tasks: Virtual) -> None:
     """A GET is. A POST is not, even while it connects, as it may be sent: its first response is waited for."""
     async with slow_at_first(standard(hedge=0.02)) as (client, sent):
         assert (await client.get("https://a.example/")).text == "2"
@@ -146,7 +146,7 @@ async def test_only_a_repeatable_request_is_hedged(tasks_world: Any) -> None:
     assert [it.method for it in sent] == ["GET", "GET", "POST"]
 
 
-async def test_a_post_that_waits_for_its_turn_is_not_hedged(tasks_world: Any) -> None:
+async def test_a_post_that_waits_for_its_turn_is_not_hedged(virtual_tasks: Virtual) -> None:
     """Only one of two attempts could be sent, and the refusal of the other would end the call."""
     policies = standard(hedge=0.02, rate=Rate(1, per=0.1))
     async with slow_at_first(policies) as (client, sent), anyio.create_task_group() as tasks:
@@ -155,7 +155,7 @@ async def test_a_post_that_waits_for_its_turn_is_not_hedged(tasks_world: Any) ->
     assert len(sent) == 2
 
 
-async def test_a_post_that_has_begun_with_an_idempotency_key_is_hedged(tasks_world: Any) -> None:
+async def test_a_post_that_has_begun_with_an_idempotency_key_is_hedged(virtual_tasks: Virtual) -> None:
     """Both attempts send the same key."""
     async with slow_at_first(IdempotencyKey().wrap(Hedge(0.02))) as (client, sent):
         await client.post("https://a.example/")

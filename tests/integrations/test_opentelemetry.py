@@ -25,6 +25,7 @@ from resilience.testing import script
 from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
 from tests.custom import Recording
+from tests.functions import raising
 from tests.integrations.exporters import Metrics, OpenTelemetry, WithoutText, policies_with_state, report_everything
 
 # --- metrics ---------------------------------------------------------------------------------
@@ -222,11 +223,8 @@ def test_a_span_without_an_operation_is_named_after_its_function(traced: Traced)
 
 
 def test_an_interrupt_is_no_error(traced: Traced) -> None:
-    def fn(ctx: Context) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        traced.policy().execute(fn)
+        traced.policy().execute(raising(KeyboardInterrupt))
     assert traced.only.attributes["resilience.cancelled_by"] == "interrupt"
     assert traced.only.status.status_code is StatusCode.UNSET
 

@@ -20,6 +20,7 @@ from resilience.integrations.http.perhost import policy_for
 from resilience.integrations.httpx import AsyncResilienceTransport
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock, Virtual
+from tests.functions import raising
 from tests.integrations.http_clients import client_of
 from tests.integrations.servers import Answer, Server
 
@@ -200,10 +201,7 @@ def test_attempts_that_time_out_open_the_circuit(server: Server) -> None:
 
 def test_a_mistake_of_the_caller_opens_no_circuit() -> None:
     """Only transient errors say something about the host."""
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        raise httpx.LocalProtocolError("a header is malformed")
-
+    handler = raising(httpx.LocalProtocolError("a header is malformed"))
     policies = standard(min_calls=2, failure_ratio=0.5, backoff=[0])
     with client_of(policies, handler) as client:
         for _ in range(4):

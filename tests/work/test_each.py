@@ -20,7 +20,7 @@ from resilience.work import each
 from tests.callers import wait_until
 from tests.conftest import Boom, Script, Watched, World, no_collector
 from tests.contention.storm import Gauge
-from tests.functions import quick
+from tests.functions import quick, raising
 
 
 async def read(world: World, block: Any, into: list[Any]) -> None:
@@ -277,9 +277,7 @@ async def test_progress_is_called_for_each_outcome(world: World) -> None:
 async def test_progress_that_raises_loses_nothing(
     world: World, ordered: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def progress(count: int) -> None:
-        raise Boom("no terminal")
-
+    progress = raising(Boom("no terminal"))
     outcomes = await outcomes_of(world, same, range(3), limit=2, ordered=ordered, progress=progress)
     assert sorted(item for item, _ in outcomes) == [0, 1, 2]
     assert [it.getMessage() for it in caplog.records] == ["progress raised; it changes nothing"] * 3

@@ -13,6 +13,7 @@ from resilience import Context, events
 from resilience.events.dispatch import subscribers
 from resilience.integrations.dashboard import Dashboard, Served, serve
 from tests.conftest import Boom
+from tests.functions import raising
 
 #: `make(*policies)` returns a dashboard with fast updates that is closed after the test.
 Make = Callable[..., Dashboard]
@@ -112,10 +113,7 @@ async def state_of(app: Dashboard) -> Any:
 
 
 def fail(message: str = "reset") -> Callable[[Context], None]:
-    def fn(ctx: Context) -> None:
-        raise Boom(message)
-
-    return fn
+    return raising(Boom(message))
 
 
 @contextlib.contextmanager

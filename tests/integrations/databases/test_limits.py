@@ -20,6 +20,7 @@ from resilience.integrations.dbapi import StatementLimits, limits, unit_of_work
 from resilience.runtimes import workers
 from tests.callers import wait_until
 from tests.conftest import FakeClock
+from tests.functions import raising
 from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, Locked, connecting, note
 
 
@@ -180,15 +181,11 @@ def test_one_thread_interrupts_all_connections(path: Path, monkeypatch: pytest.M
 
 def test_a_connection_without_its_limits_is_not_interrupted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor by a thread that is started later, for another connection."""
-
-    def refuse(job: object) -> bool:
-        raise WorkersExhausted("no thread")
-
     wait_until(lambda: not limits._interrupter._is_running)
     with closing(connecting(path, PATIENCE)()) as connection, closing(connecting(path)()) as other:
         (its_own,) = connection.execute("PRAGMA busy_timeout").fetchone()
         with monkeypatch.context() as patch, deadline(0.01), pytest.raises(WorkersExhausted):
-            patch.setattr(workers.pool, "begin", refuse)
+            patch.setattr(workers.pool, "begin", raising(WorkersExhausted("no thread")))
             with StatementLimits(connection):
                 pass
         with deadline(PATIENCE), StatementLimits(other):
@@ -236,15 +233,14 @@ def test_a_row_factory_does_not_break_the_limits() -> None:
 # --- PostgreSQL ------------------------------------------------------------------------------
 
 
-def made(cursor: Any) -> Any:
-    raise AssertionError("the limits must not read rows of the user")
+NO_ROWS = raising(AssertionError("the limits must not read rows of the user"))
 
 
 @pytest.mark.parametrize(
     ("driver", "options"),
     [
         (psycopg, {"row_factory": psycopg.rows.dict_row}),
-        (psycopg, {"row_factory": made}),
+        (psycopg, {"row_factory": NO_ROWS}),
         (psycopg2, {"cursor_factory": psycopg2.extras.RealDictCursor}),
         (psycopg2, {"cursor_factory": psycopg2.extras.NamedTupleCursor}),
     ],

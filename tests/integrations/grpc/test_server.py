@@ -16,6 +16,7 @@ import pytest
 
 from resilience import DeadlineExceeded, current_context
 from resilience.integrations.grpc import AioDeadlineInterceptor, DeadlineInterceptor
+from tests.functions import raising
 from tests.integrations.grpc.services import EXCEEDED, KINDS, PATIENCE, Dependency, serving, status
 
 
@@ -174,11 +175,7 @@ class TestServer:
         self, server: Server, error: Exception, status: grpc.StatusCode, details: str
     ) -> None:
         """Otherwise the error would be UNKNOWN, as any other is."""
-
-        def act() -> None:
-            raise error
-
-        call = server.start(Handlers(act))
+        call = server.start(Handlers(raising(error)))
         for method in Dependency.methods:
             with pytest.raises(grpc.RpcError) as caught:
                 call(method, timeout=60.0)

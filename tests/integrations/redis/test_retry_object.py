@@ -13,6 +13,8 @@ from redis.exceptions import ResponseError, WatchError
 
 from resilience import CircuitBreaker, Policy, Retry, deadline
 from resilience.integrations.redis import AsyncPolicyRetry, PolicyRetry, protect
+from resilience.testing import ascript, script
+from tests.functions import raising
 from tests.integrations.redis.clients import PATIENCE, Count, Side, done, failure
 from tests.integrations.redis.server import RedisServer
 
@@ -39,11 +41,7 @@ def test_copies_share_the_policy(kind: type[PolicyRetry]) -> None:
 def test_an_error_that_is_not_retryable_is_not_retried(retryable: bool) -> None:
     """`is_retryable` is redis-py's own test: such an error does not disconnect, and is not repeated."""
     failed: list[Exception] = []
-    count = Count()
-
-    def do() -> None:
-        raise redis.ConnectionError("reset")
-
+    count, do = Count(), raising(redis.ConnectionError("reset"))
     with pytest.raises(redis.ConnectionError):
         PolicyRetry(Retry(3, backoff=[0]).wrap(count)).call_with_retry(do, failed.append, lambda error: retryable)
     assert (count.calls, len(failed)) == ((3, 3) if retryable else (1, 0))
@@ -52,33 +50,19 @@ def test_an_error_that_is_not_retryable_is_not_retried(retryable: bool) -> None:
 @pytest.mark.parametrize(("last", "failures"), [(redis.TimeoutError("3"), 3), (ResponseError("3"), 2)])
 def test_fail_is_called_after_every_failed_attempt_with_the_count(last: Exception, failures: int) -> None:
     """Also after the last one. An error that redis-py does not support counts only if the policy repeats it."""
-    failed: list[tuple[str, int]] = []
-    errors = iter([redis.ConnectionError("1"), ResponseError("2"), last])
-
-    def do() -> None:
-        raise next(errors)
-
-    def fail(error: Exception, failures: int) -> None:
-        failed.append((str(error), failures))
-
+    do, fail = script(redis.ConnectionError("1"), ResponseError("2"), last), script(None, ...)
     with pytest.raises(type(last), match="3"):
         PolicyRetry(Retry(3, on=Exception, backoff=[0])).call_with_retry(do, fail, with_failure_count=True)
+    failed = [(str(call.args[0]), call.args[1]) for call in fail.calls]
     assert failed == [("1", 1), ("2", 2), ("3", 3)][:failures]
 
 
 def test_an_error_of_fail_is_final_unless_it_is_a_connection_error() -> None:
     """A `WatchError` is; a connection that cannot be established is a failure like others."""
-    raised = iter([redis.ConnectionError("still away"), WatchError("gone")])
-
-    def do() -> None:
-        raise redis.ConnectionError("reset")
-
-    def fail(error: Exception) -> None:
-        raise next(raised)
-
+    do, fail = raising(redis.ConnectionError("reset")), script(redis.ConnectionError("still away"), WatchError("gone"))
     with pytest.raises(WatchError):
         PolicyRetry(Retry(5, on=Exception, backoff=[0])).call_with_retry(do, fail)
-    assert next(raised, None) is None
+    assert len(fail.calls) == 2
 
 
 async def test_policy_retry_also_works_on_unprotected_connections(side: Side, server: RedisServer) -> None:
@@ -104,10 +88,7 @@ def test_protecting_again_replaces_the_policy() -> None:
 
 def test_another_policy_in_an_attempt_has_its_own_execution() -> None:
     """Only commands of the same client are a part of the attempt: a password may come from another redis."""
-    inner, outer = Count(), Count()
-
-    def unused(error: Exception) -> None:
-        pytest.fail("nothing has failed")
+    inner, outer, unused = Count(), Count(), raising(AssertionError("nothing has failed"))
 
     def do() -> str:
         return "".join(PolicyRetry(it).call_with_retry(lambda: ".", unused) for it in (outer, inner, outer))
@@ -140,12 +121,7 @@ async def test_commands_of_a_task_after_its_attempt_are_executions() -> None:
 
 async def test_a_timeout_error_of_another_source_is_raised_unchanged() -> None:
     """Also with a deadline."""
-
-    async def do() -> None:
-        raise TimeoutError("its own")
-
-    async def fail(error: Exception) -> None: ...
-
+    do, fail = ascript(TimeoutError("its own")), ascript(None)
     with deadline(PATIENCE), pytest.raises(TimeoutError, match="its own") as caught:
         await AsyncPolicyRetry(Count()).call_with_retry(do, fail)
     assert type(caught.value) is TimeoutError

@@ -35,6 +35,7 @@ from resilience.integrations.http import NotRepeatable
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from resilience.integrations.requests import ResilienceAdapter
 from resilience.integrations.urllib3 import ResiliencePoolManager, ResilienceProxyManager
+from resilience.testing import script
 from tests.conftest import World
 from tests.integrations.upload_bodies import ONCE, OnlyRead, OnlySeek, Reader, Unsized, pieces, pipe
 
@@ -247,15 +248,8 @@ class Httpx(Client):
 
     def mock(self, *steps: Any) -> Any:
         """Return a transport that takes one step for each request: a status, a response, an error."""
-        script = iter(steps)
-
-        def handler(request: Any) -> Any:
-            step = next(script)
-            if isinstance(step, BaseException):
-                raise step
-            return self.library.Response(step) if isinstance(step, int) else step
-
-        return self.library.MockTransport(handler)
+        made = [self.library.Response(it) if isinstance(it, int) else it for it in steps]
+        return self.library.MockTransport(script(*made))
 
     @contextlib.asynccontextmanager
     async def client(self, policy: Any = QUICK, inner: Any = None, **options: Any) -> AsyncIterator[HttpxClient]:

@@ -33,7 +33,7 @@ from resilience import (
 from resilience.integrations.http import standard
 from resilience.integrations.http.limits import learned
 from resilience.integrations.httpx import AsyncResilienceTransport
-from resilience.testing import virtual_time
+from resilience.testing import script, virtual_time
 from resilience.work import IdempotencyKey
 from tests.conftest import Virtual, World
 from tests.integrations.http_clients import client_of
@@ -255,19 +255,13 @@ async def test_hedged_attempts_of_several_keys_teach_their_own_limiters(in_virtu
 
 def test_the_rate_of_the_standard_pipeline_counts_attempts() -> None:
     """For each host separately; each attempt of a retry waits for its turn."""
-    instants: list[float] = []
-
-    with virtual_time() as clock:
-
-        def handler(request: httpx.Request) -> httpx.Response:
-            instants.append(clock.now())
-            return httpx.Response(503 if len(instants) < 3 else 200)
-
-        policies = standard(rate=Rate(1, per=4, burst=1), backoff=[0.5])
+    handler = script(*map(httpx.Response, (503, 503, 200, 200)))
+    policies = standard(rate=Rate(1, per=4, burst=1), backoff=[0.5])
+    with virtual_time():
         with client_of(policies, handler) as client:
             assert client.get("http://a.test").status_code == 200
             client.get("http://b.test")
-        assert instants == [0, 4, 8, 8]
+        assert [call.at for call in handler.calls] == [0, 4, 8, 8]
         pipeline: Any = policies.for_host("http://a.test")
         names = [it.name for it in pipeline.policies]
         assert names.index("breaker of http://a.test:80") + 1 == names.index("rate limiter of http://a.test:80")

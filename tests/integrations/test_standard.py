@@ -18,6 +18,7 @@ from resilience.backoff import Exponential
 from resilience.integrations.http import PerHost, standard
 from resilience.integrations.http.perhost import policy_for
 from resilience.integrations.httpx import AsyncResilienceTransport
+from resilience.testing import script
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock, Virtual
 from tests.functions import raising
@@ -170,14 +171,11 @@ async def test_a_post_that_has_begun_with_an_idempotency_key_is_hedged(virtual_t
 def test_the_standard_pipeline_retries_and_reports_to_its_listeners(clock: FakeClock) -> None:
     """Three times, after waits that double, or as long as the server asks."""
     reported: list[Any] = []
-    answers = iter([503, 429, 503, 200])
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        status = next(answers)
-        return httpx.Response(status, headers={"Retry-After": "9"} if status == 429 else {})
-
+    answers = [httpx.Response(it, headers={"Retry-After": "9"} if it == 429 else {}) for it in (503, 429, 503, 200)]
     backoff = Exponential(2.0, cap=30.0, jitter="none")
-    with client_of(standard(backoff=backoff, cooperative=True, listeners=[reported.append]), handler) as client:
+    with client_of(
+        standard(backoff=backoff, cooperative=True, listeners=[reported.append]), script(*answers)
+    ) as client:
         assert client.get("http://example.org/").status_code == 200
     assert clock.sleeps == [2.0, 9.0, 8.0]
     assert [it.delay for it in reported if isinstance(it, events.RetryScheduled)] == [2.0, 9.0, 8.0]

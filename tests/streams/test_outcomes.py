@@ -21,6 +21,7 @@ from resilience import (
     TimeoutExceeded,
     events,
 )
+from resilience.testing import script
 from tests.conftest import Boom, FakeClock, Virtual, World
 from tests.functions import quick
 from tests.streams.sources import Consumed, Source, outcome, streamed
@@ -55,13 +56,7 @@ async def test_a_stream_of_many_items_ends_and_fails_like_a_short_one(world: Wor
 
 
 async def test_a_function_may_fail_before_it_returns_an_iterator(world: World) -> None:
-    failures = iter([TypeError("its own"), Boom()])
-
-    def opens() -> Any:
-        for failure in failures:
-            raise failure
-        return Source(world, [1]).function()
-
+    opens = script(TypeError("its own"), Boom(), Source(world, [1]).function())
     streaming = quick(on=Exception).streaming()
     stream = Consumed(world, streaming.call(opens) if world.blocking else streaming.acall(opens))
     assert await stream.all() == [1]

@@ -18,6 +18,7 @@ import requests
 from resilience import CircuitBreaker, CircuitOpen, Fallback, Policy, Retry, Timeout, integrations
 from resilience.callables import maybe_await
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
+from resilience.testing import script
 from tests.conftest import Watched, World, no_collector
 from tests.integrations.http_clients import QUICK, Httpx
 from tests.integrations.servers import PATIENCE, Server
@@ -110,12 +111,7 @@ def test_one_of_the_libraries_is_enough(installed: Any, missing: str, imported_w
     ours = imported_without(missing)
     assert issubclass(ours.ResilienceTransport, installed.BaseTransport)
     assert issubclass(ours.AsyncResilienceTransport, installed.AsyncBaseTransport)
-    calls: list[Any] = []
-
-    def handler(request: Any) -> Any:
-        calls.append(request)
-        return installed.Response(200) if len(calls) == 2 else installed.Response(503)
-
+    handler = script(installed.Response(503), installed.Response(200))
     transport = ours.ResilienceTransport(Retry(2, backoff=[0]), installed.MockTransport(handler))
     with installed.Client(transport=transport) as client:
         assert client.get("http://example.org/").status_code == 200

@@ -59,6 +59,14 @@ class HandingOn(Policy):
         return await self._other.around(call, ctx)
 
 
+class Twice(Policy[Any]):
+    """Calls again, whatever has happened."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        await call(ctx)
+        return await call(ctx)
+
+
 class Tag(Policy):
     """Records when a call enters and leaves it."""
 

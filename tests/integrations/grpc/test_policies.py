@@ -32,7 +32,7 @@ from resilience import (
 from resilience.integrations.grpc import PolicyInterceptor
 from resilience.integrations.http import NotRepeatable
 from tests.conftest import Frozen, Heavy, Watched, no_collector
-from tests.custom import Recording
+from tests.custom import Recording, Twice
 from tests.integrations.grpc.services import (
     EXCEEDED,
     FINE,
@@ -110,12 +110,6 @@ class TestRetry:
     @pytest.mark.parametrize("method", ["Join", "Chat"])
     def test_no_policy_can_send_an_iterator_twice(self, client: Client, dependency: Dependency, method: str) -> None:
         """A policy that does not check `repeatable` gets an error, instead of a success of an empty call."""
-
-        class Twice(Policy[Any]):
-            async def around(self, call: Any, ctx: Context) -> Any:
-                await call(ctx)
-                return await call(ctx)
-
         with pytest.raises(NotRepeatable):
             client.call(Twice(), method, iter([b"a", b"b"]))
         assert len(dependency.seen) <= 1  # 0: the client was gone before the call had arrived

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from itertools import permutations
@@ -38,7 +37,7 @@ from resilience import (
 )
 from resilience.integrations import asgi, wsgi
 from resilience.integrations.answers import answer_to
-from tests.conftest import no_collector
+from tests.conftest import Watched, no_collector
 
 Endpoint = Callable[[], str]
 OVER = DeadlineExceeded("the deadline of the execution has passed")
@@ -247,15 +246,9 @@ async def test_other_asgi_scopes_are_passed_on(middleware: Any, kind: str) -> No
 
 
 def test_an_answered_error_is_freed_without_the_cyclic_collector() -> None:
-    alive: list[weakref.ref[Any]] = []
-
-    def app(environ: Any, start_response: Any) -> Any:
-        try:
-            raise CircuitOpen("open")
-        except CircuitOpen as error:
-            alive.append(weakref.ref(error))
-            raise
-
+    watched = Watched()
     with no_collector():
-        assert wsgi.ResilienceMiddleware(app)({}, lambda status, headers, error: None)
-        assert [error() for error in alive] == [None]
+        app = wsgi.ResilienceMiddleware(lambda environ, start_response: watched.fail(lambda: CircuitOpen("open")))
+        assert app({}, lambda status, headers, error: None)
+        assert watched.seen
+        assert watched.alive == []

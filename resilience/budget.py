@@ -55,14 +55,15 @@ class _Budget(Block):
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
+    ) -> None:  # a timer that swallows an error has fired, so another one is raised
         timer, self._timer = self._timer, None
         try:
-            swallowed = timer is not None and timer.stop(error)
+            if timer is not None:
+                timer.stop(error)
         finally:
             self.__exit__(kind, error, traceback)
         if timer is None:
-            return False
+            return
         late = timer.fired
         if error is not None and ends_with_the_deadline(error):
             late = late or clock.now() >= timer.deadline - TIMER_TOLERANCE
@@ -70,7 +71,6 @@ class _Budget(Block):
             is_own = timer.deadline == self._began + self._seconds  # otherwise, an outer budget has ended the block
             limit = self._seconds if is_own else max(0.0, timer.deadline - self._began)
             raise DeadlineExceeded(f"the block did not end within {format_number(limit)} s", timeout=limit)
-        return swallowed
 
 
 @final

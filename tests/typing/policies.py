@@ -41,6 +41,7 @@ from resilience import (
     Timeout,
     Trip,
     deadline,
+    detached,
     events,
     transient,
 )
@@ -246,7 +247,13 @@ async def blocks() -> None:
 
 def a_block_that_does_not_swallow() -> int:
     """Type checkers know that these blocks swallow no exception, so that the end is never reached without a return."""
-    with deadline(1.0), CircuitBreaker().guard(), Bulkhead(1).slot():
+    with deadline(1.0), detached(1.0), CircuitBreaker().guard(), Bulkhead(1).slot(), RateLimiter(1).turn():
+        return 1
+
+
+async def an_async_block_that_does_not_swallow() -> int:
+    """Neither do they in async code, where a budget cuts its block off, with an error of its own."""
+    async with deadline(1.0), detached(1.0), CircuitBreaker().guard(), Bulkhead(1).slot(), RateLimiter(1).turn():
         return 1
 
 

@@ -85,6 +85,11 @@ _PROXY_ERRORS: Final = {
     "requests urllib3 httpx httpx2 httpcore httpcore2": "ProxyError",
 }
 
+#: Types of errors that mean "not now", as the API of a language model reports them in a stream that is open.
+_NOT_NOW: Final = frozenset(
+    {"overloaded_error", "api_error", "rate_limit_error", "timeout_error", "server_error", "rate_limit_exceeded"}
+)
+
 #: Errors of TLS that mean that the other side has ended the connection; the error of a certificate that was refused.
 _ENDED_TLS: Final = frozenset({"SSLEOFError", "SSLZeroReturnError"})
 _REFUSED_CERTIFICATE: Final = frozenset({"SSLCertVerificationError"})
@@ -121,6 +126,9 @@ def transient(error: Exception) -> bool:
     group if it is true for all its leaves.
     The error of a proxy that did not connect is transient, unless the proxy asks for a login (407) or forbids it
     (another 4xx).
+
+    An error that the API of OpenAI or Anthropic reports in an open stream is transient if it says "not now", such as
+    `overloaded_error`.
 
     Certificate and authentication errors are not transient, wherever they are in the chain of causes. Nor is an HTTP
     status: a response is an answer. (The integrations for HTTP clients raise `TransientStatus` for responses such as a
@@ -318,6 +326,19 @@ def _has(attribute: str, value: object, default: object = None) -> _Test:
     return lambda error: bool(getattr(error, attribute, default) == value)
 
 
+def _is_not_now(error: Any) -> bool:
+    """Whether an integration has marked an error for a status as repeatable, or an error in a stream says "not now"."""
+    if getattr(error, "repeatable", False) is True:
+        return True
+    if getattr(error, "status_code", 200) != 200:  # an answer
+        return False
+    body = getattr(error, "body", None)
+    details = body.get("error", body) if isinstance(body, Mapping) else None
+    if not isinstance(details, Mapping):
+        return False
+    return str(details.get("type")) in _NOT_NOW or str(details.get("code")) in _NOT_NOW
+
+
 def _wraps_transient(attribute: str) -> _Test:
     """Return a test for errors that have the actual error in this attribute."""
 
@@ -351,8 +372,7 @@ _TESTS: Final[dict[tuple[str, str], _Test]] = {
     **_each(_TLS_ERRORS, partial(_involves, names=_ENDED_TLS)),
     **_each(_PROXY_ERRORS, _proxy_may_connect),
     **_each({"grpc": "RpcError"}, _is_unavailable),
-    # An integration has marked the error for a status as repeatable.
-    **_each({"openai anthropic": "APIStatusError"}, _has("repeatable", True)),
+    **_each({"openai anthropic": "APIStatusError", "openai": "APIError"}, _is_not_now),
     # The pool has found the connection dead, and will return another one.
     **_each({"sqlalchemy": "DBAPIError"}, _has("connection_invalidated", True)),
     **_each({"psycopg": "OperationalError"}, _without_sqlstate),

@@ -521,6 +521,16 @@ JUDGED: dict[str, tuple[list[Exception], list[Exception]]] = {
         [carrying(it, repeatable=True) for it in SDKS],
         [*(carrying(it) for it in SDKS), *(carrying(it, repeatable=False) for it in SDKS)],
     ),
+    "SDKs, if an event of a stream says so": (
+        [carrying(it, status_code=200, body={"error": {"type": "overloaded_error"}}) for it in SDKS]
+        + [carrying("openai.APIError", body={"type": it, "code": None}) for it in ("server_error", "rate_limit_error")]
+        + [carrying("openai.APIError", body={"type": "tokens", "code": "rate_limit_exceeded"})],
+        [carrying(it, status_code=529, body={"error": {"type": "overloaded_error"}}) for it in SDKS]
+        + [
+            carrying("openai.APIError", body=it)
+            for it in (None, "server_error", {}, {"error": "server_error"}, {"type": ["odd"], "code": "invalid_prompt"})
+        ],
+    ),
     "others, by the error of the HTTP client that they wrap": (
         [carrying(path, **{name: ConnectionError()}) for path, name in WRAPPING],
         [carrying(path, **{name: it}) for path, name in WRAPPING for it in (requests.exceptions.SSLError("no"), None)],

@@ -78,6 +78,17 @@ def message_stream(*texts: str, **how: Any) -> Answer:
     return _events([f"event: {it['type']}\ndata: {json.dumps(it)}\n\n".encode() for it in events], **how)
 
 
+def openai_stream_error(kind: str, code: str | None = None) -> Answer:
+    """Return a stream that begins with an error, after status 200."""
+    return _events([b"data: %b\n\n" % json.dumps({"error": {"message": "sorry", "type": kind, "code": code}}).encode()])
+
+
+def anthropic_stream_error(kind: str) -> Answer:
+    """Return a stream that begins with an error, after status 200."""
+    error = {"type": "error", "error": {"type": kind, "message": "sorry"}}
+    return _events([b"event: error\ndata: %b\n\n" % json.dumps(error).encode()])
+
+
 def _events(pieces: list[bytes], **how: Any) -> Answer:
     return Answer(200, {"Content-Type": "text/event-stream"}, pieces, chunked=True, **how)
 
@@ -111,6 +122,7 @@ class SDK(NamedTuple):
     error: Callable[..., Answer]
     answer: Callable[[], Answer]
     stream: Callable[..., Answer]
+    stream_error: Callable[..., Answer]
     completions_of: Callable[[Any], Any]
     text: Callable[[Any], str]
 
@@ -137,12 +149,21 @@ class SDK(NamedTuple):
 
 
 OPENAI = SDK(
-    *("openai", openai, "OpenAI", OPENAI_PATH, openai_error, completion, completion_stream),
+    *("openai", openai, "OpenAI", OPENAI_PATH, openai_error, completion, completion_stream, openai_stream_error),
     completions_of=lambda client: client.chat.completions,
     text=lambda completion: completion.choices[0].message.content,
 )
 ANTHROPIC = SDK(
-    *("anthropic", anthropic, "Anthropic", ANTHROPIC_PATH, anthropic_error, message, message_stream),
+    *(
+        "anthropic",
+        anthropic,
+        "Anthropic",
+        ANTHROPIC_PATH,
+        anthropic_error,
+        message,
+        message_stream,
+        anthropic_stream_error,
+    ),
     completions_of=lambda client: client.messages,
     text=lambda message: message.content[0].text,
 )

@@ -108,6 +108,31 @@ def test_a_stream_is_tried_again_until_it_is_open(server: Server, sdk: SDK) -> N
     assert len(server.requests) == 3
 
 
+@pytest.mark.parametrize(
+    ("sdk", "kind", "attempts"),
+    [
+        (ANTHROPIC, "overloaded_error", 2),
+        (ANTHROPIC, "rate_limit_error", 2),
+        (ANTHROPIC, "invalid_request_error", 1),
+        (OPENAI, "server_error", 2),
+        (OPENAI, "insufficient_quota", 1),
+    ],
+)
+def test_an_error_that_begins_a_stream_is_repeated_if_it_says_not_now(
+    server: Server, sdk: SDK, kind: str, attempts: int
+) -> None:
+    """An overloaded service may answer 200 first, and then report the error as the first event of the stream."""
+    server.script(sdk.path, sdk.stream_error(kind), sdk.stream("a", "b"))
+    with sdk.protected(server.url, CircuitBreaker(5)) as client:
+        items = SOON.streaming().call(lambda: sdk.ask(client, stream=True))
+        if attempts == 1:
+            with pytest.raises(sdk.module.APIError, match="sorry"):
+                list(items)
+        else:
+            assert len(list(items)) >= 2
+    assert len(server.requests) == attempts
+
+
 def test_the_protected_client_is_a_copy_of_the_same_type(sdk: SDK) -> None:
     """With the SDK's retries off; the original is unchanged."""
     kind = getattr(sdk.module, sdk.client)

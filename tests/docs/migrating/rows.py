@@ -16,7 +16,7 @@ from resilience import backoff as backoffs
 from tests.docs.side_by_side import rows_of
 
 PAGE = (Path(__file__).parents[3] / "docs" / "migrating.md").read_text(encoding="utf-8")
-ROWS = {library: rows_of(PAGE, library) for library in ("tenacity", "stamina", "backoff", "pybreaker")}
+ROWS = {library: rows_of(PAGE, library) for library in ("tenacity", "stamina", "backoff", "pybreaker", "asyncio")}
 TESTED: dict[tuple[str, str], Callable[[str, str], None]] = {}
 
 Check = Callable[[str, str], None]

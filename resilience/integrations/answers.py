@@ -49,7 +49,7 @@ _TOO_MANY = Answer(429, "Too Many Requests", "there are too many requests\n")
 _REFUSED = Answer(503, "Service Unavailable", "the service is not available now\n")
 
 
-def answer_to(error: Exception) -> Answer | None:
+def answer_to(error: BaseException) -> Answer | None:
     """Return 429 for a call over a rate, 503 for another refusal, 504 if the time is up; None for any other error.
 
     A group is answered if each error in it is: a refusal precedes a timeout, and the longest `Retry-After` applies.

@@ -174,9 +174,12 @@ def raising(error: Exception) -> Endpoint:
         pytest.param(RateLimited("no", retry_after=2.5), 429, 3, id="rate"),
         pytest.param(RateLimited("no"), 429, None, id="rate-that-is-never-free"),
         pytest.param(KeyError("bug"), None, None, id="bug"),
+        pytest.param(BaseExceptionGroup("all", [OVER, KeyboardInterrupt()]), None, None, id="group-with-an-interrupt"),
     ],
 )
-def test_the_answer_depends_on_the_kind_of_error(error: Exception, status: int | None, retry_after: int | None) -> None:
+def test_the_answer_depends_on_the_kind_of_error(
+    error: BaseException, status: int | None, retry_after: int | None
+) -> None:
     """An error that no policy has raised has none."""
     answer = answer_to(error)
     assert (answer and answer.status, answer and answer.retry_after) == (status, retry_after)

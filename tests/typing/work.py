@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import assert_type
 
 from resilience import Failure, Fallback, Retry, Success, events
+from resilience.integrations.answers import Answer, answer_to
 from resilience.shared import MemoryStore
 from resilience.work import Gate, IdempotencyKey, KeyInUse, Once, Supervisor, each
 from tests.typing.execute import fetch
@@ -77,3 +79,9 @@ async def supervised() -> None:
         supervisor.start_soon(length, "text")  # type: ignore[arg-type]
         assert_type(supervisor.parked, tuple[str, ...])
         assert_type(await supervisor.adrain(5), bool)
+
+
+def answered(record: logging.LogRecord) -> None:
+    """A filter of a framework's log has the error as `logging` types it."""
+    if record.exc_info and (error := record.exc_info[1]) is not None:
+        assert_type(answer_to(error), Answer | None)

@@ -105,8 +105,8 @@ class RateLimiter(Policy[Never]):
         self._longest_pause = checks.seconds("longest_pause", longest_pause, infinite=True)
         self._told = checks.optional_function("told", told, ("result",))
         self._observe_only = checks.flag("observe_only", observe_only)
-        those = [checks.instance("more rates", it, Rate, "a Rate(limit, per=seconds) each") for it in more]
-        self._set_rates((_as_rate(rate), *those))
+        first = _as_rate(rate)
+        self._set_rates((first, *(_as_further_rate(it, first) for it in more)))
         self._reset()
         forks.reset_after_fork(self, RateLimiter._reset)
 
@@ -363,3 +363,10 @@ def _as_rate(rate: object) -> Rate:
     if isinstance(rate, bool) or not isinstance(rate, (int, float)):
         raise TypeError(f"rate must be a Rate, or a number of calls in a second, not {rate!r}")
     return Rate(checks.positive("rate", rate))
+
+
+def _as_further_rate(rate: object, first: Rate) -> Rate:
+    if not isinstance(rate, Rate):
+        hint = f"; did you mean Rate({first.limit:g}, per={rate!r})?" if isinstance(rate, (int, float)) else ""
+        raise TypeError(f"more rates must be a Rate(limit, per=seconds) each, not {rate!r}{hint}")
+    return rate

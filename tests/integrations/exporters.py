@@ -29,6 +29,7 @@ from resilience import (
 from resilience.integrations import opentelemetry, prometheus
 from resilience.integrations.telemetry import INSTRUMENTS
 from tests.conftest import Boom, Script, World
+from tests.functions import raising
 from tests.listening import park_a_task, retry_without_budget
 
 #: Name and labels of a series (an empty label is left out) -> its value; of a histogram, the count and the sum.
@@ -134,8 +135,7 @@ def policies_with_state() -> tuple[Policy[Any], Policy[Any], Policy[Any]]:
 class WithoutText(Exception):
     """An exception whose `__str__` raises."""
 
-    def __str__(self) -> str:
-        raise ZeroDivisionError
+    __str__ = raising(ZeroDivisionError)
 
 
 def report_timeouts() -> None:

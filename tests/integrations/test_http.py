@@ -27,6 +27,7 @@ from resilience.integrations.http.bodies import OneShot, body_of
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.settings import Settings
 from tests.conftest import Frozen, Virtual
+from tests.functions import raising
 from tests.integrations.upload_bodies import ONCE, OnlyRead, OnlySeek, Reader, SeekableStream, pieces, pipe
 
 
@@ -281,8 +282,7 @@ async def test_a_file_without_a_readable_position_is_sent_once(tmp_path: Path) -
     """Or whose methods have to be awaited."""
 
     class Unknown(io.BytesIO):
-        def tell(self) -> int:
-            raise OSError("no idea")
+        tell = raising(OSError("no idea"))
 
     async with await anyio.open_file(tmp_path / "file", "wb+") as file:
         assert not body_of(file).can_be_sent_again

@@ -15,6 +15,7 @@ import pytest
 from resilience import Timeout
 from resilience.integrations.httpx import AsyncResilienceTransport
 from resilience.integrations.httpx.pools import close_completely, reclaim_slots
+from resilience.testing import ascript
 from tests.conftest import World
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
@@ -35,14 +36,10 @@ class Cut(Exception):
 )
 async def test_a_lost_slot_is_freed(monkeypatch: pytest.MonkeyPatch, part: type, method: str, answer: bytes) -> None:
     """Of one that was cut off before its request, before it was made, or a second time while httpcore cleans up."""
-
-    async def cut(self: object, request: object = None) -> None:
-        raise Cut
-
     network = httpcore.AsyncMockBackend([answer])
     async with httpcore.AsyncConnectionPool(max_connections=1, network_backend=network) as pool:
         with monkeypatch.context() as patch:
-            patch.setattr(part, method, cut)
+            patch.setattr(part, method, ascript(Cut(), ...))
             with pytest.raises(Cut):
                 await pool.request("GET", "http://example.org/")
         assert len(pool.connections) == 1
@@ -130,14 +127,8 @@ async def test_a_close_that_waits_for_a_lock_is_cancelled_afterwards(in_asyncio:
 
 
 async def test_the_error_of_a_close_is_raised(in_asyncio: World) -> None:
-    class Fails:
-        _httpcore_stream = None
-
-        async def aclose(self) -> None:
-            raise Cut
-
     with pytest.raises(Cut):
-        await close_completely(Fails().aclose(), Fails())
+        await close_completely(ascript(Cut())(), SimpleNamespace(_httpcore_stream=None))
 
 
 async def test_a_close_that_is_not_finished_closes_its_coroutine(in_asyncio: World) -> None:

@@ -20,6 +20,7 @@ from resilience import CircuitBreaker, Context, DeadlineExceeded, Fallback, Poli
 from resilience.clock import clock as process_clock
 from resilience.integrations.http import NotRepeatable, Rules
 from resilience.integrations.requests import ResilienceAdapter
+from tests.functions import raising
 from tests.integrations.http_clients import QUICK, process_clock_ahead
 from tests.integrations.servers import PATIENCE, Answer, Server, notes_of, unused_url
 
@@ -178,14 +179,10 @@ def test_a_post_that_a_proxy_has_received_is_sent_once(server: Server, session: 
 
 
 def test_a_connect_timeout_of_the_users_adapter_says_that_nothing_was_sent(session: Make) -> None:
-
-    class Unreachable(Recorder):
-        @override
-        def send(self, *args: Any, **options: Any) -> Any:
-            raise requests.ConnectTimeout("no route")
-
+    adapter = Recorder()
+    adapter.send = raising(requests.ConnectTimeout("no route"))  # type: ignore[method-assign]
     with pytest.raises(requests.ConnectTimeout) as caught:
-        session(QUICK, adapter=Unreachable()).post("http://nowhere")
+        session(QUICK, adapter=adapter).post("http://nowhere")
     assert "3 attempts" in notes_of(caught.value)
 
 
@@ -197,12 +194,9 @@ def test_the_body_of_a_response_is_sent_once(server: Server, session: Make) -> N
 
 
 def test_an_error_of_the_users_body_is_raised_and_not_retried(server: Server, session: Make) -> None:
-    def body() -> Iterator[bytes]:
-        yield b"one"
-        raise ZeroDivisionError
-
+    body = (bytes([1 // it]) for it in (1, 0))
     with pytest.raises(ZeroDivisionError):
-        session(Retry(3, on=Exception, backoff=[0])).put(server.url, data=body())
+        session(Retry(3, on=Exception, backoff=[0])).put(server.url, data=body)
 
 
 # --- timeouts and deadlines -------------------------------------------------------------------

@@ -21,6 +21,7 @@ from resilience.integrations.telemetry import INSTRUMENTS, Feed, Instrument, Lab
 from resilience.integrations.wire import OfHost
 from resilience.outcome import Failure, Success
 from tests.conftest import Boom, FakeClock, World
+from tests.functions import raising
 from tests.integrations.exporters import policies_with_state, report_everything, report_timeouts
 
 
@@ -100,16 +101,13 @@ class Odd(Exception):
     def __init__(self, status_code: object) -> None:
         self.status_code = status_code
 
-    @property
-    def status(self) -> int:
-        raise RuntimeError("not read yet")
+    status = property(raising(RuntimeError("not read yet")))
 
 
 class Coded(Exception):
     """An error that is not gRPC's, although it has a method `code`."""
 
-    def code(self) -> Any:
-        raise AssertionError
+    code = raising(AssertionError)
 
 
 def failed_call(status: grpc.StatusCode) -> Exception:

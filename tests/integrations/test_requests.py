@@ -131,7 +131,7 @@ def test_a_wrapped_adapter_sends_and_is_closed(server: Server, session: Make) ->
     assert recorder.is_closed
 
 
-def test_a_session_that_was_closed_can_be_used_again(server: FlakyServer, session: Make) -> None:
+def test_a_session_that_was_closed_can_be_used_again(server: Server, session: Make) -> None:
     """As a session of requests alone. Its later requests are sent again after a failure."""
     used = session()
     assert used.get(server.script("/", 200)).status_code == 200

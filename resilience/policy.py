@@ -224,19 +224,22 @@ class Pipeline(Policy[D_co]):
                 raise _no_policy(policy)
             parts += policy._as_parts() if type(policy) is Pipeline else (policy,)
         self._resilience_set_name(name)
-        listeners = checks.several("listeners", listeners, "a sequence of functions")
-        for listener in listeners:
+        self._resilience_listeners = checks.several("listeners", listeners, "a sequence of functions")
+        for listener in self._resilience_listeners:
             checks.plain_function("listeners", listener, ("event",))
         chain: list[Policy[Any]] = []
         for part in parts:
             chain += part._as_chain() if type(part) is Pipeline else (part,)
-        self._resilience_listeners = listeners
-        self._resilience_keeps_record = any(it._resilience_keeps_record for it in parts)
-        self._resilience_foresees = has_breaker = any(it._resilience_foresees for it in parts)
+            if part._resilience_keeps_record:  # what a part needs, the pipeline needs; the class has the defaults
+                self._resilience_keeps_record = True
+            if part._resilience_foresees:
+                self._resilience_foresees = True
+            if part._resilience_uses_workers:
+                self._resilience_uses_workers = True
         # What may race may also be a `Keyed`, whose policies are not known yet, such as a Timeout. That matters only to
         # a breaker: without one, each call under a `Keyed` would take twice as long for nothing.
-        may_race = has_breaker and any(it.races for it in chain)
-        self._resilience_uses_workers = may_race or any(it._resilience_uses_workers for it in parts)
+        if self._resilience_foresees and any(it.races for it in chain):
+            self._resilience_uses_workers = True
         self._parts, self._chain = tuple(parts), tuple(chain)
         self._composed: dict[Stage | None, Stage] = {}  # by the argument of `_resilience_stage`
 

@@ -153,7 +153,7 @@ async def test_the_reason_of_an_opening_contains_the_counts_and_names_the_last_f
     assert str(refusal) == f"db: the circuit is open, after {after}"
     assert refusal.last_failure == change.last_failure
     assert (TOKEN in str(refusal.last_failure)) is (after in ("KeyError", "Boom"))
-    assert TOKEN not in repr(change) + repr(refusal)
+    assert TOKEN not in repr(change) + repr(refusal) + repr(recorded.breaker.stats())
 
 
 async def test_the_statistics_of_a_closed_circuit_show_each_conditions_count(threads: World, clock: FakeClock) -> None:

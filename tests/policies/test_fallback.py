@@ -147,10 +147,6 @@ async def test_on_result_does_not_hold_for_the_replacement(world: World) -> None
     assert await run(world, Fallback(None, on_result=lambda it: it is None), None) is None
 
 
-def broken(*args: object) -> Any:
-    raise LookupError("the predicate is broken")
-
-
 async def test_an_exceeded_deadline_is_replaced(world: World) -> None:
     """A fallback needs no time left."""
     ctx = Context(timeout=0)

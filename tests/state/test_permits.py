@@ -167,6 +167,13 @@ def test_permits_made_in_batches_never_exceed_the_limit(batch: int, monkeypatch:
 # --- single rules ----------------------------------------------------------------------------
 
 
+def full(limit: int, queue: int) -> Permits[str]:
+    """Return permits of which all are taken."""
+    permits: Permits[str] = Permits(limit, queue)
+    assert all(permits.take() for _ in range(limit))
+    return permits
+
+
 def queued(permits: Permits[W], waiter: W) -> Ticket[W]:
     """Return the ticket of a waiter that has joined the queue."""
     ticket = Ticket(waiter)
@@ -176,8 +183,7 @@ def queued(permits: Permits[W], waiter: W) -> Ticket[W]:
 
 def granted() -> tuple[Permits[str], Ticket[str]]:
     """Return permits with a limit of 1, and the ticket of a waiter that was just granted it."""
-    permits: Permits[str] = Permits(1, 1)
-    assert permits.take()
+    permits = full(1, 1)
     ticket = queued(permits, "waiter")
     permits.give_back()
     assert woken(permits) == [ticket]
@@ -201,8 +207,7 @@ def test_a_granted_permit_is_passed_on_once_or_taken_up_once() -> None:
 
 def test_the_flag_is_set_until_all_holders_are_woken() -> None:
     """So the next caller wakes them if the one that granted the permits was interrupted."""
-    permits: Permits[str] = Permits(1, 1)
-    assert permits.take()
+    permits = full(1, 1)
     ticket = queued(permits, "waiter")
     permits.give_back()
     assert (permits.busy, permits.granted) == (True, [ticket])
@@ -282,16 +287,14 @@ def test_a_huge_limit_takes_no_memory_and_is_counted_exactly(limit: int) -> None
 
 
 def test_first_if_full_returns_the_first_waiter_of_a_full_queue_only() -> None:
-    permits: Permits[str] = Permits(1, 2)
-    assert permits.take()
+    permits = full(1, 2)
     first = queued(permits, "first")
     assert permits.first_if_full() is None
     queued(permits, "second")
     assert permits.first_if_full() is first
     permits.drop(first)
     assert permits.first_if_full() is None
-    without_queue: Permits[str] = Permits(1, 0)
-    assert without_queue.take()
+    without_queue = full(1, 0)
     assert without_queue.first_if_full() is None
 
 
@@ -323,9 +326,7 @@ class ReleasedAfterLook(list[None]):
 
 def test_a_permit_beyond_a_lowered_limit_is_not_granted_to_a_waiter() -> None:
     """It is released just after the free permits were withdrawn."""
-    permits: Permits[str] = Permits(2, queue=1)
-    assert permits.take()
-    assert permits.take()
+    permits = full(2, 1)
     ticket = Ticket("waiting")
     permits.join(ticket)
     assert not permits.granted
@@ -343,9 +344,7 @@ def test_a_permit_beyond_a_lowered_limit_is_not_granted_to_a_waiter() -> None:
 
 def test_a_permit_beyond_a_lowered_limit_is_not_taken_without_a_queue() -> None:
     """It is released while a new caller looks for one."""
-    permits: Permits[str] = Permits(2, queue=0)
-    assert permits.take()
-    assert permits.take()
+    permits = full(2, 0)
     permits.resize(1)
     permits.free = ReleasedAfterLook()
     assert not permits.make_room()
@@ -356,9 +355,7 @@ def test_a_permit_beyond_a_lowered_limit_is_not_taken_without_a_queue() -> None:
 
 def test_a_released_permit_beyond_a_lowered_limit_does_not_block_a_free_one() -> None:
     """Of two released permits at a limit of one, one is withdrawn and the other taken."""
-    permits: Permits[str] = Permits(2, 0)
-    assert permits.take()
-    assert permits.take()
+    permits = full(2, 0)
     permits.resize(1)
     permits.free.extend([None, None])  # released, not settled yet
     assert permits.make_room()
@@ -384,9 +381,7 @@ class PrecededLock:
 
 def test_a_release_that_overlaps_the_first_join_sees_the_new_waiter() -> None:
     """The queue is made by the first join: a release that waits for the lock has seen none yet."""
-    permits: Permits[str] = Permits(2, queue=1)
-    assert permits.take()
-    assert permits.take()
+    permits = full(2, 1)
     permits.resize(1)
     ticket = Ticket("first")
     target: Any = permits
@@ -409,8 +404,7 @@ class TakenAfterLook(list[None]):
 
 def test_a_permit_that_is_taken_just_before_its_grant_is_granted_on_release() -> None:
     """The thread that took it releases it, and sees the flag then."""
-    permits: Permits[str] = Permits(1, queue=1)
-    assert permits.take()
+    permits = full(1, 1)
     ticket = queued(permits, "waiting")
     permits.free = TakenAfterLook([None])
     permits.settle()
@@ -422,9 +416,7 @@ def test_a_permit_that_is_taken_just_before_its_grant_is_granted_on_release() ->
 
 
 def test_a_permit_that_is_taken_just_before_its_withdrawal_is_withdrawn_on_release() -> None:
-    permits: Permits[str] = Permits(2, queue=1)
-    assert permits.take()
-    assert permits.take()
+    permits = full(2, 1)
     permits.free = TakenAfterLook([None])
     permits.resize(1)
     permits.free = []

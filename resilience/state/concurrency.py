@@ -14,6 +14,7 @@ Pure: no clock, no lock, no I/O.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from math import exp, log
 from typing import Any, Final, Protocol, TypeAlias, final, runtime_checkable
@@ -75,7 +76,8 @@ class Aimd:
     TCP (Chiu and Jain, 1989) and Netflix's `AIMDLimit` do the same. One rule is added: if eight decreases in a row have
     not made the calls a fifth quicker, a queue in the service is not what makes them slow. The limit then returns to
     its value before the decreases, and keeps it until the latency changes, calls are quick enough, or the service
-    refuses a call.
+    refuses a call. If calls get much slower under that limit, a queue fills up after all, such as that of several
+    clients of one service.
 
     :param slower_than: seconds; nine tenths of the calls should take no longer.
     """
@@ -83,7 +85,7 @@ class Aimd:
     _BACKOFF: Final = 0.9
     _TRIALS: Final = 8
     _QUICKER: Final = 0.8
-    _UNCHANGED: Final = (0.6, 2.0)  # once the limit has returned, the latency rises further, as a queue fills up
+    _UNCHANGED: Final = (0.6, 1.4)
 
     def __init__(self, slower_than: float) -> None:
         self.slower_than: float = slower_than
@@ -91,8 +93,8 @@ class Aimd:
 
     def reset(self) -> None:
         """Discard everything that was learned."""
-        self._steps = 0  # decreases in a row
-        self._from = (0.0, 0.0)  # the limit and the smoothed latency before the first of them
+        #: The last decreases in a row: the limit and the smoothed latency before each of them.
+        self._decreases: deque[tuple[float, float]] = deque(maxlen=self._TRIALS + 1)
         self._latency = 0.0  # smoothed
         self._stays_at: float | None = None  # while the limit is kept: the latency under it; 0 if not measured yet
 
@@ -107,18 +109,17 @@ class Aimd:
                 return limit, "slow anyway"
             self._stays_at = None
         if not sample.dropped and max(sample.latency, sample.latency_of_all) <= self.slower_than:
-            self._steps = 0
+            self._decreases.clear()
             return (limit + 1, "room") if sample.inflight * 2 >= limit else (limit, "idle")
         return self._step_down(limit, sample)
 
     def _step_down(self, limit: float, sample: Sample) -> tuple[float, str]:
-        if self._steps == 0:
-            self._from = (limit, self._latency)
-        self._steps += 1
-        if self._steps > self._TRIALS and not sample.dropped:
-            began, before = self._from
-            self._steps = 0
+        decreases = self._decreases
+        decreases.append((limit, self._latency))
+        if len(decreases) > self._TRIALS and not sample.dropped:
+            began, before = decreases[0]
             if self._latency > self._QUICKER * before:
+                decreases.clear()
                 self._stays_at = 0.0
                 return began, "slow anyway"
         return limit * self._BACKOFF, "dropped" if sample.dropped else "slow"

@@ -33,11 +33,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "state/concurrency.py": [
-        (
-            "self._from = (0.0, 0.0) # the limit and the smoothed latency before the first of them",
-            "pass # the limit and the smoothed latency before the first of them",
-            "it is set again before it is read",
-        ),
         ("latency_of_all: float = 0.0", "latency_of_all: float = -1.0", "the larger of the two latencies counts"),
     ],
     "state/turns.py": [

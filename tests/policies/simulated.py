@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -93,15 +93,17 @@ def overloaded(
     seconds: float,
     slower: Callable[[float], float] = lambda now: 1.0,
     seed: int = 1,
+    others: Sequence[AdaptiveLimit] = (),
 ) -> Goodput:
     """Simulate a Poisson stream of clients, of `load` times the capacity, who give up after a second.
 
     The server has ten workers and an unbounded queue, and does not notice that a client has left. A request takes 0.1 s
-    on average (exponential), times `slower(now)`.
+    on average (exponential), times `slower(now)`. If other processes have limits of their own, each sends as many.
     """
     good: list[float] = []
     limits: list[int] = []
     workers = Bulkhead(WORKERS, queue=10**9)
+    policies = [policy or Retry(1), *others]
     with Simulation(seed) as simulation:
         rng = simulation.rng
 
@@ -114,7 +116,7 @@ def overloaded(
         async def client() -> None:
             began = simulation.now()
             try:
-                await simulation.execute(policy or Retry(1), serve)
+                await simulation.execute(rng.choice(policies), serve)
             except LimitExceeded:
                 return
             took = simulation.now() - began

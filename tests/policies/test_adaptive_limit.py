@@ -449,17 +449,18 @@ TestAnyOrder.settings = settings(max_examples=20, stateful_step_count=40, deadli
 def test_a_limit_prevents_the_collapse_of_an_overloaded_server() -> None:
     """Without it, at twice the capacity, the server works only for clients that have given up."""
     assert overloaded(None, 2.0, 16).share < 0.05
-    with_limit = overloaded(AdaptiveLimit(0.3), 2.0, 20)
+    with_limit = overloaded(AdaptiveLimit(0.3), 2.0, 60)
     assert with_limit.share >= 0.95
     assert with_limit.mean <= 0.2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("load", [1.2, 2.0, 4.0])
-def test_goodput_stays_near_capacity_at_any_load(load: float, seed: int) -> None:
-    result = overloaded(AdaptiveLimit(0.3), load, 120, seed=seed)
-    assert result.share >= 0.95
+@pytest.mark.parametrize(("load", "share"), [(1.2, 0.94), (2.0, 0.97), (4.0, 0.97)])
+def test_goodput_stays_near_capacity_at_any_load(load: float, share: float, seed: int) -> None:
+    """At 1.2 a perfect limit of 15 would reach 0.956: by chance, few clients come now and then, and workers idle."""
+    result = overloaded(AdaptiveLimit(0.3), load, 240, seed=seed)
+    assert result.share >= share
     assert result.mean <= 0.2
 
 
@@ -469,6 +470,24 @@ def test_a_server_that_becomes_slower_keeps_its_goodput(seed: int) -> None:
     """At a load of 0.9 every call takes twice as long for two minutes, for which a lower limit is no remedy."""
     shifted = overloaded(AdaptiveLimit(0.3), 0.9, 480, lambda now: 2.0 if 120 <= now < 240 else 1.0, seed=seed)
     assert shifted.share >= 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("load", [1.3, 2.0])
+def test_several_processes_share_an_overloaded_server_without_a_long_queue(load: float, seed: int) -> None:
+    """At first their limits add up to twice the workers."""
+    limits = [AdaptiveLimit(0.3, initial=4) for _ in range(5)]
+    result = overloaded(limits[0], load, 240, seed=seed, others=limits[1:])
+    assert result.share >= 0.94
+    assert result.mean <= 0.25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_limit_that_cannot_make_calls_quicker_does_not_starve_the_server(seed: int) -> None:
+    """A tenth of its calls takes more than 0.23 s even if there is only one at a time."""
+    assert overloaded(AdaptiveLimit(0.15), 0.9, 240, seed=seed).share >= 0.75
 
 
 @pytest.mark.slow

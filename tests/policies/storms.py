@@ -46,10 +46,12 @@ class PerRequest:
         return True
 
 
-def goodput(budget_of: Callable[[Simulation], Any], load: float, *, attempts: int = 3, seconds: float) -> list[float]:
-    """Return the share of the requests that succeed in time, for each half minute."""
-    succeeded_in_time = [0] * int(seconds // 30)
-    with Simulation(7) as simulation:
+def goodput(
+    budget_of: Callable[[Simulation], Any], load: float, *, attempts: int = 3, seconds: float, seed: int = 7
+) -> list[float]:
+    """Return the share of the requests that succeed in time, for each half minute in which they arrive."""
+    arrived, succeeded_in_time = ([0] * int(seconds // 30) for _ in range(2))
+    with Simulation(seed) as simulation:
         rng = simulation.rng
         budget = budget_of(simulation)
         workers = Bulkhead(WORKERS, queue=10**9)
@@ -71,14 +73,15 @@ def goodput(budget_of: Callable[[Simulation], Any], load: float, *, attempts: in
         policy = retry.wrap(Timeout(1.0))
 
         async def client() -> None:
-            began = simulation.now()
+            half_minute = min(len(arrived) - 1, int(simulation.now() // 30))
+            arrived[half_minute] += 1
             if isinstance(budget, PerRequest):
                 budget.requested()
             try:
                 await simulation.execute(policy, request)
             except (TimeoutError, Rejected):
                 return
-            succeeded_in_time[min(len(succeeded_in_time) - 1, int(began // 30))] += 1
+            succeeded_in_time[half_minute] += 1
 
         async def arrivals() -> None:
             while simulation.now() < seconds:
@@ -87,7 +90,7 @@ def goodput(budget_of: Callable[[Simulation], Any], load: float, *, attempts: in
 
         simulation.start(arrivals())
         simulation.run(until=seconds + 5)
-    return [it / (load * 30) for it in succeeded_in_time]
+    return [succeeded / all_ for succeeded, all_ in zip(succeeded_in_time, arrived, strict=True)]
 
 
 def none(simulation: Simulation) -> None:

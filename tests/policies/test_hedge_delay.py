@@ -89,17 +89,17 @@ def test_a_quantile_can_be_copied_and_pickled(way: Any) -> None:
 
 def test_hedges_that_win_do_not_lower_the_observed_quantile() -> None:
     """With a quantile of 95 %, 5 % of the calls are hedged; learning from winners alone hedges 11 % (failsafe-go)."""
-    _, load = calls_under(Hedge(Quantile(0.95), budget=None), lognormal, 3_000)
+    _, load = calls_under(Hedge(Quantile(0.95), budget=None), lognormal, 6_000)
     assert load == pytest.approx(1.05, abs=0.01)
 
 
 def test_two_per_cent_more_requests_cut_off_the_tail_of_latencies() -> None:
     """Dean, Barroso, "The Tail at Scale": 2 % of the calls take more than 10 ms, some much more."""
-    plain, _ = calls_under(Hedge(60, budget=None), mostly_fast, 8_000)
-    hedged, load = calls_under(Hedge(0.01, budget=None), mostly_fast, 8_000)
+    plain, _ = calls_under(Hedge(60, budget=None), mostly_fast, 40_000)
+    hedged, load = calls_under(Hedge(0.01, budget=None), mostly_fast, 40_000)
     at = int(0.999 * len(plain))
     assert load == pytest.approx(1.02, abs=0.003)
-    assert plain[at] > 0.04
+    assert plain[at] > 0.03
     assert hedged[at] < 0.021
 
 

@@ -9,13 +9,25 @@ from tests.policies.storms import PerRequest, goodput, none
 
 
 @pytest.mark.slow
-def test_a_budget_filled_by_successes_ends_a_storm() -> None:
-    """At 93 % of the capacity it ends as soon as without retries; a budget of requests, or none, does not end it."""
-    plain = goodput(none, 280, attempts=1, seconds=150)
-    ours = goodput(lambda _: RetryBudget(0.1), 280, seconds=310)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("load", [250, 280])
+def test_a_budget_filled_by_successes_ends_a_storm(load: float, seed: int) -> None:
+    """At up to 93 % of the capacity, four minutes after the cause all requests succeed again."""
+    assert goodput(lambda _: RetryBudget(0.1), load, seconds=330, seed=seed)[-1] >= 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_retries_that_successes_pay_for_prolong_a_storm_by_minutes_at_most(seed: int) -> None:
+    """Without retries it ends a minute or two after its cause."""
+    plain = goodput(none, 280, attempts=1, seconds=210, seed=seed)
+    ours = goodput(lambda _: RetryBudget(0.1), 280, seconds=330, seed=seed)
     recovered = [next(n for n, it in enumerate(course) if n > 2 and it >= 0.97) for course in (plain, ours)]
-    assert recovered[0] == recovered[1]
-    assert ours[-1] >= 0.97
+    assert recovered[0] <= recovered[1] <= recovered[0] + 4  # half minutes
+
+
+@pytest.mark.slow
+def test_no_budget_and_one_filled_by_requests_sustain_a_storm() -> None:
     for budget_of in (none, lambda it: PerRequest(0.1, it)):
         assert goodput(budget_of, 280, seconds=150)[-1] <= 0.05
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -57,23 +58,37 @@ async def test_the_first_result_wins_and_the_loser_is_cut_off(
 @pytest.mark.parametrize("error", [ConnectionError, BulkheadFull])
 async def test_a_delay_of_zero_makes_all_attempts_while_others_fail(world: World, error: type[Exception]) -> None:
     """In real time, in which the clock moves between any two attempts."""
+    assert await world.execute(Hedge(0, hedges=4), failing_but_for_the_last(error)) == 4
 
+
+@pytest.mark.parametrize("error", [ConnectionError, BulkheadFull])
+async def test_with_a_delay_of_zero_all_attempts_are_made_if_the_clock_stands_still(
+    anywhere: Virtual, error: type[Exception]
+) -> None:
+    """Or if its steps are coarse. Then, the next attempt is due exactly when one ends."""
+    assert await anywhere.execute(Hedge(0, hedges=4), failing_but_for_the_last(error)) == 4
+
+
+def failing_but_for_the_last(error: type[Exception]) -> Any:
     async def fn(ctx: Context) -> int:
         if ctx.hedge < 4:
             raise error
         return ctx.hedge
 
-    assert await world.execute(Hedge(0, hedges=4), fn) == 4
+    return fn
 
 
-async def test_no_attempt_begins_after_the_deadline_of_the_context(anywhere: Virtual) -> None:
+@pytest.mark.parametrize("timeout", [0.15, 0.25])
+async def test_no_attempt_begins_at_or_after_the_deadline_of_the_context(anywhere: Virtual, timeout: float) -> None:
     """That deadline cuts off no attempt."""
     service = Service(anywhere, (1, "late"))
-    assert await service.under(Hedge(0.1, hedges=5, budget=None), Context(timeout=0.15)) == ("late", 1)
+    assert await service.under(Hedge(0.125, hedges=5, budget=None), Context(timeout=timeout)) == ("late", 1)
     assert len(service.begun) == 2
 
 
 async def test_a_callable_with_repeatable_false_is_not_hedged(anywhere: Virtual) -> None:
+    """So it needs no other thread."""
+    ran_in: list[int] = []
     service = Service(anywhere, (1, "paid"), (0.1, "paid twice"))
     function = anywhere.native(service.function())
 
@@ -81,11 +96,12 @@ async def test_a_callable_with_repeatable_false_is_not_hedged(anywhere: Virtual)
         repeatable = False
 
         def __call__(self, ctx: Context) -> Any:
+            ran_in.append(threading.get_ident())
             return function(ctx)
 
     service.began = anywhere.now()
     assert await anywhere.execute(Hedge(0.1), Payment()) == "paid"
-    assert len(service.begun) == 1
+    assert ran_in == [threading.get_ident()]
 
 
 # --- which attempt decides ----------------------------------------------------------------------
@@ -115,6 +131,9 @@ async def test_the_first_attempts_failure_is_raised_if_all_attempts_fail(in_simu
         error, _ = await service.under(Hedge(0.1, hedges=2, on=(Boom, ConnectionError)))
         assert error.args == ("a",)
         assert notes_of(error) == ["resilience: 2 attempts beside it failed with Boom(b), ConnectionError(c)"]
+    many = Service(in_simulation, (1, Boom("a")), (0.1, Boom("b")))
+    error, _ = await many.under(Hedge(0, hedges=8, on=Boom, budget=None))
+    assert notes_of(error)[0].startswith("resilience: 8 attempts beside it failed with Boom(b), ")
 
 
 async def test_the_note_of_an_earlier_call_is_replaced(in_simulation: Virtual) -> None:
@@ -273,17 +292,20 @@ async def test_an_outer_retry_repeats_the_hedged_call(anywhere: Virtual) -> None
     assert [it.message for it in ctx.failures] == ["down", "down"]
 
 
-async def test_the_context_lists_the_failures_of_all_attempts(in_simulation: Virtual) -> None:
-    """Even if an error gets the `id` of a discarded one."""
-    ctx = Context()
+@pytest.mark.parametrize(("first", "order"), [(0.5, "120"), (0.3, "102"), (0.2, "012"), (0.05, "0")])
+async def test_the_context_lists_the_failures_of_all_attempts(in_simulation: Virtual, first: float, order: str) -> None:
+    """Each once, in the order in which they end, even if all raise the same error, or one has the `id` of another."""
+    same = ConnectionError("same")
+    for error, messages in ((None, list(order)), (same, ["same"] * len(order))):
+        ctx = Context()
 
-    async def fn(inner: Context) -> None:
-        await in_simulation.sleep(0.15 if inner.hedge else 0.5)
-        raise ConnectionError(str(inner.hedge))
+        async def fn(inner: Context) -> None:
+            await in_simulation.sleep(0.15 if inner.hedge else first)
+            raise error or ConnectionError(str(inner.hedge))  # noqa: B023 (called in this iteration)
 
-    with pytest.raises(ConnectionError):
-        await in_simulation.execute(Hedge(0.1, hedges=2), fn, ctx)
-    assert [it.message for it in ctx.failures] == ["1", "2", "0"]
+        with pytest.raises(ConnectionError):
+            await in_simulation.execute(Retry(1).wrap(Hedge(0.1, hedges=2)), fn, ctx)
+        assert [it.message for it in ctx.failures] == messages
 
 
 async def test_inner_retries_end_with_their_attempt(anywhere: Virtual) -> None:

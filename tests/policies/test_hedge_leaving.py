@@ -102,9 +102,11 @@ async def test_the_caller_is_cancelled_exactly_once_in_asyncio(in_virtual_asynci
 
 
 def test_a_cancellation_while_a_loser_unwinds_is_raised_after_it_in_asyncio() -> None:
-    """The winner's result is closed."""
+    """The winner's result is closed, and reported as lost."""
     answer = Response()
     ended: list[float] = []
+    finished: list[Any] = []
+    hedge = Hedge(0.1).wrap(listeners=[finished.append])
 
     async def fn(ctx: Context) -> Response:
         if ctx.hedge != loser:
@@ -120,7 +122,7 @@ def test_a_cancellation_while_a_loser_unwinds_is_raised_after_it_in_asyncio() ->
     async def main() -> float:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        task = asyncio.create_task(Hedge(0.1).aexecute(fn))
+        task = asyncio.create_task(hedge.aexecute(fn))
         for seconds in (0.3, 0.1, 0.1):  # the loser unwinds from 0.2 to 0.7
             await asyncio.sleep(seconds)
             task.cancel()
@@ -135,6 +137,7 @@ def test_a_cancellation_while_a_loser_unwinds_is_raised_after_it_in_asyncio() ->
         loser = 0  # the loser runs in the caller's own task, so the cancellation ends its clean-up
         assert round(asyncio.run(main()), 6) == 0.5
         assert (len(ended), answer.closed) == (1, 2)
+    assert [it.won for it in finished if isinstance(it, events.HedgeFinished)] == [None, None]
 
 
 async def test_a_scope_of_anyio_cancels_the_caller_once_while_a_loser_unwinds(in_virtual_asyncio: Virtual) -> None:
@@ -186,10 +189,24 @@ def test_a_cancellation_while_a_loser_unwinds_is_raised_after_it_in_trio() -> No
 
 
 def test_a_call_whose_event_loop_is_closed_is_no_failure() -> None:
-    """The policies around it see that its coroutine is closed; its permits are released."""
+    """The policies around it see that its coroutine is closed; its permits are released.
+
+    A discarded result is not closed, as that may have to wait.
+    """
+
+    class Slow:
+        async def aclose(self) -> None:
+            await asyncio.sleep(0)
+
+    async def fn(ctx: Context) -> Slow:
+        if not ctx.hedge:
+            await asyncio.sleep(60)
+        return Slow()
+
     breaker, bulkhead = CircuitBreaker(1), Bulkhead(2)
     loop = asyncio.new_event_loop()
-    call = breaker.wrap(Hedge(0, budget=None), bulkhead).acall(asyncio.sleep, 60)
+    hedge = Hedge(0, on_result=lambda result: True, budget=None)
+    call = breaker.wrap(hedge, bulkhead).aexecute(fn)
     tasks = {loop.create_task(call)}
     loop.run_until_complete(asyncio.sleep(0.01))
     tasks |= asyncio.all_tasks(loop)

@@ -131,16 +131,15 @@ class Flight:
             else:
                 self._token = _enclosing.set((self._lead,))
             self._join()
-        except BaseException as error:  # an interrupt, or keys that cannot be compared: `with` calls no `__exit__`
+        except BaseException:  # an interrupt, perhaps before the token was kept, or keys that cannot be compared
             _enclosing.set(outer)
-            self.__exit__(None, error, None)
             raise
 
     def _join(self) -> Lead:
         """Lead if no other caller does. Return the call that is running."""
         lead = self._flights.leaders.setdefault(self._key, self._lead)
         self.leads = lead is self._lead or lead in _enclosing.get()  # nested in the leader's call
-        if not self.leads and lead.is_over:  # it had ended when `remove`, in another thread, put it back
+        if lead.is_over:  # it had ended when `remove`, in another thread, put it back
             self._flights.remove(lead, self._key)
             return self._join()
         return lead

@@ -351,11 +351,19 @@ async def test_after_a_leaders_own_time_limit_a_follower_calls(in_virtual_asynci
     assert await patient == 2
 
 
-async def test_an_inner_timeout_is_a_shared_outcome(in_asyncio: World) -> None:
+@pytest.mark.parametrize(("limit", "error"), [(Timeout, TimeoutExceeded), (deadline, DeadlineExceeded)])
+async def test_the_end_of_an_inner_limit_is_a_shared_outcome(in_asyncio: World, limit: Any, error: Any) -> None:
+    """It is not the end of the leader's own time."""
     flight = SingleFlight(key=same_key)
-    pipeline = Pipeline(flight, Timeout(0.01))
-    outcomes = await asyncio.gather(*(pipeline.acapture(lambda ctx: asyncio.sleep(5)) for _ in range(3)))
-    assert [type(it.error) for it in outcomes if isinstance(it, Failure)] == [TimeoutExceeded] * 3
+
+    async def fetch(ctx: Context) -> None:
+        if limit is Timeout:
+            await Timeout(0.01).acall(asyncio.sleep, 5)
+        async with deadline(0.01):
+            await asyncio.sleep(5)
+
+    outcomes = await asyncio.gather(*(flight.acapture(fetch) for _ in range(3)))
+    assert [type(it.error) for it in outcomes if isinstance(it, Failure)] == [error] * 3
     assert flight.stats().shared == 2
 
 
@@ -491,7 +499,7 @@ def test_calls_of_one_key_never_overlap() -> None:
 
 
 async def test_a_failed_flight_leaves_no_reference_cycle(world: World) -> None:
-    """This holds for the leader and, in asyncio, for followers."""
+    """This holds for the leader and, in asyncio, for followers, one of which may lead after a cancelled leader."""
     watched = Watched()
     flight = SingleFlight(key=same_key)
     with no_collector():
@@ -502,12 +510,16 @@ async def test_a_failed_flight_leaves_no_reference_cycle(world: World) -> None:
                 await asyncio.sleep(0.001)
                 watched.fail()
 
-            tasks = [asyncio.create_task(flight.acall(slow)) for _ in range(3)]
-            await asyncio.wait(tasks)
-            for task in tasks:
-                watched.watch(task.exception())
-            del task, tasks
-            await asyncio.sleep(0)
+            for cancelled in (0, 1):
+                tasks = [asyncio.create_task(flight.acall(slow)) for _ in range(3)]
+                await asyncio.sleep(0)
+                for task in tasks[:cancelled]:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                for task in tasks[cancelled:]:
+                    watched.watch(task.exception())
+                del task, tasks
+                await asyncio.sleep(0)
         assert watched.seen >= 2
         assert watched.alive == []
 

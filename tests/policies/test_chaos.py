@@ -120,15 +120,16 @@ async def test_an_action_runs_before_the_call_and_its_error_replaces_it(world: W
 # --- time ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("delay", "slept"), [(5, [3]), (3, [3]), (2, [2])])
-async def test_a_delay_ends_at_the_deadline(world: World, clock: FakeClock, delay: int, slept: list[int]) -> None:
-    """After a delay that fits the call is made."""
+@pytest.mark.parametrize(("delay", "left", "slept"), [(5, 3, 3), (3, 3, 3), (2, 3, 2), (5, 0, 0), (5, -1, 0)])
+async def test_a_delay_ends_at_the_deadline(world: World, clock: FakeClock, delay: int, left: int, slept: int) -> None:
+    """Also if that has passed. After a delay that fits the call is made."""
     chaos = Chaos(delay=delay, name="havoc")
-    script = Script("fine")
+    script, ctx = Script("fine"), Context(timeout=3)
+    clock.advance(3 - left)
     with chaos.injecting(1.0):
-        outcome = await world.attempt(chaos, script.function(), Context(timeout=3))
-    assert clock.sleeps == slept
-    if delay > 3:
+        outcome = await world.attempt(chaos, script.function(), ctx)
+    assert sum(clock.sleeps) == slept
+    if delay > left:
         assert (type(outcome), outcome.policy, script.calls) == (DeadlineExceeded, "havoc", 0)
     else:
         assert outcome == "fine"
@@ -315,6 +316,8 @@ def test_the_description_of_a_chaos_that_is_on_names_the_time_left(clock: FakeCl
     chaos.on(0.5, 60)
     clock.advance(20)
     assert chaos.describe() == "Chaos: returns 1 in 50 % of the calls; on for 40 s more"
+    clock.advance(39.8)
+    assert chaos.describe().endswith("on for 0 s more")
     assert repr(chaos) == "Chaos(result=1)"
 
 

@@ -201,7 +201,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
             raise
         finally:
             discarded = closable(failed) if is_discarded else None
-            if discarded is not None and discarded is not self._value:
+            if discarded is not self._value:
                 await ctx.runtime.close(discarded)
         if self._handler is None:
             return self._value

@@ -8,6 +8,8 @@ _FOR_CHECKERS = "the other operand of the `or` is for type checkers, and is neve
 _QUICK_WAY = "a fast path to the result that the slow path finds as well"
 _OF_ROUNDING = "the instants differ by the tolerance for rounded sums"
 _NOTED_ONLY = "the only check is whether a later number is larger"
+_NOT_HEDGED = "only a call of at least two attempts is reported"
+_OF_EPOCHS = "epochs are only compared with one another"
 _OF_MEMORY = "how many are made at a time affects only memory"
 
 _WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWindow(self.window)"
@@ -65,9 +67,58 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     ],
     "policies/flights.py": [
         (
-            "self.leads = leader is self or leader in _enclosing.get() # nested in the leader's call",
-            "self.leads = ((leader in _enclosing.get())) # nested in the leader's call",
+            "self.leads = lead is self._lead or lead in _enclosing.get() # nested in the leader's call",
+            "self.leads = ((lead in _enclosing.get())) # nested in the leader's call",
             f"{_QUICK_WAY}: a call encloses itself; without it, a call takes 3 % more",
+        ),
+        (
+            "self.leads: bool = False",
+            "self.leads: bool = True",
+            "without a token, the end of a flight does not read it",
+        ),
+        ("_enclosing.reset(self._token)", "pass", f"{_QUICK_WAY}: ended calls in it are ignored"),
+        ("assert self._found", "pass", _FOR_CHECKERS),
+        (
+            "(outcome, traceback), self._found = self._found[0], None",
+            "(outcome, traceback), self._found = self._found[ -1], None",
+            "if two callers have shared an outcome, each of the two is right",
+        ),
+    ],
+    "policies/single_flight.py": [
+        (
+            "if not flight.leads and await flight.follows():",
+            "if ((await flight.follows())):",
+            f"{_QUICK_WAY}: `follows` returns false for a leader",
+        ),
+    ],
+    "policies/hedge.py": [
+        (
+            "assert answer is not None # an attempt that is cut off while no other runs raises out of `race`",
+            "pass # an attempt that is cut off while no other runs raises out of `race`",
+            _FOR_CHECKERS,
+        ),
+        ("if not plan.discarded: return", "pass", _QUICK_WAY),
+        ("return", "pass", _QUICK_WAY),
+    ],
+    "policies/hedge_plan.py": [
+        ("attempts, self.attempts = self.attempts, 0", "attempts, self.attempts = self.attempts, 1", _NOT_HEDGED),
+        ("attempts, self.attempts = self.attempts, 0", "attempts, self.attempts = self.attempts, -1", _NOT_HEDGED),
+    ],
+    "policies/chaos.py": [
+        ("_epoch: ClassVar[int] = 0 # incremented by `stop_all`, which ends all earlier switches", it, _OF_EPOCHS)
+        for it in (
+            "_epoch: ClassVar[int] = 1 # incremented by `stop_all`, which ends all earlier switches",
+            "_epoch: ClassVar[int] = -1 # incremented by `stop_all`, which ends all earlier switches",
+        )
+    ]
+    + [
+        ("@overload", "", "the definition below replaces it"),
+        ("Chaos._epoch += 1", "Chaos._epoch += 2", _OF_EPOCHS),
+        ("if not self._switches or not self._draw(ctx):", "if ((not self._draw(ctx))):", _QUICK_WAY),
+        (
+            'state = "off" if switch is None else f"on for {max(0.0, switch.until - clock.now()):.0f} s more"',
+            'state = "off" if switch is None else f"on for {max( -1.0, switch.until - clock.now()):.0f} s more"',
+            "only if the thread is interrupted between two lines",
         ),
     ],
     "policies/live_circuit.py": [
@@ -100,6 +151,11 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     ],
     "policies/fallback.py": [
         ("@overload", "", "the definition below replaces it"),
+        (
+            "if self._handler is None and not is_observed and closable(error) is None: return self._value",
+            "pass",
+            _QUICK_WAY,
+        ),
     ],
     "policies/attempts.py": [
         ("if error is None or self._state is None:", "if ((error is None)):", _FOR_CHECKERS),

@@ -6,14 +6,16 @@ from typing import Any
 
 from resilience import Bulkhead, Context, Failure, Fallback, Pipeline, Success, events
 from resilience.testing import switched_off
-from tests.conftest import Boom, World
+from tests.conftest import Boom, FakeClock, World
 from tests.functions import quick
 from tests.streams.sources import Consumed, Source, outcome, streamed
 
 
-async def test_events_and_context_report_the_attempts_and_items(world: World, heard: list[Any]) -> None:
+async def test_events_and_context_report_the_attempts_and_items(
+    world: World, clock: FakeClock, heard: list[Any]
+) -> None:
     ctx = Context()
-    source = Source(world, [Boom()], [1, 2])
+    source = Source(world, [Boom()], [lambda: clock.advance(3) or 1, 2])
     pipeline = Pipeline(quick(), name="shop")
     streaming = pipeline.streaming()
     stream = Consumed(world, (streaming.execute if world.blocking else streaming.aexecute)(source.function, ctx))
@@ -22,6 +24,7 @@ async def test_events_and_context_report_the_attempts_and_items(world: World, he
     opened = next(it for it in heard if isinstance(it, events.StreamOpened))
     finished = next(it for it in heard if isinstance(it, events.ExecutionFinished))
     assert (opened.policy, opened.attempt, finished.items, finished.attempts) == ("shop", 2, 2, 2)
+    assert opened.elapsed == 3
     assert opened.operation == finished.operation == source.function.__qualname__
     assert finished.called is not None
     assert finished.called.function == source.function

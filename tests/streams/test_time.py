@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -104,6 +103,33 @@ async def test_a_timeout_cuts_off_a_pull_or_a_wait_but_not_the_consumer(in_virtu
         assert loop.time() - began == pytest.approx(5)
 
 
+async def test_what_ends_at_the_instant_of_a_timeout_belongs_to_the_timeout(in_virtual_asyncio: Virtual) -> None:
+    """A limit of the stream, a place in a queue, or the wait of a policy."""
+    bulkhead, total = Bulkhead(1, queue=1, max_wait=60), Timeout(60, name="total")
+    for streaming in (
+        total.streaming(first=60.0),
+        total.wrap(Sleeps()).streaming(),
+        total.wrap(bulkhead).streaming(),
+    ):
+        with bulkhead.slot(), pytest.raises(TimeoutExceeded) as caught:
+            await anext(streaming.call(paced, 100))
+        assert caught.value.policy == "total"
+
+
+@pytest.mark.parametrize("limit", [5, None])
+async def test_a_stream_in_a_queue_keeps_its_place_and_gets_the_next_permit(
+    in_virtual_asyncio: Virtual, limit: float | None
+) -> None:
+    bulkhead = Bulkhead(1, queue=1)
+    streaming = (bulkhead if limit is None else Timeout(limit).wrap(bulkhead)).streaming()
+    with bulkhead.slot():
+        first = asyncio.ensure_future(anext(streaming.call(paced, 1)))
+        await asyncio.sleep(0.5)
+        with pytest.raises(BulkheadFull, match="queue"):
+            await bulkhead.acall(asyncio.sleep, 0)
+    assert await asyncio.wait_for(first, 60) == 1
+
+
 def test_a_thread_abandons_a_pull_at_its_limit(threads: World) -> None:
     may_continue = threading.Event()
 
@@ -169,20 +195,23 @@ async def test_a_cooperative_timeout_only_sets_the_deadline(world: World) -> Non
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_no_source_is_opened_after_the_limit(world: World, waits: bool) -> None:
+async def test_no_source_is_opened_at_or_after_the_limit(world: World, clock: FakeClock, waits: bool) -> None:
+    """Nor is there a wait."""
+
     class Slow(Policy[Any]):
         async def around(self, call: Any, ctx: Context) -> Any:
-            time.sleep(0.03)
+            clock.advance(20)
             if waits:
                 await ctx.sleep(60)
             return await call(ctx)
 
     opened: list[int] = []
-    streaming = Pipeline(Timeout(0.02), Slow()).streaming()
+    streaming = Pipeline(Timeout(20), Slow()).streaming()
     stream = (streaming.call if world.blocking else streaming.acall)(lambda: opened.append(1))  # type: ignore[arg-type]
     _, error = await outcome(Consumed(world, stream))
     assert isinstance(error, TimeoutExceeded)
     assert opened == []
+    assert sum(clock.sleeps) == 0
 
 
 async def test_a_stream_after_the_deadline_is_a_timeout(world: World) -> None:

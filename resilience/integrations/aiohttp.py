@@ -12,6 +12,7 @@ failure of the first. And it sends a consumed generator as an empty body: such a
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -123,14 +124,15 @@ class _Sending(Exchange):
             request.update_expect_continue()  # each attempt needs a new future that waits for `100 Continue`
         self._was_sent = True
         if waits_until(ctx) == inf:  # a timer cuts it off, if there is a deadline
-            return await self._response()
+            return await self._response(ctx)
         async with asyncio.timeout(left):
-            return await self._response()
+            return await self._response(ctx)
 
-    async def _response(self) -> ClientResponse:
+    async def _response(self, ctx: Context) -> ClientResponse:
         response = await self._handler(self._request)
         if self.settings.read_body:
             await response.read()  # closes the response if reading fails; a websocket has no body to read
+        _limit_body(response, *self.limit_of_body(ctx))
         return response
 
     @override
@@ -138,27 +140,27 @@ class _Sending(Exchange):
         return type(response.content.exception()) is aiohttp.ClientConnectionError
 
     @override
-    def limit(self, response: ClientResponse) -> ClientResponse:
-        if self.body_deadline == inf or response.content.is_eof() or response.connection is None:
-            return response  # the whole body has arrived
-
-        known = weakref.ref(response)  # the timer does not keep a response alive that was closed and released
-        is_late = self.body_is_late
-
-        def end() -> None:
-            response = known()
-            if response is not None and not response.closed and response.content.exception() is None:
-                response.content.set_exception(is_late())
-                response.close()
-
-        timer = asyncio.get_running_loop().call_later(max(0.0, self.body_deadline - clock.now()), end)
-        response.content.on_eof(timer.cancel)
-        response.connection.add_callback(timer.cancel)  # called when it is released, even if the body is not read
-        return response
-
-    @override
     def _release_request(self) -> None:
         del self._request, self._handler
+
+
+def _limit_body(response: ClientResponse, deadline: float, late: Callable[[], Exception]) -> None:
+    """End the body of a response with the error of `late` if it has not arrived by a deadline."""
+    connection = response.connection
+    if deadline == inf or response.content.is_eof() or connection is None:
+        return  # the whole body has arrived
+    known = weakref.ref(response)  # the timer does not keep a response alive that was closed and released
+
+    def end() -> None:
+        response = known()
+        if response is not None and not response.closed and response.content.exception() is None:
+            response.content.set_exception(late())
+            response.close()
+
+    # The context is empty, because a loop keeps a cancelled handle until its time has come.
+    timer = asyncio.get_running_loop().call_later(max(0.0, deadline - clock.now()), end, context=contextvars.Context())
+    response.content.on_eof(timer.cancel)
+    connection.add_callback(timer.cancel)  # called when it is released, even if the body is not read
 
 
 #: Bodies in memory, which aiohttp sends again from their position at the start.

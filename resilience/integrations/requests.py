@@ -168,7 +168,7 @@ class _Sending(Urllib3Exchange):
             request = request.copy()  # the request belongs to the user, and a redirect sends it to another host
             request.headers.update(headers)
         response = self._adapter._transmit(request, timeout=timeout, **self._options)
-        self.limit_attempt(response.raw, ctx)
+        self.limit(response.raw, ctx)
         if self.reads:
             try:
                 response.content  # noqa: B018  # reads the body, and returns the connection to the pool

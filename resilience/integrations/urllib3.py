@@ -149,16 +149,11 @@ class Urllib3Exchange(Exchange):
         """Return the response of urllib3 behind one of the client."""
         return response
 
-    def limit_attempt(self, raw: Any, ctx: Context) -> None:
-        """Limit the body to the deadline of the attempt. One that is read later gets another limit in `limit`."""
-        if ctx.deadline < inf or not self.reads:
-            limit_body(raw, self.timeout, ctx.deadline, attempt_is_late)
-
-    @override
-    def limit(self, response: Any) -> Any:
-        if not self.reads:
-            limit_body(self.raw(response), self.timeout, self.body_deadline, self.body_is_late)
-        return response
+    def limit(self, raw: Any, ctx: Context) -> None:
+        """Limit the time for the body of a response, which is read in the attempt, or after it."""
+        deadline, late = (ctx.deadline, attempt_is_late) if self.reads else self.limit_of_body(ctx)
+        if deadline < inf or not self.reads:
+            limit_body(raw, self.timeout, deadline, late)
 
     @override
     def was_discarded(self, response: Any) -> bool:
@@ -210,7 +205,7 @@ class _Sending(Urllib3Exchange):
             all_headers.update(headers)
         response: BaseHTTPResponse = urlopen(*where, all_headers, timeout=timeout, **self._options)
         response.retries = self._retries  # the manager counts redirects with it
-        self.limit_attempt(response, ctx)
+        self.limit(response, ctx)
         if self.reads:
             response.data  # noqa: B018  # reads the body, and returns the connection to the pool
         return response

@@ -68,9 +68,7 @@ class Exchange(Repeatable):
     #: Errors of the client for a wait that was too long.
     timed_out: ClassVar[tuple[type[Exception], ...]] = (TimeoutError,)
 
-    #: The instant until which the body of the returned response may be read; infinity for no limit.
-    body_deadline: float = inf
-    #: That instant, if a policy sets another one than the deadline of the attempt.
+    #: The instant by which a body has to be read, if a policy sets another one than the deadline of the attempt.
     body_may_last_until: float | None = None
 
     _resilience_asks_for_limiters: ClassVar[bool] = True  # to let them obey the headers of responses
@@ -80,8 +78,10 @@ class Exchange(Repeatable):
     ) -> None:
         super().__init__(settings, method, headers, body)
         self._url = url
-        #: The responses that have arrived, by id, each with the deadline of its attempt. What takes one out closes it.
-        self._open: dict[int, tuple[Any, float]] = {}
+        outer = innermost_open(get_ambient())
+        self._budget = inf if outer is None else outer.deadline  # the deadline around the request
+        #: The responses that have arrived, by id. What takes one out closes it.
+        self._open: dict[int, Any] = {}
 
     @property
     def _resilience_operation(self) -> str:
@@ -92,15 +92,11 @@ class Exchange(Repeatable):
 
     @abstractmethod
     async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
-        """Send the request once, and return the response.
+        """Send the request once, and return the response, with a time limit on its body (`limit_of_body`).
 
         :param left: the seconds within which the attempt has to end; None for no limit.
         :param headers: to add to the headers of the request.
         """
-
-    def limit(self, response: Any) -> Any:
-        """Return the response, with a body that raises an error if it is read after `body_deadline`."""
-        return response
 
     def was_discarded(self, response: Any) -> bool:
         """Whether a response was closed before its body was read: by a Retry, whose last wait then took too long.
@@ -142,10 +138,10 @@ class Exchange(Repeatable):
         if self._is_over or self._was_abandoned(ctx):
             return False
         if self._open:  # so that there are few, however many responses arrive
-            for number, (it, _) in self._open.copy().items():
+            for number, it in self._open.copy().items():
                 if _is_closed(it):
                     self._open.pop(number, None)
-        self._open[id(response)] = response, ctx.deadline
+        self._open[id(response)] = response
         # If the exchange has ended meanwhile, in another thread, the response is taken out either there or here.
         return not self._is_over or self._open.pop(id(response), None) is None
 
@@ -192,7 +188,7 @@ class Exchange(Repeatable):
                 await self._close(*discarded)
         if not isinstance(kept, self.response_type):
             raise TypeError(f"a policy answered with {kept!r}; a Fallback here answers with {self.response_type}")
-        return self.limit(kept)
+        return kept
 
     def _response_in(self, error: Exception) -> Any:
         """Return the response that an error stands for; None if the error is to be raised."""
@@ -209,14 +205,7 @@ class Exchange(Repeatable):
         received = [it for number in self._open.copy() if (it := self._open.pop(number, None)) is not None]
         self._body = IN_MEMORY
         self._release_request()
-        longer = self.body_may_last_until
-        discarded = []
-        for response, deadline in received:
-            if response is not kept:
-                discarded.append(response)
-            elif self.settings.rules.limit_body:  # the response of a fallback is not in the list, and gets no limit
-                self.body_deadline = deadline if longer is None else longer
-        return discarded
+        return [it for it in received if it is not kept]
 
     def _release_request(self) -> None:
         """Release what refers to the request, besides its body. It may be large.
@@ -232,12 +221,15 @@ class Exchange(Repeatable):
 
     # --- the time of the body ---
 
-    @property
-    def body_is_late(self) -> Callable[[], TimeoutExceeded]:
-        """What creates the error for a body that is not read by `body_deadline`. It does not refer to the exchange."""
-        outer = innermost_open(get_ambient())
-        is_budget = outer is not None and outer.deadline <= self.body_deadline
-        return partial(DeadlineExceeded if is_budget else TimeoutExceeded, _BODY_IS_LATE)
+    def limit_of_body(self, ctx: Context) -> tuple[float, Callable[[], Exception]]:
+        """Return the instant by which the body must be read after this attempt, and what creates the error for later.
+
+        The instant is infinity for no limit.
+        """
+        deadline = inf
+        if self.settings.rules.limit_body:
+            deadline = ctx.deadline if self.body_may_last_until is None else self.body_may_last_until
+        return deadline, partial(DeadlineExceeded if self._budget <= deadline else TimeoutExceeded, _BODY_IS_LATE)
 
 
 def attempt_is_late() -> DeadlineExceeded:

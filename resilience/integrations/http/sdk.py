@@ -165,7 +165,8 @@ class _Call(Exchange):
         return response  # a failure would have been raised by the SDK
 
     @override
-    def limit(self, response: Any) -> Any:
+    async def arun(self) -> Any:
+        response = await super().arun()
         if type(response) is not ErrorAnswer:
             return response
         error = response.take()

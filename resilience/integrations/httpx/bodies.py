@@ -19,34 +19,21 @@ _BYTES = classes("ByteStream")
 
 
 class _Limited:
-    """The body of a response, perhaps with a deadline.
+    """The body of a response.
 
-    :param timeouts: those with the deadline of the attempt, which does not apply to the body; None if there are none.
+    :param deadline: the instant by which it has to be read; infinity for no limit.
+    :param late: creates the error for a body that is not read by then.
     """
 
-    _deadline = inf
-    _late: Callable[[], Exception]
-
-    def __init__(self, stream: Any, timeouts: Any) -> None:
+    def __init__(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> None:
         self._stream = stream
-        self._timeouts = timeouts
-        if timeouts is not None:
-            timeouts.deadline = inf
-
-    def limit(self, deadline: float, late: Callable[[], Exception]) -> None:
-        """Set the deadline, before the body is read. `late` creates the error for a body that is not read by then."""
-        self._deadline, self._late = deadline, late
+        self._deadline = deadline
+        self._late = late
 
 
 @final
 class LimitedStream(_Limited, Stream):
     """A body in blocking code. The time is checked before each wait for more data, and the timeouts limit that wait."""
-
-    @override
-    def limit(self, deadline: float, late: Callable[[], Exception]) -> None:
-        super().limit(deadline, late)
-        if self._timeouts is not None:
-            self._timeouts.deadline, self._timeouts.late = deadline, late
 
     @override
     def __iter__(self) -> Iterator[bytes]:

@@ -134,10 +134,15 @@ class _Sending(Exchange):
                 response = self._transport.handle_request(prepared)
             if is_in_memory(response):
                 return response
-            response.stream = (AsyncLimitedStream if self.in_tasks else LimitedStream)(response.stream, timeouts)
-            if not self.settings.read_body:
-                return response
-            return await self._with_body(response, library_of(prepared).ByteStream, ctx)
+            # The response to a change of protocols has no body to wait for.
+            reads = self.settings.read_body and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS
+            deadline, late = self.limit_of_body(ctx)
+            if reads:
+                deadline, late = waits_until(ctx) if self.in_tasks else ctx.deadline, attempt_is_late
+            if timeouts is not None:  # which have had the deadline of the attempt
+                timeouts.deadline, timeouts.late = inf if self.in_tasks else deadline, late
+            response.stream = (AsyncLimitedStream if self.in_tasks else LimitedStream)(response.stream, deadline, late)
+            return await self._with_body(response, prepared) if reads else response
         except BaseException:
             if self.in_tasks:
                 if self._progress is not None:
@@ -170,21 +175,18 @@ class _Sending(Exchange):
             prepared.headers.update(headers)
         return prepared, timeouts
 
-    async def _with_body(self, response: Any, kind: Any, ctx: Context) -> Any:
-        """Return a copy of a response whose body, as it came over the wire, is in memory, as a stream of this kind.
+    async def _with_body(self, response: Any, request: Any) -> Any:
+        """Return a copy of a response whose body, as it came over the wire, is in memory.
 
         The client still has to read the response; it would treat the original as one that its user has consumed.
         """
-        if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:  # there is no body to wait for
-            return response
-        if not self.in_tasks or waits_until(ctx) < inf:
-            response.stream.limit(ctx.deadline, attempt_is_late)
         try:
             pieces = [it async for it in response.stream] if self.in_tasks else list(response.stream)
         finally:
             await response.aclose() if self.in_tasks else response.close()
         fields = {"headers": response.headers, "extensions": response.extensions}
-        return type(response)(response.status_code, stream=kind(b"".join(pieces)), **fields)
+        stream = library_of(request).ByteStream(b"".join(pieces))
+        return type(response)(response.status_code, stream=stream, **fields)
 
     @override
     def was_never_sent(self) -> bool:
@@ -193,12 +195,6 @@ class _Sending(Exchange):
     @override
     def may_have_been_sent(self, error: Exception) -> bool:
         return super().may_have_been_sent(error) and not (_found_closed_connection(error) or _was_not_processed(error))
-
-    @override
-    def limit(self, response: Any) -> Any:
-        if self.body_deadline < inf and not is_in_memory(response):
-            response.stream.limit(self.body_deadline, self.body_is_late)
-        return response
 
     @override
     def _release_request(self) -> None:

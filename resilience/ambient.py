@@ -64,6 +64,12 @@ def innermost_open(ctx: Context | None) -> Context | None:
     return ctx
 
 
+def ambient_deadline() -> float:
+    """Return the deadline of the ambient context; infinity if there is none. A bare call has no deadline either."""
+    ctx = innermost_open(get_ambient())
+    return inf if ctx is None else ctx.deadline
+
+
 def restore_ambient(token: AmbientToken) -> None:
     """Restore the context that was ambient before `token`, even if a function has left blocks open.
 

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, 
 from typing_extensions import override
 
 from resilience import checks
-from resilience.ambient import current_context
+from resilience.ambient import ambient_deadline
 from resilience.callables import (
     close_coroutine,
     is_awaitable,
@@ -22,7 +22,7 @@ from resilience.callables import (
     name_of,
     refuse_arguments,
 )
-from resilience.context import Context
+from resilience.clock import clock
 from resilience.errors import AwaitableMisuse, DeadlineExceeded, TimeoutExceeded
 from resilience.execution import aprotect, protect
 from resilience.hints import forbid_repeat
@@ -133,8 +133,10 @@ class UnitOfWork(Generic[W, D]):
                 f"{name_of(fn)} is a generator function: it would do its work after the commit; return a list instead"
             )
 
+        name = name_of(fn)
+
         def blocking(*args: Any, **kwargs: Any) -> Any:
-            execution = _Execution(self, fn, in_tasks=False)
+            execution = _Execution(self, fn, name, in_tasks=False)
             try:
                 return protect(self._policy, execution)(*args, **kwargs)
             except Exception as error:
@@ -142,7 +144,7 @@ class UnitOfWork(Generic[W, D]):
                 raise
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
-            execution = _Execution(self, fn, in_tasks=True)
+            execution = _Execution(self, fn, name, in_tasks=True)
             try:
                 return await aprotect(self._policy, execution)(*args, **kwargs)
             except Exception as error:
@@ -176,16 +178,16 @@ class _Execution:
     For the policies it is the called function, and the executions of one function are equal, as parts of a key.
     """
 
-    def __init__(self, unit: UnitOfWork[Any, Any], fn: Callable[..., Any], *, in_tasks: bool) -> None:
+    def __init__(self, unit: UnitOfWork[Any, Any], fn: Callable[..., Any], name: str, *, in_tasks: bool) -> None:
         self._unit = unit
         self._fn = fn
-        self.__qualname__: str = name_of(fn)
+        self.__qualname__ = name  # the default operation of the execution
         self._in_tasks = in_tasks
-        self._commits: list[Context] = []  # of the attempts that may have committed
+        self._commits: list[float] = []  # of the attempts that may have committed, their deadlines
         self._resilience_may_overlap = unit._repeat_unknown_commits  # a Hedge reads this; both attempts would commit
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        attempt = self.attempt(current_context(), args, kwargs)
+        attempt = self.attempt(ambient_deadline(), args, kwargs)
         return attempt if self._in_tasks else drive(attempt)
 
     @override
@@ -208,18 +210,18 @@ class _Execution:
                 raise OutcomeUnknown(IN_DOUBT) from error
             forbid_repeat(error)
 
-    async def attempt(self, ctx: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def attempt(self, deadline: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.repeatable:
             raise OutcomeUnknown(IN_DOUBT)
         connect = self._unit._connect
         connection = await maybe_await(connect()) if self._in_tasks else _connect_for_plain(connect, self._fn)
-        limits = AsyncExitStack() if self._unit._limit_statements and ctx.deadline < inf else None
+        limits = AsyncExitStack() if self._unit._limit_statements and deadline < inf else None
         try:
             if limits is not None:
                 await limits.enter_async_context(self._unit.limits(connection))
             result = await maybe_await(self._enter(connection, *args, **kwargs))
             await self._unit.prepare(connection)
-            await self._commit(connection, ctx)
+            await self._commit(connection, deadline)
             if limits is not None:
                 await limits.aclose()
             await close(connection)
@@ -236,18 +238,18 @@ class _Execution:
             refuse_arguments(self._fn, args, kwargs, error, takes_context=False)
             raise
 
-    async def _commit(self, connection: Any, ctx: Context) -> None:
+    async def _commit(self, connection: Any, deadline: float) -> None:
         # After a timeout in a thread, the next attempt may run while this one continues. The commit is noted before the
         # clock is read, so either the next attempt sees it, or this one sees that its deadline has passed.
-        self._commits.append(ctx)
-        if ctx.expired:
-            self._commits.remove(ctx)
+        self._commits.append(deadline)
+        if clock.now() >= deadline:
+            self._commits.remove(deadline)
             raise DeadlineExceeded("the deadline of the execution has passed, nothing is committed")
         try:
             await maybe_await(connection.commit())
         except Exception as error:
             if self._unit.is_undone(error):
-                self._commits.remove(ctx)
+                self._commits.remove(deadline)
             elif not self.repeatable:
                 forbid_repeat(error)
             raise

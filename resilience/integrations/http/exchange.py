@@ -32,7 +32,7 @@ from weakref import ref
 
 import anyio
 
-from resilience.ambient import get_ambient, innermost_open
+from resilience.ambient import ambient_deadline
 from resilience.clock import clock
 from resilience.context import Context, is_out_of_time
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
@@ -78,8 +78,7 @@ class Exchange(Repeatable):
     ) -> None:
         super().__init__(settings, method, headers, body)
         self._url = url
-        outer = innermost_open(get_ambient())
-        self._budget = inf if outer is None else outer.deadline  # the deadline around the request
+        self._budget = ambient_deadline()  # of the request, without that of the policies
         #: The responses that have arrived, by id. What takes one out closes it.
         self._open: dict[int, Any] = {}
 

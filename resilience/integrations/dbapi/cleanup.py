@@ -25,9 +25,10 @@ _tasks: set[asyncio.Task[None]] = set()
 
 async def close(connection: Any) -> None:
     """Close a connection, or return it to its pool: the `close` of psycopg does not always do that."""
-    pool: Any = getattr(connection, "_pool", None) if is_of("psycopg", "BaseConnection", connection) else None
+    pool: Any = getattr(connection, "_pool", None)
+    is_pooled = pool is not None and is_of("psycopg", "BaseConnection", connection)
     try:
-        await maybe_await(pool.putconn(connection) if pool is not None else connection.close())
+        await maybe_await(pool.putconn(connection) if is_pooled else connection.close())
     except Exception:  # the transaction has already been committed or rolled back
         logger.exception("closing a %s raised", type(connection).__name__)
 

@@ -172,7 +172,7 @@ class Call:
         self._policy = settings.policy
         self._kind = kind
         self._continuation = continuation
-        if isinstance(getattr(details, "metadata", None), Iterator):  # which a second attempt would find empty
+        if hasattr(getattr(details, "metadata", None), "__next__"):  # a second attempt would find an iterator empty
             details = _changed(details, "metadata", tuple(details.metadata))
         self._details = details
         self._method: str = details.method.decode() if isinstance(details.method, bytes) else details.method

@@ -22,7 +22,7 @@ import h2.settings
 import pytest
 
 from resilience import Context, Hedge, Policy, Retry, Timeout, TimeoutExceeded, deadline
-from resilience.integrations.http import Rules
+from resilience.integrations.http import Rules, standard
 from tests.callers import wait_until
 from tests.conftest import FakeClock
 from tests.integrations.http_clients import NO_TLS, QUICK, Httpx, outcome_of, process_clock_ahead
@@ -130,6 +130,20 @@ def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit:
     finally:
         over.set()
     assert len(attempts) == 2
+
+
+def test_a_body_that_belongs_to_an_attempt_ends_with_the_time_of_the_attempt(sync_kit: Httpx, clock: FakeClock) -> None:
+    """Not with that of the whole call, which `standard()` gives to a body that is read later."""
+
+    class Slow(sync_kit.library.SyncByteStream):  # type: ignore[name-defined, misc]
+        def __iter__(self) -> Iterator[bytes]:
+            clock.advance(2)
+            yield b"late"
+
+    inner = sync_kit.mock(sync_kit.library.Response(200, stream=Slow()), 204)
+    policy = standard(attempt_timeout=1, attempts=2, backoff=[0], cooperative=True)
+    with sync_kit.library.Client(transport=sync_kit.make(policy, inner, read_body=True)) as client:
+        assert client.get("http://example.org/").status_code == 204
 
 
 class Cut(Policy[Any]):

@@ -475,6 +475,19 @@ def test_a_failure_with_a_cycle_of_causes_counts() -> None:
     assert breaker.state is OPEN
 
 
+def test_a_failure_whose_cause_is_its_group_counts() -> None:
+    """As after `raise group.exceptions[0] from group`. Each of several errors in the group has it as the cause."""
+    breaker = CircuitBreaker(2, on=Boom)
+    children = [Boom(name) for name in "abc"]
+    group = ExceptionGroup("children", children)
+    for child in children:
+        child.__cause__ = group
+    with pytest.raises(Boom), breaker.guard():
+        failure_of_another_caller(breaker)
+        raise children[0]
+    assert breaker.state is OPEN
+
+
 @pytest.mark.parametrize("is_child", [False, True])
 async def test_a_call_closed_in_another_context_keeps_no_probe(world: World, clock: FakeClock, is_child: bool) -> None:
     """As when another task closes the coroutine, which may be a child task of the call."""

@@ -12,7 +12,7 @@ from contextvars import copy_context
 from types import CodeType, CoroutineType
 from typing import Any, Final
 
-from resilience.ambient import get_ambient, reset_ambient, set_ambient
+from resilience.ambient import get_ambient, innermost_open, reset_ambient, set_ambient
 from resilience.callables import (
     LAZY_TYPES,
     NON_AWAITABLE_TYPES,
@@ -222,7 +222,8 @@ def own_timer(ctx: Context, outer: Context | None) -> Timer | None:
 
     The code there may handle that no time was left for a call, until that timer cuts it off.
     """
-    return ctx._timer if ctx._timer is not getattr(outer, "_timer", None) else None
+    timer = ctx._timer
+    return timer if timer is not None and timer is not getattr(innermost_open(outer), "_timer", None) else None
 
 
 def raise_if_expired(timer: Timer | None, error: BaseException) -> None:

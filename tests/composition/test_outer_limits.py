@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Never
 
 import anyio
@@ -12,6 +12,7 @@ import pytest
 
 from resilience import (
     Bulkhead,
+    Cache,
     CircuitBreaker,
     CircuitState,
     Context,
@@ -365,11 +366,12 @@ async def test_an_inner_fallback_does_not_answer_an_exceeded_outer_deadline(worl
 class Late(Policy[Never]):
     """A user's policy that takes until the time is over."""
 
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock: FakeClock, seconds: float = 60) -> None:
+        self.seconds = seconds
         self._clock = clock
 
     async def around(self, call: Call[Any], ctx: Context) -> Any:
-        self._clock.advance(60)
+        self._clock.advance(self.seconds)
         return await call(ctx)
 
 
@@ -389,6 +391,17 @@ async def test_an_inner_fallback_does_not_answer_a_policy_that_finds_no_time_lef
     script = Script("fine")
     assert type(await world.attempt(pipeline, script.function())) is TimeoutExceeded
     assert script.calls == 0
+
+
+async def test_an_inner_cache_does_not_answer_a_policy_that_finds_no_time_left(world: World, clock: FakeClock) -> None:
+    """With a stale value, which answers any other failure."""
+    cache, late, script = Cache(10, key=lambda *_: 1, stale=600), Late(clock, 0), Script("old", "new")
+    pipeline: Any = Pipeline(Timeout(30), cache, late, Checks())
+    assert await world.execute(pipeline, script.function()) == "old"
+    late.seconds = 60
+    clock.advance(11)
+    assert type(await world.attempt(pipeline, script.function())) is TimeoutExceeded
+    assert script.calls == 1
 
 
 @pytest.mark.parametrize("inside", [[], [Hedge(5.0)]], ids=["plain", "hedged"])
@@ -422,6 +435,27 @@ async def test_a_function_may_handle_that_a_nested_call_finds_no_time_left(
 
     await tasks_world.attempt(Timeout(30), calls)
     assert [type(it) for it in seen] == [DeadlineExceeded, str]
+
+
+async def test_a_function_may_handle_that_although_a_block_has_ended_in_another_task(
+    in_asyncio: World, clock: FakeClock
+) -> None:
+    """As when the event loop closes a generator. In the task of the function, the ended block is still ambient."""
+
+    async def stream() -> AsyncIterator[int]:
+        async with deadline(5):
+            yield 1
+
+    async def checks(ctx: Context) -> None:
+        ctx.check()
+
+    async def calls(ctx: Context) -> Any:
+        await anext(items := stream())
+        await asyncio.create_task(items.aclose())
+        clock.advance(60)
+        return await in_asyncio.attempt(Fallback("instead"), checks)
+
+    assert await in_asyncio.execute(Timeout(30), calls) == "instead"
 
 
 async def test_a_group_with_another_error_is_no_cut_off(tasks_world: World, clock: FakeClock) -> None:

@@ -345,7 +345,9 @@ def test_a_stream_is_over_although_an_interrupt_came_before_that_was_noted() -> 
 
 @pytest.mark.parametrize("end", [int, failing], ids=["returns", "fails"])
 @pytest.mark.parametrize("make", [SingleFlight, lambda: Cache(60)], ids=["single flight", "cache"])
-def test_an_interrupted_leader_leaves_nothing(make: Callable[[], SingleFlight | Cache], end: Callable[[], Any]) -> None:
+def test_an_interrupt_anywhere_in_a_leader_leaves_no_follower_waiting(
+    make: Callable[[], SingleFlight | Cache], end: Callable[[], Any]
+) -> None:
     at_each_place(partial(interrupted_leader, make, end), 10)
 
 

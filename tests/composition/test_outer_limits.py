@@ -25,11 +25,12 @@ from resilience import (
     Timeout,
     deadline,
 )
+from resilience.clock import clock as process_clock
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.policy import Call
 from resilience.testing import hang, script, virtual_time
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
-from tests.policies.timeouts import LONG, SHORT
+from tests.policies.timeouts import LONG, SHORT, Stopwatch
 
 
 class CleanUp:
@@ -471,3 +472,17 @@ async def test_a_group_with_another_error_is_no_cut_off(tasks_world: World, cloc
 async def test_an_inner_fallback_answers_an_earlier_limit(world: World) -> None:
     pipeline: Any = Pipeline(Timeout(LONG), Fallback("instead"), Timeout(SHORT))
     assert await world.attempt(pipeline, world.hang) == "instead"
+
+
+class Limits(Policy[Never]):
+    """A user's policy with a timer."""
+
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        with ctx.runtime.timer(process_clock.now() + LONG) as timer:
+            return await call(ctx.child(timer=timer))
+
+
+async def test_a_later_timer_of_a_policy_inside_puts_off_no_limit(world: World) -> None:
+    with Stopwatch() as watch:
+        assert type(await world.attempt(Pipeline(Timeout(SHORT), Limits()), world.hang)) is TimeoutExceeded
+    assert watch.seconds < 5  # a call that hangs does so for ten

@@ -106,12 +106,17 @@ async def test_a_running_call_refuses_others_with_the_same_key(world: World, sto
 
 
 def test_a_claim_ends_with_its_lease_and_a_result_after_keep(clocks: FakeClock, store: Any) -> None:
-    once, pay = Once(store, key=by_order, lease=30, keep=100), script(KeyboardInterrupt(), "first", "second")
-    with pytest.raises(KeyboardInterrupt):
-        once.call(pay, "a")
-    with pytest.raises(KeyInUse):
-        once.call(pay, "a")  # a cancelled holder may have done its work
-    for seconds, result in ((30, "first"), (99, "first"), (1, "second")):
+    """A later call takes the claim over, with a lease of its own."""
+    once = Once(store, key=by_order, lease=30, keep=100)
+    pay = script(KeyboardInterrupt(), KeyboardInterrupt(), "first", "second")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            once.call(pay, "a")
+        clocks.advance(29)
+        with pytest.raises(KeyInUse):
+            once.call(pay, "a")  # a cancelled holder may have done its work
+        clocks.advance(1)
+    for seconds, result in ((0, "first"), (99, "first"), (1, "second")):
         clocks.advance(seconds)
         assert once.call(pay, "a") == result
 
@@ -157,11 +162,15 @@ def test_threads_and_event_loops_make_one_call_for_each_key(store: Any) -> None:
     assert len(got) == 4 * len(threads) + 8
 
 
-def test_an_unavailable_store_refuses_calls_and_loses_no_result(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unavailable_store_refuses_calls_and_loses_no_result(
+    caplog: pytest.LogCaptureFixture, heard: list[Any]
+) -> None:
     gone = script(ConnectionError("gone"), ...)
     with pytest.raises(Rejected, match="is not available") as caught:
-        Once(SimpleNamespace(claim=gone, finish=gone, give_up=gone), key=by_order).call(str.upper, "a")
+        Once(SimpleNamespace(claim=gone, finish=gone, give_up=gone), key=by_order, name="pay").call(str.upper, "a")
     assert isinstance(caught.value.__cause__, ConnectionError)
+    assert caught.value.policy == "pay"
+    assert [(it.policy, it.reason) for it in heard if isinstance(it, events.CallRejected)] == [("pay", "Rejected")]
     once = Once(SimpleNamespace(claim=lambda *_: Claim(True), finish=gone, give_up=gone), key=by_order)
     assert once.call(str.upper, "a") == "A"
     with pytest.raises(Boom):

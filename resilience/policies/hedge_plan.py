@@ -117,11 +117,10 @@ class HedgePlan:
         else:  # it is inconclusive, or no better than that of the first attempt, which remains the answer
             self._others.add(outcome if isinstance(outcome, Success) else outcome.error)
             self._discard(outcome)
-        is_over = decides or not self._continues(now)
         record = self._ctx._info.record
-        if record is not None and not is_over:  # another attempt may raise the same error
+        if record is not None and self._running:  # another attempt may raise the same error
             record.expect_failure()
-        return is_over
+        return decides or not self._continues(now)
 
     def _is_good(self, outcome: Success[Any]) -> bool:
         on_result = self._rules.on_result

@@ -27,7 +27,7 @@ from resilience import (
     TimeoutExceeded,
     events,
 )
-from tests.conftest import Boom, Virtual, World
+from tests.conftest import Boom, Script, Virtual, World
 from tests.functions import raising
 from tests.policies.hedges import Service
 from tests.policies.retries import Response, bad, notes_of
@@ -306,6 +306,16 @@ async def test_the_context_lists_the_failures_of_all_attempts(in_simulation: Vir
         with pytest.raises(ConnectionError):
             await in_simulation.execute(Retry(1).wrap(Hedge(0.1, hedges=2)), fn, ctx)
         assert [it.message for it in ctx.failures] == messages
+
+
+async def test_the_context_lists_a_failure_once_if_the_budget_pays_for_no_other_attempt(world: World) -> None:
+    """The failure asks for another attempt at once, and the policy around notes it, too."""
+    ctx, budget = Context(), RetryBudget(0.0, saved=1)
+    budget.withdraw()
+    policy = Retry(2, backoff=[0]).wrap(Hedge(60, eager=True, budget=budget))
+    script = Script(ConnectionError("first"), ConnectionError("second"))
+    assert str(await world.attempt(policy, script.function(), ctx)) == "second"
+    assert [it.message for it in ctx.failures] == ["first", "second"]
 
 
 async def test_inner_retries_end_with_their_attempt(anywhere: Virtual) -> None:

@@ -57,6 +57,10 @@ class Page:
         elif method == "Audits.issueAdded":
             self.complaints.append(f"issue: {params['issue']}")
 
+    async def close(self) -> None:
+        """Close the connection, which would otherwise be closed by the garbage collector, with a warning."""
+        await self._socket.close()
+
     async def ask(self, method: str, **params: Any) -> Any:
         """Send a command and return its result."""
         number = next(self._numbers)
@@ -96,23 +100,24 @@ class Chromium:
     def __init__(self, session: aiohttp.ClientSession, port: int) -> None:
         self._session = session
         self._port = port
-        self._reading: list[asyncio.Task[None]] = []
+        self._pages: list[tuple[Page, asyncio.Task[None]]] = []
 
     async def open(self, url: str) -> Page:
         """Open a page in a new tab."""
         async with self._session.put(f"http://127.0.0.1:{self._port}/json/new?about:blank") as response:
             target = await response.json()
         page = Page(await self._session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0))
-        self._reading.append(asyncio.create_task(page.read()))
+        self._pages.append((page, asyncio.create_task(page.read())))
         for domain in ("Page", "Runtime", "Log", "Audits"):
             await page.ask(f"{domain}.enable")
         await page.ask("Page.navigate", url=url)
         return page
 
     async def close(self) -> None:
-        for task in self._reading:
-            task.cancel()
-        await asyncio.gather(*self._reading, return_exceptions=True)
+        for page, reading in self._pages:
+            reading.cancel()
+            await asyncio.wait([reading])
+            await page.close()
 
 
 @contextlib.asynccontextmanager

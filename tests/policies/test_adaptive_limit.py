@@ -116,6 +116,17 @@ async def test_a_block_holds_a_permit_and_its_latency_is_sampled(world: World, c
     assert counts(limit) == (3, 0, 0, 0)
 
 
+def test_a_block_beyond_the_limit_or_entered_twice_is_refused() -> None:
+    limit = AdaptiveLimit(60, initial=1)
+    slot = limit.slot()
+    with slot:
+        with pytest.raises(LimitExceeded), limit.slot():
+            pass
+        with pytest.raises(RuntimeError, match="in use"), slot:
+            pass
+    assert counts(limit) == (1, 0, 0, 1)
+
+
 # --- the learned limit ---------------------------------------------------------------------------
 
 

@@ -372,6 +372,15 @@ def test_the_size_is_bounded_and_used_entries_are_kept() -> None:
     assert cache.stats() == CacheStats(hits=1099, stale=0, shared=0, misses=1001, size=100)
 
 
+def test_replacing_a_value_evicts_no_other(clock: FakeClock) -> None:
+    cache = Cache(lambda value: 60 if value == "long" else 1, max_size=2)
+    cache.call(str, "long")
+    cache.call(str, "short")
+    clock.advance(2)
+    cache.call(str, "short")
+    assert cache.stats().size == 2
+
+
 def test_a_used_entry_is_found_during_an_eviction() -> None:
     """A hit takes no lock: it may happen between any two steps of an eviction."""
     cache, lookups = Cache(60, max_size=2), []

@@ -18,6 +18,34 @@ from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, fails, wo
 # --- manual changes and statistics -------------------------------------------------------------
 
 
+async def test_an_isolated_circuit_refuses_calls_until_it_is_closed(world: World, clock: FakeClock) -> None:
+    """No time ends that, and the refusal has no `retry_after`."""
+    breaker = CircuitBreaker(name="inventory")
+    breaker.isolate()
+    clock.advance(1e6)
+    error = await works(world, breaker)
+    assert type(error) is CircuitIsolated
+    assert (error.retry_after, error.state, error.policy) == (None, ISOLATED, "inventory")
+    assert breaker.state is ISOLATED
+    breaker.close()
+    assert await works(world, breaker) == "fine"
+
+
+async def test_a_half_open_circuit_refuses_calls_beside_its_probes(world: World, clock: FakeClock) -> None:
+    """The slot of a probe that has ended is used again."""
+    breaker = CircuitBreaker(1, open_for=5.0, probes=2, probe_successes=9)
+    await fails(world, breaker, Boom("down"))
+    clock.advance(5.0)
+    async with beside(world) as group:
+        calls = [await group.inside(breaker) for _ in range(2)]
+        refused = await works(world, breaker)
+        assert type(refused) is CircuitOpen
+        assert (refused.state, refused.retry_after, refused.last_failure) == (HALF_OPEN, None, "Boom: down")
+        calls[0].let_go()
+        await calls[0].result()
+        assert await works(world, breaker) == "fine"
+
+
 async def test_statistics_follow_the_circuit_through_its_states(world: World, clock: FakeClock) -> None:
     """State, `retry_after`, the last failure as text, running probes, openings and refusals."""
     breaker = CircuitBreaker(1, open_for=5.0)

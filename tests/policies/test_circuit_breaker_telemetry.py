@@ -15,7 +15,15 @@ from resilience.events import CircuitChanged, TripCount
 from resilience.state.trips import Tally, Trip
 from tests.callers import is_free
 from tests.conftest import Boom, FakeClock, World
-from tests.policies.breakers import CLOSED, ISOLATED, OPEN, fails
+from tests.policies.breakers import CLOSED, ISOLATED, OPEN, Moves, fails
+
+
+async def test_the_event_of_a_manual_change_belongs_to_no_call(world: World) -> None:
+    moves = Moves()
+    breaker = CircuitBreaker(1, on_transition=moves)
+    await fails(world, breaker)
+    breaker.close()
+    assert (moves.events[-1].operation, dict(moves.events[-1].properties)) == (None, {})
 
 
 async def test_a_listener_may_change_the_circuit(world: World) -> None:

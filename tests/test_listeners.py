@@ -166,7 +166,7 @@ async def test_listeners_of_a_pipeline_get_the_events_inside_it_and_no_others(wo
     ]
 
 
-async def test_a_callback_precedes_listeners_of_pipelines_and_those_global_ones(world: World, clock: FakeClock) -> None:
+async def test_a_callback_precedes_listeners_of_pipelines_and_they_global_ones(world: World, clock: FakeClock) -> None:
     """Each gets the same event object; those of one pipeline in the given order."""
     order: list[tuple[str, Any]] = []
 

@@ -94,7 +94,7 @@ async def test_a_second_call_right_after_the_first_does_not_overtake_a_waiting_c
         ("cooperative", TimeoutExceeded, "cooperative"),  # which has no timer
     ],
 )
-async def test_the_first_limit_ends_it(world: World, shortest: str, expected: type[Exception], policy: str) -> None:
+async def test_the_first_limit_ends_a_wait(world: World, shortest: str, expected: type[Exception], policy: str) -> None:
     """Of `max_wait`, the deadline and outer Timeouts, the first one determines the error."""
     limits = {**dict.fromkeys(("max_wait", "budget", "outer", "cooperative"), LONG), shortest: SHORT}
     bulkhead = Bulkhead(1, queue=1, max_wait=limits["max_wait"])

@@ -158,7 +158,7 @@ async def test_a_value_that_becomes_too_old_in_its_refresh_is_not_returned(threa
 @pytest.mark.parametrize(
     ("settings", "error"), [({"on": OSError}, Boom()), ({"ignore": Boom}, Boom()), ({}, KeyboardInterrupt())]
 )
-async def test_an_unhandled_error_comes_out(
+async def test_an_unhandled_error_of_a_refresh_is_raised_and_keeps_the_entry(
     world: World, clock: FakeClock, settings: Any, error: BaseException
 ) -> None:
     cache, script = make_cache(stale=60, **settings), Script(1, error, 3)

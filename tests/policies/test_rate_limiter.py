@@ -136,6 +136,13 @@ async def test_callers_behind_one_that_has_held_them_up_begin_one_by_one(
     assert began == pytest.approx(instants)
 
 
+def test_an_expensive_call_is_not_overtaken_by_cheap_ones() -> None:
+    """Turns are first come, first served: at 10 units a second, those behind a call of 10 units wait for it."""
+    limiter = RateLimiter(Rate(10, cost=lambda ctx: ctx.properties["cost"]))
+    arrivals = Arrivals(limiter).at(0, "a", cost=6).at(0.25, "b", cost=10).at(0.5, "c", cost=1).run()
+    assert arrivals.began == {"a": 0, "b": 1, "c": 2}
+
+
 async def test_tasks_whose_turns_come_at_the_same_instant_begin_in_the_order_of_arrival(tasks_world: World) -> None:
     """Timers of the same instant fire in any order: here four at a time."""
     limiter = RateLimiter(Rate(4, per=0.02))

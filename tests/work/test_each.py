@@ -274,7 +274,7 @@ async def test_progress_is_called_for_each_outcome(world: World) -> None:
     assert counts == [1] * 5
 
 
-async def test_progress_that_raises_loses_nothing(
+async def test_an_error_of_progress_is_logged_and_loses_no_outcome(
     world: World, ordered: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     progress = raising(Boom("no terminal"))

@@ -202,7 +202,9 @@ async def test_on_and_ignore_mean_the_same_in_all_policies(world: World, clock: 
 
 @each_policy
 @pytest.mark.parametrize("parameter", ["on", "ignore", "on_result"])
-async def test_a_predicates_error_is_the_calls(world: World, clock: FakeClock, case: Case, parameter: str) -> None:
+async def test_an_error_of_a_predicate_reaches_the_caller(
+    world: World, clock: FakeClock, case: Case, parameter: str
+) -> None:
     """The predicate has made no decision then."""
 
     class Undecided(Boom):

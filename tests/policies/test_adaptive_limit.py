@@ -251,7 +251,9 @@ async def test_a_limit_far_above_the_usage_falls_by_one_in_each_update(threads: 
 
 
 @pytest.mark.parametrize(("wrong", "error"), [(float("nan"), ValueError), ("5", TypeError), (None, TypeError)])
-async def test_a_wrong_limit_is_refused(threads: World, clock: FakeClock, wrong: Any, error: type[Exception]) -> None:
+async def test_an_algorithm_that_returns_no_usable_limit_loses_no_permit(
+    threads: World, clock: FakeClock, wrong: Any, error: type[Exception]
+) -> None:
     """No permit is lost, the result of the call is closed, and the next update takes place."""
     algorithm, response = Recording(wrong, 6), Response(200)
     limit = AdaptiveLimit(algorithm, initial=5, min_samples=1)

@@ -91,7 +91,9 @@ async def test_a_delay_comes_before_the_call(world: World, clock: FakeClock, del
     [("delay", it, "what delay(ctx) returned") for it in (-1, float("nan"), "2", None)]
     + [("error", it, repr(it)) for it in (None, "boom", KeyboardInterrupt(), int)],
 )
-async def test_a_function_that_returns_no_effect_is_wrong(threads: World, effect: str, wrong: Any, shown: str) -> None:
+async def test_a_function_that_returns_the_wrong_type_of_effect_is_refused(
+    threads: World, effect: str, wrong: Any, shown: str
+) -> None:
     chaos: Any = Chaos(**{effect: lambda ctx: wrong})
     with chaos.injecting(1.0):
         error = await threads.attempt(chaos, Script("fine").function())

@@ -147,7 +147,9 @@ async def test_a_block_is_not_entered_after_the_deadline(world: World, clock: Fa
     assert raised.value.policy == "reader"
 
 
-async def test_no_block_begins_too_late(world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_block_begins_after_the_deadline(
+    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loop raises the last failure with a note; with `wrap`, `RetriesExhausted`."""
     oversleep(clock, monkeypatch, 60)
     error = Boom()
@@ -211,7 +213,9 @@ def test_nested_loops_count_separately(threads: World, clock: FakeClock) -> None
     assert numbers == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
-async def test_an_error_is_released_at_once(world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_raised_after_a_wait_leaves_no_reference_cycle(
+    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An error that is raised after a wait because the time is over leaves no reference cycle."""
     watched = Watched()
     seen: list[list[str]] = []

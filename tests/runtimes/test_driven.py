@@ -36,7 +36,7 @@ def python(*arguments: str, setting: str = "off") -> subprocess.CompletedProcess
     [Retry(), Timeout(5), Timeout(5, cooperative=True), CircuitBreaker(), Bulkhead(1), Fallback()],
     ids=["Retry", "Timeout", "Timeout cooperative", "CircuitBreaker", "Bulkhead", "Fallback"],
 )
-def test_policies_are_lowered_unless_it_is_off(policy: Policy[object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policies_are_lowered_unless_lowering_is_off(policy: Policy[object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowering, "enabled", True)
     assert lowering.lower(policy) is not None
     monkeypatch.setattr(lowering, "enabled", False)

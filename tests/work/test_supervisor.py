@@ -37,7 +37,9 @@ class Task:
         return [round(after - before, 3) for before, after in zip(self.began, self.began[1:], strict=False)]
 
 
-async def test_a_failed_task_is_restarted_later(in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_task_is_restarted_after_increasing_delays(
+    in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture
+) -> None:
     task = Task(0, 0, 0, 0)
     async with Supervisor(restart=[1, 2, 4, 60]) as supervisor:
         supervisor.start_soon(task, name="feed")

@@ -200,8 +200,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
             is_discarded = True
             raise
         finally:
-            discarded = closable(failed) if is_discarded else None
-            if discarded is not self._value:
+            if is_discarded and (discarded := closable(failed)) is not self._value:
                 await ctx.runtime.close(discarded)
         if self._handler is None:
             return self._value

@@ -76,6 +76,7 @@ TESTS = {
     "policies/guard.py": [
         *_BREAKER,
         "composition/test_nested_calls.py",
+        "composition/test_nested_trees.py",
         "composition/test_signals.py",
         "test_no_outcome.py",
     ],

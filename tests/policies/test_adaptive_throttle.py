@@ -94,7 +94,8 @@ async def test_no_call_is_rejected_below_min_calls(threads: World, clock: FakeCl
     assert throttle.stats().rejection_rate == 0
     await run_calls(threads, throttle, Boom())
     assert throttle.stats().rejection_rate == pytest.approx(0.9)  # the default of `most`
-    assert isinstance(await run_calls(threads, throttle, "fine"), Throttled)
+    with pytest.raises(Throttled, match="90 % of the calls are held back"):
+        await threads.execute(throttle, Script("fine").function())
     clock.advance(30)
     assert throttle.stats() == ThrottleStats(0.0, 0, 0, 1)
     assert await run_calls(threads, throttle, "fine") == "fine"
@@ -152,6 +153,25 @@ async def test_running_calls_are_not_counted(threads: World) -> None:
 
     await threads.execute(throttle, fn)
     assert seen == [ThrottleStats(0.0, 0, 0, 0)]
+
+
+async def test_an_accepted_call_is_in_the_window_from_its_end(threads: World, clock: FakeClock) -> None:
+    """Also while calls are rejected, and if nothing looks at the throttle for long."""
+    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=ADMIT)
+    await run_calls(threads, throttle, "fine", 5)
+    clock.advance(25)
+    await run_calls(threads, throttle, "fine", 3)
+    clock.advance(10)
+    assert counts(throttle) == (3, 3, 0)
+
+    async def slow(ctx: Context) -> None:
+        clock.advance(25)
+
+    await run_calls(threads, throttle, Boom(), 4)
+    assert throttle.stats().rejection_rate > 0
+    await threads.execute(throttle, slow)
+    clock.advance(10)
+    assert counts(throttle) == (1, 1, 0)
 
 
 async def test_an_error_of_a_predicate_is_raised_and_the_call_is_not_counted(threads: World) -> None:

@@ -91,6 +91,7 @@ async def test_a_drain_in_a_task_waits_in_virtual_time(in_virtual_asyncio: Virtu
     task = asyncio.create_task(gate.acall(asyncio.sleep, 30))
     await asyncio.sleep(0)
     began = loop.time()
+    assert await gate.adrain(0) is False
     assert await gate.adrain(10) is False
     assert loop.time() - began == pytest.approx(10)
     assert await gate.adrain(100) is True

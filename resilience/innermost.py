@@ -190,7 +190,7 @@ async def _await_in_context(ctx: Context) -> Any:
         if record is not None:
             end_attempt(record, ctx, began, None, error)
         outer: Any = token.old_value
-        raise_if_expired(own_timer(ctx, outer), error)
+        raise_if_cut_off(ctx, outer, error)
         raise
     finally:
         try:
@@ -217,13 +217,15 @@ def refuse_mismatch(ctx: Context, error: TypeError) -> None:
     refuse_arguments(function, (ctx,) if arguments is None else arguments, ctx._keywords, error, arguments is None)
 
 
-def own_timer(ctx: Context, outer: Context | None) -> Timer | None:
-    """Return the timer of `ctx`; None if it comes from `outer`, the ambient context around the execution.
+def raise_if_cut_off(ctx: Context, outer: Context | None, error: BaseException) -> None:
+    """Raise `Expired` if code inside found no time left at the instant at which a timer of this execution was to fire.
 
-    The code there may handle that no time was left for a call, until that timer cuts it off.
+    Not for a timer of `outer`, the ambient context around the execution: the code there may handle that no time was
+    left for a call, until that timer cuts it off.
     """
     timer = ctx._timer
-    return timer if timer is not None and timer is not getattr(innermost_open(outer), "_timer", None) else None
+    if timer is not None and timer is not getattr(innermost_open(outer), "_timer", None):
+        raise_if_expired(timer, error)
 
 
 def raise_if_expired(timer: Timer | None, error: BaseException) -> None:

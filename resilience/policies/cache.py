@@ -28,7 +28,7 @@ from resilience.context import Context
 from resilience.counter import Counter
 from resilience.events.dispatch import report_use, subscribers
 from resilience.formats import format_number
-from resilience.innermost import own_timer, raise_if_expired
+from resilience.innermost import raise_if_cut_off
 from resilience.matching import Matcher, On
 from resilience.policies.copies import without_frames
 from resilience.policies.flights import Flights, concerns_all
@@ -211,7 +211,7 @@ class Cache(Policy[Never]):
         is_answered = False
         try:
             if isinstance(error, Exception):
-                raise_if_expired(own_timer(ctx, get_ambient()), error)  # as in a Fallback
+                raise_if_cut_off(ctx, get_ambient(), error)  # as in a Fallback
                 is_answered = self._note_failure(key, error, old, ctx)
         finally:  # an error of a predicate is raised, and counts as a miss
             if not is_answered:

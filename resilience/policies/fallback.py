@@ -15,7 +15,7 @@ from resilience.context import Context
 from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import FallbackUsed
 from resilience.info import Listener
-from resilience.innermost import own_timer, raise_if_expired
+from resilience.innermost import raise_if_cut_off
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.outcome import Failed, Failure, Outcome, Success, as_outcome, closable, unwrap_stop_iteration
 from resilience.policy import Call, Policy
@@ -178,7 +178,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         except Exception as error:
             if not (ctx.runtime.is_answerable and self._failures.handles(error)):
                 raise
-            raise_if_expired(own_timer(ctx, get_ambient()), error)  # a policy inside may have found no time left
+            raise_if_cut_off(ctx, get_ambient(), error)  # a policy inside may have found no time left
             is_observed = self._on_fallback is not None or subscribers.fallbacks or ctx._info.listeners
             if self._handler is None and not is_observed and closable(error) is None:
                 return self._value

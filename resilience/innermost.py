@@ -97,7 +97,7 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
     except BaseException as error:
         if record is not None:
             end_attempt(record, ctx, began, None, error)
-        raise_if_expired(timer, error)
+        raise_if_cut_off(timer, None, error)
         raise
     finally:
         set_ambient(outer)
@@ -134,7 +134,7 @@ async def _enter_racing(ctx: Context) -> Any:
             refuse_mismatch(ctx, error)
         if record is not None:
             end_attempt(record, ctx, began, None, error)
-        raise_if_expired(ctx._timer, error)
+        raise_if_cut_off(ctx._timer, None, error)
         raise
     if began is not None and record is not None:
         end_attempt(record, ctx, began, result, None)
@@ -190,7 +190,7 @@ async def _await_in_context(ctx: Context) -> Any:
         if record is not None:
             end_attempt(record, ctx, began, None, error)
         outer: Any = token.old_value
-        raise_if_cut_off(ctx, outer, error)
+        raise_if_cut_off(ctx._timer, outer, error)
         raise
     finally:
         try:
@@ -217,18 +217,13 @@ def refuse_mismatch(ctx: Context, error: TypeError) -> None:
     refuse_arguments(function, (ctx,) if arguments is None else arguments, ctx._keywords, error, arguments is None)
 
 
-def raise_if_cut_off(ctx: Context, outer: Context | None, error: BaseException) -> None:
-    """Raise `Expired` if code inside found no time left at the instant at which a timer of this execution was to fire.
+def raise_if_cut_off(timer: Timer | None, outer: Context | None, error: BaseException) -> None:
+    """Raise `Expired` if code inside found no time left at the instant at which the timer was to fire.
 
-    Not for a timer of `outer`, the ambient context around the execution: the code there may handle that no time was
-    left for a call, until that timer cuts it off.
+    :param outer: the ambient context around the execution. Not for its timer: the code there may handle that no time
+        was left for a call, until that timer cuts it off. None if the timer belongs to the execution anyway.
     """
-    timer = ctx._timer
-    if timer is not None and timer is not getattr(innermost_open(outer), "_timer", None):
-        raise_if_expired(timer, error)
-
-
-def raise_if_expired(timer: Timer | None, error: BaseException) -> None:
-    """Raise `Expired` for the timer if a call inside found no time left at the instant at which it was to fire."""
-    if timer is not None and ends_with_the_deadline(error) and clock.now() >= timer.deadline - TIMER_TOLERANCE:
+    if timer is None or timer is getattr(innermost_open(outer), "_timer", None):
+        return
+    if ends_with_the_deadline(error) and clock.now() >= timer.deadline - TIMER_TOLERANCE:
         raise Expired(timer) from error

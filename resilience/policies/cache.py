@@ -211,7 +211,7 @@ class Cache(Policy[Never]):
         is_answered = False
         try:
             if isinstance(error, Exception):
-                raise_if_cut_off(ctx, get_ambient(), error)  # as in a Fallback
+                raise_if_cut_off(ctx._timer, get_ambient(), error)  # as in a Fallback
                 is_answered = self._note_failure(key, error, old, ctx)
         finally:  # an error of a predicate is raised, and counts as a miss
             if not is_answered:

@@ -178,7 +178,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         except Exception as error:
             if not (ctx.runtime.is_answerable and self._failures.handles(error)):
                 raise
-            raise_if_cut_off(ctx, get_ambient(), error)  # a policy inside may have found no time left
+            raise_if_cut_off(ctx._timer, get_ambient(), error)  # a policy inside may have found no time left
             is_observed = self._on_fallback is not None or subscribers.fallbacks or ctx._info.listeners
             if self._handler is None and not is_observed and closable(error) is None:
                 return self._value

@@ -16,7 +16,7 @@ from resilience.context import Context
 from resilience.endings import end_attempt
 from resilience.errors import ArgumentMisuse, AwaitableMisuse, TimeoutExceeded
 from resilience.events.dispatch import subscribers
-from resilience.innermost import raise_if_expired, refuse_mismatch
+from resilience.innermost import raise_if_cut_off, refuse_mismatch
 from resilience.runtimes.base import Expired, PassiveTimer, Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
@@ -75,7 +75,7 @@ async def keep_open(first: float, idle: float, ctx: Context) -> None:
         runtime.failure = _failure_in(error)
         if record is not None:
             end_attempt(record, ctx, began, None, error)
-        raise_if_expired(limits.timer, error)
+        raise_if_cut_off(limits.timer, None, error)
         raise
     finally:
         restore_ambient(token)

@@ -222,19 +222,25 @@ def refuse_arguments(
         if not traceback.tb_frame.f_globals.get("__name__", "").startswith("resilience."):
             return  # `fn` or a wrapper of it was entered
         traceback = traceback.tb_next
+    if _can_take(fn, args, kwargs, takes_context):
+        return
+    what, hint = "these arguments", ""
+    if takes_context:
+        what, hint = "the context", "; use `call` or `acall` for a function that takes no context"
+    elif not args and not kwargs:
+        hint = "; use `execute` or `aexecute` for a function of the context"
+    raise ArgumentMisuse(f"{name_of(fn)} cannot be called with {what}: {error}{hint}") from None
+
+
+def _can_take(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], takes_context: bool) -> bool:
     signature = signature_of(fn)
+    if signature is None:
+        return not takes_context  # a builtin, which no context can be meant for
     try:
-        if signature is not None:
-            signature.bind(*args, **kwargs)
-        elif takes_context:  # a builtin, which no context can be meant for
-            raise error
+        signature.bind(*args, **kwargs)
     except TypeError:
-        what, hint = "these arguments", ""
-        if takes_context:
-            what, hint = "the context", "; use `call` or `acall` for a function that takes no context"
-        elif not args and not kwargs:
-            hint = "; use `execute` or `aexecute` for a function of the context"
-        raise ArgumentMisuse(f"{name_of(fn)} cannot be called with {what}: {error}{hint}") from None
+        return False
+    return True
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:

@@ -19,20 +19,18 @@ def mark(error: Exception, circuit: int, number: int) -> None:
 
 def is_marked(error: BaseException, circuit: int, since: int) -> bool:
     """Whether a circuit has counted this error, a cause of it, or an error of a group, after failure `since`."""
-    level, seen = [error], set[int]()  # each error once: one of a group may have the group as its cause
+    counter, level, seen = (os.getpid(), circuit), [error], set[int]()
     for _ in range(_MAX_DEPTH):
-        causes: list[BaseException] = []
-        for each in level:
-            if id(each) in seen:
-                continue
-            seen.add(id(each))
-            marks = vars(each).get(_MARKS)
-            if marks is not None and marks.get((os.getpid(), circuit), 0) > since:
-                return True
-            cause = each.__context__ if each.__cause__ is None else each.__cause__
-            if cause is not None:
-                causes.append(cause)
-            if isinstance(each, BaseExceptionGroup):
-                causes += each.exceptions
-        level = causes
+        if any(vars(it).get(_MARKS, {}).get(counter, 0) > since for it in level):
+            return True
+        seen.update(map(id, level))
+        # Each error once: one of a group may have the group as its cause.
+        level = list({id(it): it for each in level for it in _causes_of(each) if id(it) not in seen}.values())
     return False
+
+
+def _causes_of(error: BaseException) -> list[BaseException]:
+    """Return the cause of an error, or else its context, and the errors of a group."""
+    cause = error.__context__ if error.__cause__ is None else error.__cause__
+    causes = [] if cause is None else [cause]
+    return [*causes, *error.exceptions] if isinstance(error, BaseExceptionGroup) else causes

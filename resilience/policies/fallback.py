@@ -192,17 +192,16 @@ class Fallback(Policy[A_co], Generic[A_co]):
         return await self._answer(Success(result), ctx)
 
     async def _answer(self, failed: Failed, ctx: Context) -> A_co:
-        outcome = as_outcome(failed)
-        is_discarded = self._handler is None
+        outcome, discarded = as_outcome(failed), closable(failed)
+        if discarded is self._value:  # it is the answer
+            discarded = None
         try:
             emit(FallbackUsed, self.name, ctx, self._on_fallback, outcome=outcome)
         except BaseException:  # interrupted in a listener: no handler will see the result
-            is_discarded = True
+            await ctx.runtime.close(discarded)
             raise
-        finally:
-            if is_discarded and (discarded := closable(failed)) is not self._value:
-                await ctx.runtime.close(discarded)
         if self._handler is None:
+            await ctx.runtime.close(discarded)
             return self._value
         original = failed if isinstance(failed, Exception) else None
         traceback = None if original is None else original.__traceback__

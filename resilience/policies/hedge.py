@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from math import inf
-from typing import ClassVar, Never, TypeVar, final
+from typing import Any, ClassVar, Final, Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -12,22 +12,26 @@ from resilience import checks
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.events.dispatch import optional_listener
+from resilience.errors import ends_with_the_deadline, is_refusal
+from resilience.events.dispatch import emit, optional_listener
+from resilience.events.kinds import BudgetSpent, HedgeFinished, HedgeStarted
 from resilience.formats import format_number, format_percent
-from resilience.hints import allows
+from resilience.hints import allows, may_overlap
 from resilience.info import Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
-from resilience.outcome import StoppedIteration, Success
-from resilience.policies.hedge_plan import HedgePlan, HedgeRules
+from resilience.notes import annotate
+from resilience.outcome import Failure, Outcome, StoppedIteration, Success, closable
 from resilience.policies.latencies import Latencies, Quantile
 from resilience.policy import Call, Policy
-from resilience.repeats import Budget, as_budget
+from resilience.record import History
+from resilience.repeats import Budget, as_budget, give_back_refused, give_back_repeat, take_repeat
 
 T = TypeVar("T")
 
-
 _DEFAULT_DELAY = Quantile()
+
+_BESIDE: Final = " beside it failed with "
 
 
 @final
@@ -92,26 +96,23 @@ class Hedge(Policy[Never]):
         checks.not_bare("@Hedge()", delay)
         self._latencies = Latencies(delay) if isinstance(delay, Quantile) else None
         self._delay = inf if isinstance(delay, Quantile) else checks.seconds("delay", delay, zero=True)
-        self._rules = HedgeRules(
-            policy=self.name,
-            hedges=checks.whole("hedges", hedges),
-            failures=Matcher(on, ignore),
-            on_result=optional_predicate("on_result", on_result),
-            eager=checks.flag("eager", eager),
-            budget=as_budget("budget", budget),
-            on_hedge=optional_listener("on_hedge", on_hedge),
-        )
+        self._hedges = checks.whole("hedges", hedges)
+        self._failures = Matcher(on, ignore)
+        self._on_result = optional_predicate("on_result", on_result)
+        self._eager = checks.flag("eager", eager)
+        self._budget = as_budget("budget", budget)
+        self._on_hedge = optional_listener("on_hedge", on_hedge)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         delay = self.delay() if allows(ctx._function, "repeatable") else inf
         if delay == inf:
             return await self._alone(call, ctx)
-        plan = HedgePlan(self._rules, ctx, delay, self._latencies)
+        plan = HedgePlan(self, ctx, delay)
         try:
             await ctx.runtime.race(call, ctx, plan)
-            if plan.won is not None and self._rules.budget is not None:
-                self._rules.budget.succeeded()
+            if plan.won is not None and self._budget is not None:
+                self._budget.succeeded()
             plan.finish()
             await _close_discarded(plan, ctx)
             answer, plan.answer = plan.answer, None
@@ -130,15 +131,15 @@ class Hedge(Policy[Never]):
 
     async def _alone(self, call: Call[T], ctx: Context) -> T:
         """Make a call that is not hedged, and record how long it takes."""
-        rules, began = self._rules, clock.now()
+        began = clock.now()
         result = await call(ctx)
         try:
-            if rules.on_result is None or not rejects(rules.on_result, result):
+            if self._on_result is None or not rejects(self._on_result, result):
                 if self._latencies is not None:
                     now = clock.now()
                     self._latencies.add(now - began, now)
-                if rules.budget is not None:
-                    rules.budget.succeeded()
+                if self._budget is not None:
+                    self._budget.succeeded()
         except BaseException:  # no caller will see the result
             await ctx.runtime.close(result)
             raise
@@ -150,14 +151,147 @@ class Hedge(Policy[Never]):
 
     @override
     def describe(self) -> str:
-        rules = self._rules
-        what = "another attempt" if rules.hedges == 1 else f"up to {rules.hedges} more attempts, one after another,"
+        what = "another attempt" if self._hedges == 1 else f"up to {self._hedges} more attempts, one after another,"
         after = f"{format_number(self._delay)} s"
         if self._latencies is not None:
             quantile = self._latencies.quantile
             after = f"{format_percent(quantile.share)} of the calls take, by {quantile!r}"
-        paid = "" if rules.budget is None else f"; paid for by {rules.budget!r}"
+        paid = "" if self._budget is None else f"; paid for by {self._budget!r}"
         return f"{self.name}: {what} beside one that takes longer than {after}{paid}"
+
+
+@final
+class HedgePlan:
+    """The plan of one call, for the race of the runtime: a `Plan`."""
+
+    __slots__ = (
+        *("_began", "_ctx", "_delay", "_first_runs", "_others", "_policy", "_running"),
+        *("answer", "attempts", "discarded", "due", "won"),
+    )
+
+    def __init__(self, policy: Hedge, ctx: Context, delay: float) -> None:
+        self._policy = policy
+        self._ctx = ctx
+        self._delay = delay
+        self._began = clock.now()
+        self._running = 0
+        self._first_runs = True
+        self._others = History()  # the failures of the attempts beside the first
+        self.due: float = self._began + delay
+        self.attempts: int = 0
+        #: The outcome of the call: the deciding one, or else that of the first attempt.
+        self.answer: Outcome[Any] | None = None
+        #: The number of the attempt whose good result is the answer.
+        self.won: int | None = None
+        #: What must be closed of outcomes that are not the answer: results, and responses that errors carry.
+        self.discarded: list[Any] = []
+
+    def begin(self) -> Context | None:
+        """Return the context of the next attempt, the first one included; None if there is none."""
+        policy, ctx, number = self._policy, self._ctx, self.attempts
+        if number:
+            now = clock.now()
+            if now >= ctx.deadline or not may_overlap(ctx._function) or not self._may_repeat():
+                self.due = inf
+                return None
+            self.due = now + self._delay if number < policy._hedges else inf
+            elapsed = now - self._began
+            try:
+                emit(HedgeStarted, policy.name, ctx, policy._on_hedge, number=number, elapsed=elapsed)
+            except BaseException:  # interrupted in a listener
+                give_back_repeat(ctx._info.cap, policy._budget)
+                raise
+            ctx = ctx.child(hedge=number)
+        self.attempts += 1
+        self._running += 1
+        return ctx
+
+    def _may_repeat(self) -> bool:
+        refused = take_repeat(self._ctx._info.cap, self._policy._budget)
+        if refused == "budget":
+            emit(BudgetSpent, self._policy.name, self._ctx, repeat="hedge")
+        return refused is None
+
+    def ended(self, number: int, outcome: Outcome[Any]) -> bool:
+        """Record the outcome of an attempt; return true if the call is decided."""
+        policy, now = self._policy, clock.now()
+        self._running -= 1
+        if number == 0:
+            self._first_runs = False
+        if isinstance(outcome, Success):
+            decides = is_answer = self._is_good(outcome)
+            if decides:
+                self.won = number
+                if policy._latencies is not None and (number == 0 or self._first_runs):
+                    policy._latencies.add(now - self._began, now)  # if another one wins, the first took longer
+        else:
+            error, others_run = outcome.error, self._running > 0 or self.due <= now
+            is_inconclusive = is_refusal(error) or ends_with_the_deadline(error)
+            decides = not (policy._failures.handles(error) or (others_run and is_inconclusive))
+            is_answer = decides and not is_inconclusive
+            if number and is_refusal(error):
+                give_back_refused(error, self._ctx._info.cap, policy._budget)
+        if number == 0 or is_answer:
+            if self.answer is not None:
+                self._discard(self.answer)
+            self.answer = outcome
+        else:  # it is inconclusive, or no better than that of the first attempt, which remains the answer
+            self._others.add(outcome if isinstance(outcome, Success) else outcome.error)
+            self._discard(outcome)
+        record = self._ctx._info.record
+        if record is not None and self._running:  # another attempt may raise the same error
+            record.expect_failure()
+        return decides or not self._continues(now)
+
+    def _is_good(self, outcome: Success[Any]) -> bool:
+        on_result = self._policy._on_result
+        try:
+            return on_result is None or not rejects(on_result, outcome.value)
+        except BaseException:  # no caller will see the result
+            self._discard(outcome)
+            raise
+
+    def _continues(self, now: float) -> bool:
+        """After an outcome that does not decide the call: whether another attempt runs, or begins at once.
+
+        One may be due already, and not yet started: without a delay, or if the event loop was busy.
+        """
+        if self.due <= now or (self._policy._eager and self.due != inf):
+            self.due = min(self.due, now)
+            return True
+        return self._running > 0
+
+    def _discard(self, outcome: Outcome[Any]) -> None:
+        resource = closable(outcome if isinstance(outcome, Success) else outcome.error)
+        if resource is not None:
+            self.discarded.append(resource)
+
+    def give_up(self, error: BaseException) -> None:
+        """Discard the answer, because `error`, such as a cancellation, ends the call; report the call."""
+        answer, self.answer = self.answer, None  # no cycle: a failure -> traceback -> frame -> this plan
+        self.won = None
+        if isinstance(error, GeneratorExit):
+            self.discarded.clear()  # closing them may have to wait, which a closed coroutine cannot do
+        elif answer is not None:
+            self._discard(answer)
+        self.finish()
+
+    def finish(self) -> None:
+        """Report a hedged call, once. If it failed, add the failures of the other attempts to the error as a note."""
+        attempts, self.attempts = self.attempts, 0
+        if attempts < 2:
+            return
+        numbers = {"won": self.won, "attempts": attempts, "elapsed": clock.now() - self._began}
+        emit(HedgeFinished, self._policy.name, self._ctx, **numbers)
+        if not isinstance(self.answer, Failure):
+            return
+        record = self._ctx._info.record
+        if record is not None:
+            record.mark_noted(self.answer.error)
+        count = len(self._others) + self._others.left_out
+        if count:
+            times = "1 attempt" if count == 1 else f"{count} attempts"
+            annotate(self.answer.error, times + _BESIDE + str(self._others), replaces=_BESIDE)
 
 
 async def _close_discarded(plan: HedgePlan, ctx: Context) -> None:

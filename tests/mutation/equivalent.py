@@ -99,8 +99,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("if not plan.discarded: return", "pass", _QUICK_WAY),
         ("return", "pass", _QUICK_WAY),
-    ],
-    "policies/hedge_plan.py": [
         ("attempts, self.attempts = self.attempts, 0", "attempts, self.attempts = self.attempts, 1", _NOT_HEDGED),
         ("attempts, self.attempts = self.attempts, 0", "attempts, self.attempts = self.attempts, -1", _NOT_HEDGED),
     ],

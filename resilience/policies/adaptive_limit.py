@@ -204,7 +204,7 @@ class AdaptiveLimit(Policy[Never]):
     def _forget_locked(self) -> None:
         self._limit = float(self._initial)  # the machine uses its integer part
         self._period = Period()
-        self._rejected_before = self._permits.machine.counts().rejected
+        self._rejected_before = self._permits.machine.rejected
         self._permits.machine.resize(self._initial)
 
     def _failed(self, error: Exception, period: Period, began: float, ctx: Context) -> None:
@@ -241,7 +241,7 @@ class AdaptiveLimit(Policy[Never]):
         self._reset_algorithm()
         if period is not self._period or len(period.samples) < self._min_samples:
             return  # another thread has evaluated it
-        rejected = self._permits.machine.counts().rejected
+        rejected = self._permits.machine.rejected
         sample = period.sample(now, self._window, rejected > self._rejected_before)
         self._rejected_before, limit = rejected, self._limit
         answer = self._algorithm.update(limit, sample)

@@ -21,7 +21,7 @@ import contextlib
 import enum
 import threading
 from collections import deque
-from typing import Any, Generic, NamedTuple, TypeVar, final
+from typing import Any, Generic, TypeVar, final
 
 W = TypeVar("W")
 
@@ -54,15 +54,6 @@ class Ticket(Generic[W]):
         self.state: TicketState = WAITING
 
 
-class Counts(NamedTuple):
-    """The state of the permits at one instant."""
-
-    limit: int
-    in_flight: int
-    queued: int
-    rejected: int
-
-
 @final
 class Permits(Generic[W]):
     """The state machine. After a method that can grant permits, wake the holders of the tickets in `granted`."""
@@ -70,12 +61,12 @@ class Permits(Generic[W]):
     #: How many permits are created at a time, so that a large limit uses memory only as it is needed.
     BATCH = 16
 
-    __slots__ = ("_lock", "_made", "_rejected", "_waiting", "busy", "free", "granted", "limit", "queue")
+    __slots__ = ("_lock", "_made", "_waiting", "busy", "free", "granted", "limit", "queue", "rejected")
 
     def __init__(self, limit: int, queue: int) -> None:
         self.limit: int = limit
         self.queue: int = queue
-        self._rejected = 0
+        self.rejected: int = 0
         self._made = min(limit, self.BATCH)  # permits that exist, free or taken
         self.free: list[None] = [None] * self._made
         self._waiting: deque[Ticket[W]] = _NO_WAITERS  # a deque takes 760 bytes, and most bulkheads never need one
@@ -99,7 +90,7 @@ class Permits(Generic[W]):
                 self.settle()
             if not self.busy and (self.free or (self._made < self.limit and self._make_more_locked())):
                 return True
-            self._rejected += 1
+            self.rejected += 1
             return False
 
     def give_back(self) -> None:
@@ -159,14 +150,14 @@ class Permits(Generic[W]):
             if self.free or self._made < self.limit:
                 self.settle()
             if len(self._waiting) > self.queue and self._withdraw_locked(ticket):
-                self._rejected += 1
+                self.rejected += 1
 
     def leave(self, ticket: Ticket[W]) -> bool:
         """Stop waiting, and count a refusal; false if the ticket does not wait, as after a grant."""
         with self._lock:
             if not self._withdraw_locked(ticket):
                 return False
-            self._rejected += 1
+            self.rejected += 1
             return True
 
     def drop(self, ticket: Ticket[W]) -> None:
@@ -212,10 +203,10 @@ class Permits(Generic[W]):
         """Return how many permits are in use, without taking the lock."""
         return self._made - len(self.free)
 
-    def counts(self) -> Counts:
-        """Return a snapshot of the permits."""
+    def counts(self) -> tuple[int, int, int, int]:
+        """Return the limit, how many permits are in use, how many callers wait, and the number of refusals."""
         with self._lock:
-            return Counts(self.limit, self._made - len(self.free), len(self._waiting), self._rejected)
+            return self.limit, self._made - len(self.free), len(self._waiting), self.rejected
 
     # --- private ---
 

@@ -102,9 +102,8 @@ class Crowd:
             self.called.append(name)
 
     def check(self) -> None:
-        counts = self.permits.counts()
         assert self.woken == self.called  # the same callers in the same order
-        assert tuple(counts) == (self.limit, len(self.inside), len(self.waiting), self.rejected)
+        assert self.permits.counts() == (self.limit, len(self.inside), len(self.waiting), self.rejected)
         assert all(self.tickets[name].state is TicketState.WAITING for name in self.waiting)
 
     @property

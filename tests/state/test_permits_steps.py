@@ -92,16 +92,16 @@ class Scene:
     def check(self) -> None:
         """The counts are exact, no wake-up is lost, and in the end each permit is free again."""
         waiting = [name for name, ticket in self.tickets.items() if ticket.state is TicketState.WAITING]
-        counts = self.permits.counts()
-        assert (counts.in_flight, counts.queued) == (len(self.inside), len(waiting))
+        limit, in_flight, queued, _ = self.permits.counts()
+        assert (in_flight, queued) == (len(self.inside), len(waiting))
         assert len(set(self.inside)) == len(self.inside) <= self.most
-        assert not waiting or len(self.inside) >= counts.limit, "a lost wake-up"
+        assert not waiting or len(self.inside) >= limit, "a lost wake-up"
         while self.inside:
             self.release(self.inside[0])
-        assert self.permits.counts()[:3] == (counts.limit, 0, 0)
-        for number in range(counts.limit):
+        assert self.permits.counts()[:3] == (limit, 0, 0)
+        for number in range(limit):
             self.arrive(f"again{number}")
-        assert len(self.inside) == counts.limit
+        assert len(self.inside) == limit
         assert not self.permits.take()
 
 

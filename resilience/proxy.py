@@ -266,7 +266,7 @@ class _Pending(Coroutine[Any, Any, Any]):
 
         async def enter(*args: Any, **kwargs: Any) -> Any:
             nonlocal value
-            await self._leave(None, None, None)  # the context manager of an earlier attempt
+            await self.__aexit__(None, None, None)  # the context manager of an earlier attempt
             manager = self._method(*args, **kwargs)
             if not hasattr(type(manager), "__aenter__"):
                 close_coroutine(manager)
@@ -275,7 +275,7 @@ class _Pending(Coroutine[Any, Any, Any]):
             value = await manager.__aenter__()
             self._entered = manager
             if _cancel_scope() is not before and (ctx := get_ambient()) is not None and ctx._timer is not None:
-                await self._leave(None, None, None)
+                await self.__aexit__(None, None, None)
                 raise BlockMisuse(
                     f"{name_of(self._method)} leaves a nursery or a cancel scope open, which trio can't have end after "
                     "the Timeout in which it was entered: enter it under policies without one, and limit the time "
@@ -287,18 +287,13 @@ class _Pending(Coroutine[Any, Any, Any]):
         try:
             answer = await self._run(enter, *self._arguments, **self._keywords)
         except BaseException as error:
-            await self._leave(type(error), error, error.__traceback__)
+            await self.__aexit__(type(error), error, error.__traceback__)
             raise
         if answer is not value:  # a policy answered with another value, so the context manager is not needed
-            await self._leave(None, None, None)
+            await self.__aexit__(None, None, None)
         return answer
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> Any:
-        return await self._leave(kind, error, traceback)
-
-    async def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> Any:
         manager, self._entered = self._entered, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 from types import TracebackType
-from typing import final
+from typing import ClassVar, final
 
 from resilience import checks
 from resilience.ambient import Block, block_context, set_ambient
@@ -20,10 +20,11 @@ from resilience.runtimes.tasks import TASKS, shielded_timer
 class _Budget(Block):
     """A block with a deadline."""
 
-    __slots__ = ("_began", "_is_detached", "_seconds", "_timer")
+    __slots__ = ("_began", "_seconds", "_timer")
+
+    _is_detached: ClassVar[bool] = False
 
     def __init__(self, timeout: Duration) -> None:
-        self._is_detached = False
         self._seconds = checks.budget("timeout", timeout)
         self._ctx = self._token = None
         self._timer: Timer | None = None
@@ -116,9 +117,10 @@ class detached(_Budget):  # read as an adjective: "with detached(timeout=5.0)"
 
     __slots__ = ()
 
+    _is_detached: ClassVar[bool] = True
+
     def __init__(self, timeout: Duration | None = None) -> None:
         super().__init__(inf if timeout is None else timeout)
-        self._is_detached = True
 
 
 def _without_deadline() -> Context:

@@ -116,11 +116,7 @@ async def _enter_racing(ctx: Context) -> Any:
     runtime: Any = ctx.runtime
     function, arguments, record = ctx._function, ctx._arguments, ctx._info.record
     policy = ctx._executed.name
-    try:
-        pool.refuse_if_exhausted(policy)
-    except WorkersExhausted:
-        report_refusal(policy, ctx, "WorkersExhausted")
-        raise
+    refuse_if_exhausted(policy, ctx)
     began = clock.now() if subscribers.calls else None
     if record is not None:
         record.begin_attempt()
@@ -209,6 +205,18 @@ NOT_ENTERED: Final[frozenset[CodeType]] = frozenset(
 
 
 # --- in both ---
+
+
+def refuse_if_exhausted(policy: str, ctx: Context) -> None:
+    """Refuse a call for which there is no worker, before the function is entered.
+
+    :param policy: the name of the policy that needs the worker.
+    """
+    try:
+        pool.refuse_if_exhausted(policy)
+    except WorkersExhausted:
+        report_refusal(policy, ctx, "WorkersExhausted")
+        raise
 
 
 def refuse_mismatch(ctx: Context, error: TypeError) -> None:

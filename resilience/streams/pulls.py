@@ -9,13 +9,11 @@ from typing import Any, Final, NamedTuple, cast, final
 
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.errors import TimeoutExceeded, WorkersExhausted
-from resilience.events.dispatch import report_refusal
+from resilience.errors import TimeoutExceeded
 from resilience.formats import format_number
 from resilience.runtimes.base import Expired, PassiveTimer
 from resilience.runtimes.blocking import BlockingTimer
 from resilience.runtimes.tasks import TASKS
-from resilience.runtimes.workers import pool
 from resilience.streams.runtime import StreamRuntime
 
 #: The name of a stream's own limits in errors.
@@ -53,14 +51,6 @@ class Limits(NamedTuple):
     def policy(self) -> str:
         """Return the name of the policy that a worker is needed for."""
         return _NAME if self.timer is None else self.timer.policy
-
-    def refuse_if_exhausted(self, ctx: Context) -> None:
-        """Refuse a call for which there is no worker, before the function is entered."""
-        try:
-            pool.refuse_if_exhausted(self.policy())
-        except WorkersExhausted:
-            report_refusal(self.policy(), ctx, "WorkersExhausted")
-            raise
 
     def exceeded(self, until: float, limit: float) -> BaseException:
         """Return the error for a pull that was cut off."""

@@ -16,7 +16,7 @@ from resilience.context import Context
 from resilience.endings import end_attempt
 from resilience.errors import ArgumentMisuse, AwaitableMisuse, TimeoutExceeded
 from resilience.events.dispatch import subscribers
-from resilience.innermost import raise_if_cut_off, refuse_mismatch
+from resilience.innermost import raise_if_cut_off, refuse_if_exhausted, refuse_mismatch
 from resilience.runtimes.base import Expired, PassiveTimer, Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
@@ -48,7 +48,7 @@ async def keep_open(first: float, idle: float, ctx: Context) -> None:
     limits = Limits(ctx._timer if isinstance(ctx._timer, PassiveTimer) else None, first, idle)
     on_worker = runtime.host is BLOCKING and limits != (None, inf, inf)
     if on_worker:
-        limits.refuse_if_exhausted(ctx)
+        refuse_if_exhausted(limits.policy(), ctx)
     runtime.failure, runtime.is_exhausted = None, False
     record, now = ctx._info.record, clock.now()
     began = now if subscribers.calls else None

@@ -10,7 +10,6 @@ from typing import Any, Never, TypeVar, final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.ambient import block_context
 from resilience.backoff import Backoff, BackoffLike, Constant, as_backoff
 from resilience.callables import name_of
 from resilience.checks import Duration
@@ -25,7 +24,6 @@ from resilience.outcome import Success, unwrap_stop_iteration
 from resilience.policies.guard import Guard
 from resilience.policies.live_circuit import Admitted, CircuitRules, LiveCircuit, get_enclosing
 from resilience.policy import Call, Policy
-from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
@@ -185,22 +183,13 @@ class CircuitBreaker(Policy[Never]):
         It does nothing while the circuit is closed, open, isolated, or probed by another caller, or without a `probe`.
         What `probe` raises is recorded, not raised.
         """
-        drive(self._check(BLOCKING))
+        drive(self._circuit.check(BLOCKING))
         return self.state
 
     async def acheck(self) -> CircuitState:
         """Do the same as `check` in a task; `probe` may be asynchronous."""
-        await self._check(TASKS)
+        await self._circuit.check(TASKS)
         return self.state
-
-    async def _check(self, runtime: Runtime) -> None:
-        if self._circuit.rules.probe is None or self._circuit.encloses_caller():
-            return
-        noted = Admitted(self._circuit)
-        try:
-            await self._circuit.check(block_context(), noted, runtime)
-        finally:
-            noted.leave()
 
     def guard(self) -> Guard:
         """Return a block under this breaker: `with breaker.guard():` or `async with breaker.guard():`.

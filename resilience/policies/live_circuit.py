@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Final, TypeAlias, final
 
 from resilience import forks
+from resilience.ambient import block_context
 from resilience.backoff import Backoff
 from resilience.circuit_state import CircuitState, CircuitStats
 from resilience.clock import clock
@@ -188,9 +189,12 @@ class LiveCircuit:
             noted.leave()
             raise
 
-    async def check(self, ctx: Context, noted: Admitted, runtime: Runtime) -> None:
-        """Run `probe` if a probe may be made now. No call follows."""
+    async def check(self, runtime: Runtime) -> None:
+        """Run `probe` if there is one and a probe may be made now. No call follows."""
+        if self.rules.probe is None or self.encloses_caller():
+            return
         admission: Admission | None = None
+        ctx, noted = block_context(), Admitted(self)
         try:
             if not isinstance(self.machine.period, Closed):
                 admission, *_ = self._ask(ctx)
@@ -202,6 +206,8 @@ class LiveCircuit:
             if admission is not None:  # perhaps a second time, as the first release may have been interrupted
                 self.release(admission)
             raise
+        finally:
+            noted.leave()
 
     async def _check(self, probe: Probe, ctx: Context, noted: Admitted, runtime: Runtime) -> _Answer:
         """Run the user's function in the slot of a probe, record its outcome, and decide on the call."""

@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from math import inf
+from types import TracebackType
 from typing import Any, Never, TypeVar, final
 
 from typing_extensions import override
 
 from resilience import checks
+from resilience.ambient import block_context
 from resilience.backoff import Backoff, BackoffLike, Constant, as_backoff
 from resilience.callables import name_of
 from resilience.checks import Duration
 from resilience.circuit_state import CircuitState, CircuitStats
 from resilience.clock import clock
 from resilience.context import Context
+from resilience.errors import BlockMisuse
 from resilience.events.dispatch import optional_listener
 from resilience.formats import format_number
 from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.outcome import Success, unwrap_stop_iteration
-from resilience.policies.guard import Guard
-from resilience.policies.live_circuit import Admitted, CircuitRules, LiveCircuit, get_enclosing
+from resilience.policies.live_circuit import DONE, Admitted, CircuitRules, LiveCircuit, get_enclosing
 from resilience.policy import Call, Policy
+from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
@@ -230,6 +233,77 @@ class CircuitBreaker(Policy[Never]):
         if rules.probe is not None:
             text += f"; {name_of(rules.probe)} probes first"
         return f"{text}; only observes" if rules.observe_only else text
+
+
+@final
+class Guard:
+    """A block under a circuit breaker."""
+
+    __slots__ = ("_began", "_circuit", "_noted", "_since")
+
+    def __init__(self, circuit: LiveCircuit) -> None:
+        self._noted: Admitted | None = None
+        self._circuit = circuit
+
+    def __enter__(self) -> None:
+        if self._begin():
+            drive(self._admit(BLOCKING))
+
+    def _begin(self) -> bool:
+        """Begin the block; true if the circuit must admit it first."""
+        if self._noted is not None and self._noted.admission is not None:
+            raise BlockMisuse("this guard is in use: ask for another one")
+        circuit = self._circuit
+        if get_enclosing() and circuit.encloses_caller():
+            return False  # the block is nested in an admitted call, and belongs to it
+        self._began = clock.now() if circuit.is_timed else 0.0
+        self._since = circuit.failures
+        self._noted = noted = Admitted(circuit)  # no effect if the next lines raise: it has no admission yet
+        period = circuit.machine.period
+        if type(period) is not Closed:
+            return True
+        noted.admission = period
+        return False
+
+    async def _admit(self, runtime: Runtime) -> None:
+        assert self._noted is not None
+        await self._circuit.admit(block_context(), self._noted, runtime)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        circuit, noted = self._circuit, self._noted
+        self._noted = None
+        if noted is None or (admission := noted.admission) is None:
+            return
+        try:
+            noted.admission = None  # not in `leave`, at whose beginning an interrupt may come
+            noted.leave()
+            if error is None:
+                if not admission.quiet:
+                    circuit.settle(admission, DONE, self._began, block_context())
+            elif isinstance(error, Exception) and not circuit.has_counted(error, self._since):
+                circuit.settle(admission, error, self._began, block_context())
+        finally:
+            if type(admission) is not Closed:
+                circuit.release(admission)
+
+    def __del__(self) -> None:
+        try:
+            noted = self._noted
+        except AttributeError:  # a signal handler raised before `_noted` was set
+            return
+        if noted is not None:  # one raised before the first line of `__exit__`: record nothing
+            self.__exit__(GeneratorExit, GeneratorExit(), None)
+
+    async def __aenter__(self) -> None:
+        if self._begin():
+            await self._admit(TASKS)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
 
 
 def _as_open_period(value: object) -> Backoff:

@@ -17,7 +17,7 @@ import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Pipeline, Policy, Retry, current_context, deadline
 from resilience.errors import CircuitIsolated, Rejected
-from resilience.policies.guard import Guard
+from resilience.policies.circuit_breaker import Guard
 from resilience.policies.live_permits import Slot
 from resilience.runtimes import lowering
 from tests.conftest import World

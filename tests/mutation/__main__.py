@@ -62,7 +62,6 @@ TESTS = {
     "state/turns.py": ["state/test_turns.py", *_RATES],
     "policies/rate.py": [*_RATES, "test_bad_input.py"],
     "policies/rate_limiter.py": [*_RATES, "integrations/test_limits.py", *_EVERY_POLICY],
-    "policies/attempts.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/bulkhead.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/live_permits.py": [
         *(*_BULKHEAD, "policies/test_observe_only.py", "policies/test_machines.py", *_EVERY_POLICY),
@@ -71,14 +70,16 @@ TESTS = {
     "policies/adaptive_limit.py": ["policies/test_adaptive_limit.py", *_EVERY_POLICY],
     "policies/adaptive_throttle.py": ["policies/test_adaptive_throttle.py", *_EVERY_POLICY],
     "policies/chaos.py": ["policies/test_chaos.py", *_EVERY_POLICY],
-    "policies/circuit_breaker.py": [*_BREAKER, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/fallback.py": ["policies/test_fallback.py", *_EVERY_POLICY],
-    "policies/guard.py": [
-        *_BREAKER,
-        "composition/test_nested_calls.py",
-        "composition/test_nested_trees.py",
-        "composition/test_signals.py",
-        "test_no_outcome.py",
+    "policies/circuit_breaker.py": [
+        *(
+            *_BREAKER,
+            "policies/test_machines.py",
+            "composition/test_nested_calls.py",
+            "composition/test_nested_trees.py",
+            "composition/test_signals.py",
+            *_EVERY_POLICY,
+        ),
     ],
     "policies/live_circuit.py": [
         *(

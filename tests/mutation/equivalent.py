@@ -146,6 +146,9 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             _FIRST.format(0),
             "the first attempt may have its own context, too",
         ),
+        ("if error is None or self._state is None:", "if ((error is None)):", _FOR_CHECKERS),
+        ("return False", "pass", _FALSE_ANYWAY),
+        ("return None", "pass", _RETURNS_NONE),
     ],
     "policies/fallback.py": [
         ("@overload", "", "the definition below replaces it"),
@@ -154,11 +157,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "pass",
             _QUICK_WAY,
         ),
-    ],
-    "policies/attempts.py": [
-        ("if error is None or self._state is None:", "if ((error is None)):", _FOR_CHECKERS),
-        ("return False", "pass", _FALSE_ANYWAY),
-        ("return None", "pass", _RETURNS_NONE),
     ],
     "policies/live_permits.py": [
         ("return False", "pass", _FALSE_ANYWAY),

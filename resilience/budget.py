@@ -13,7 +13,7 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import BlockMisuse, DeadlineExceeded, ends_with_the_deadline
 from resilience.formats import format_number
-from resilience.runtimes.base import TIMER_TOLERANCE, Timer
+from resilience.runtimes.base import Timer, has_come
 from resilience.runtimes.tasks import TASKS, shielded_timer
 
 
@@ -65,10 +65,7 @@ class _Budget(Block):
             self.__exit__(kind, error, traceback)
         if timer is None:
             return
-        late = timer.fired
-        if error is not None and ends_with_the_deadline(error):
-            late = late or clock.now() >= timer.deadline - TIMER_TOLERANCE
-        if late:
+        if timer.fired or (ends_with_the_deadline(error) and has_come(timer.deadline)):
             is_own = timer.deadline == self._began + self._seconds  # otherwise, an outer budget has ended the block
             limit = self._seconds if is_own else max(0.0, timer.deadline - self._began)
             raise DeadlineExceeded(f"the block did not end within {format_number(limit)} s", timeout=limit)

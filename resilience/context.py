@@ -19,7 +19,7 @@ from resilience.errors import DeadlineExceeded
 from resilience.info import BARE, NO_INFO, Called, ExecutionInfo, Listener
 from resilience.record import FailedAttempt, Named, Record
 from resilience.repeats import Cap
-from resilience.runtimes.base import TIMER_TOLERANCE, Runtime, Timer
+from resilience.runtimes.base import Runtime, Timer
 from resilience.runtimes.tasks import DETECTED
 
 __all__ = ["Context"]
@@ -276,8 +276,3 @@ def waits_until(ctx: Context) -> float:
     In the second case, the timer raises its own error.
     """
     return inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline
-
-
-def is_out_of_time(ctx: Context) -> bool:
-    """Whether the budget is used up. Its last `TIMER_TOLERANCE` seconds do not count: a timer may fire that early."""
-    return ctx.remaining() <= TIMER_TOLERANCE

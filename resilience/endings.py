@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from resilience.clock import clock
-from resilience.context import Context, is_out_of_time
+from resilience.context import Context
 from resilience.events.dispatch import announce, subscribers
 from resilience.events.kinds import CallFinished, Canceller, ExecutionFinished
 from resilience.outcome import Failure, Outcome, Success, unwrap_stop_iteration
 from resilience.record import Record
+from resilience.runtimes.base import has_come
 from resilience.runtimes.driving import Suspended
 
 
@@ -83,4 +84,4 @@ def canceller(error: BaseException, ctx: Context) -> Canceller:
         return "interrupt"
     if isinstance(error, GeneratorExit):
         return "closed"
-    return "deadline" if is_out_of_time(ctx) else "caller"
+    return "deadline" if has_come(ctx.deadline) else "caller"

@@ -29,7 +29,7 @@ from resilience.errors import WorkersExhausted, ends_with_the_deadline
 from resilience.events.dispatch import report_refusal, subscribers
 from resilience.info import BARE
 from resilience.outcome import StoppedIteration
-from resilience.runtimes.base import TIMER_TOLERANCE, Expired, Timer
+from resilience.runtimes.base import Expired, Timer, has_come
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.workers import pool
 
@@ -233,5 +233,5 @@ def raise_if_cut_off(timer: Timer | None, outer: Context | None, error: BaseExce
     """
     if timer is None or timer is getattr(innermost_open(outer), "_timer", None):
         return
-    if ends_with_the_deadline(error) and clock.now() >= timer.deadline - TIMER_TOLERANCE:
+    if ends_with_the_deadline(error) and has_come(timer.deadline):
         raise Expired(timer) from error

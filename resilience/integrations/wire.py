@@ -24,9 +24,10 @@ from resilience import checks
 from resilience.ambient import block_context, get_ambient, set_ambient
 from resilience.checks import Duration
 from resilience.clock import clock
-from resilience.context import Context, is_out_of_time
+from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.network_errors import grpc_status, transient
+from resilience.runtimes.base import has_come
 
 __all__ = [
     "CONNECT_TIMEOUT",
@@ -302,7 +303,7 @@ def ran_out(error: Exception, ctx: Context) -> bool:
         return all(ran_out(each, ctx) for each in error.exceptions)
     if isinstance(error, DeadlineExceeded):
         return True
-    return is_out_of_time(ctx) and (
+    return has_come(ctx.deadline) and (
         transient(error) or grpc_status(error) == "DEADLINE_EXCEEDED" or _is_ended_statement(error)
     )
 

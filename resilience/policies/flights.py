@@ -21,13 +21,13 @@ from types import TracebackType
 from typing import Any, Final, TypeAlias, TypeVar, final
 
 from resilience import forks
-from resilience.context import Context, is_out_of_time, waits_until
+from resilience.context import Context, waits_until
 from resilience.counter import Counter
 from resilience.errors import ArgumentMisuse, DeadlineExceeded, ends_with_the_deadline
 from resilience.events.dispatch import report_use
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success
 from resilience.policies.copies import copy_of
-from resilience.runtimes.base import Waiter
+from resilience.runtimes.base import Waiter, has_come
 
 T = TypeVar("T")
 
@@ -231,4 +231,4 @@ _enclosing: ContextVar[tuple[Lead, ...]] = ContextVar("resilience.flights", defa
 
 def concerns_all(error: Exception, ctx: Context) -> bool:
     """Whether an error concerns other callers, too: not a `StopIteration`, nor the end of the caller's own budget."""
-    return type(error) is not StoppedIteration and not (ends_with_the_deadline(error) and is_out_of_time(ctx))
+    return type(error) is not StoppedIteration and not (ends_with_the_deadline(error) and has_come(ctx.deadline))

@@ -17,7 +17,7 @@ from resilience.events.kinds import TimedOut
 from resilience.formats import format_number, format_seconds
 from resilience.info import Listener
 from resilience.policy import Call, Policy
-from resilience.runtimes.base import TIMER_TOLERANCE, timeout_exceeded
+from resilience.runtimes.base import has_come, timeout_exceeded
 from resilience.runtimes.workers import DEFAULT_MAX_ABANDONED, pool
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class Timeout(Policy[Never]):
                 if self._cooperative:
                     self._warn_of_overrun(ctx, began, deadline)
                 raise
-            if ctx.deadline <= own or clock.now() < own - TIMER_TOLERANCE:
+            if ctx.deadline <= own or not has_come(own):
                 raise
             deadline_error = error
         try:

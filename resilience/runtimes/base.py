@@ -28,6 +28,11 @@ C_co = TypeVar("C_co", covariant=True)
 TIMER_TOLERANCE = max(0.005, time.get_clock_info("monotonic").resolution)
 
 
+def has_come(instant: float) -> bool:
+    """Whether an instant on the process clock has come, or comes so soon that a timer may have fired for it."""
+    return clock.now() >= instant - TIMER_TOLERANCE
+
+
 @final
 class Expired(BaseException):
     """The timer fired. Only the block of that timer catches this.

@@ -26,7 +26,6 @@ from resilience import (
     Retry,
     Timeout,
     TimeoutExceeded,
-    context,
     deadline,
     events,
 )
@@ -34,6 +33,7 @@ from resilience.callables import maybe_await
 from resilience.integrations.http import TRANSIENT_STATUSES, NotRepeatable, Rules, TransientStatus, standard
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT, Propagation
+from resilience.runtimes import base
 from resilience.runtimes.driving import drive
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
@@ -562,7 +562,7 @@ async def test_a_client_timeout_just_before_the_deadline_counts_as_the_deadline(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Timers are not exact. The tolerance is enlarged here."""
-    monkeypatch.setattr(context, "TIMER_TOLERANCE", PATIENCE)
+    monkeypatch.setattr(base, "TIMER_TOLERANCE", PATIENCE)
     url = server.script("/", Answer(hold=threading.Event()))
     async with client.open(CircuitBreaker(5)) as send:
         with deadline(PATIENCE):

@@ -34,7 +34,7 @@ import anyio
 
 from resilience.ambient import ambient_deadline
 from resilience.clock import clock
-from resilience.context import Context, is_out_of_time
+from resilience.context import Context
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.execution import aprotect, protect
 from resilience.integrations.http.bodies import IN_MEMORY, Body
@@ -44,6 +44,7 @@ from resilience.integrations.http.repeatable import Repeatable
 from resilience.integrations.http.rules import TransientStatus
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.wire import OfHost
+from resilience.runtimes.base import has_come
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
@@ -124,7 +125,7 @@ class Exchange(Repeatable):
                     self._body.end()
         except Exception as error:
             self.note_failure(error, is_over=self._was_abandoned(ctx))
-            if is_out_of_time(ctx) and self.is_of(self.timed_out, error):
+            if has_come(ctx.deadline) and self.is_of(self.timed_out, error):
                 raise attempt_is_late() from error
             raise
         if not self._keep(response, ctx):

@@ -70,17 +70,6 @@ def ambient_deadline() -> float:
     return inf if ctx is None else ctx.deadline
 
 
-def restore_ambient(token: AmbientToken) -> None:
-    """Restore the context that was ambient before `token`, even if a function has left blocks open.
-
-    Do nothing if the token was created in another `contextvars.Context`: there, nothing was set.
-    """
-    try:
-        reset_ambient(token)
-    except ValueError:
-        return
-
-
 #: The parent of a block's context if no context is ambient.
 _ROOT = Context()
 

@@ -190,8 +190,8 @@ async def _await_in_context(ctx: Context) -> Any:
         raise
     finally:
         try:
-            reset_ambient(token)  # `restore_ambient`, inlined to save a frame
-        except ValueError:
+            reset_ambient(token)
+        except ValueError:  # closed in another `contextvars.Context`, where nothing was set
             pass
     if began is not None and record is not None:
         end_attempt(record, ctx, began, result, None)

@@ -216,12 +216,12 @@ class Fallback(Policy[A_co], Generic[A_co]):
                 error.with_traceback(traceback)
             raise
         finally:
-            try:  # no call of `restore_ambient`, at whose beginning an interrupt may come
+            try:
                 if token is not None:
                     reset_ambient(token)
                 else:
                     set_ambient(outer)
-            except ValueError:  # in another context
+            except ValueError:  # as in `innermost`
                 pass
 
     @override
@@ -264,13 +264,9 @@ def _check_answer(value: object) -> None:
         name = value.__name__
         checks.warn(f"this Fallback answers with the class {name} itself: did you mean Fallback(..., on={name})?")
     elif isinstance(value, (FunctionType, MethodType)):
-        checks.warn(_hint_for_function(name_of(value)))
-
-
-def _hint_for_function(name: str) -> str:
-    """Return the warning for a function in the place of the value, where its author often expects it to be called."""
-    return (
-        f"this Fallback answers with the function {name} itself, and does not call it: did you mean "
-        f"Fallback(handler={name}), or @Fallback(...) with the answer in it? For a function as the answer, write "
-        f"Fallback(handler=lambda failure, ctx: {name})"
-    )
+        name = name_of(value)
+        checks.warn(
+            f"this Fallback answers with the function {name} itself, and does not call it: did you mean "
+            f"Fallback(handler={name}), or @Fallback(...) with the answer in it? For a function as the answer, write "
+            f"Fallback(handler=lambda failure, ctx: {name})"
+        )

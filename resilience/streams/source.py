@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from math import inf
 from typing import Any, cast, final
 
-from resilience.ambient import restore_ambient, set_ambient
+from resilience.ambient import reset_ambient, set_ambient
 from resilience.callables import close_coroutine, is_awaitable, name_of
 from resilience.clock import clock
 from resilience.context import Context
@@ -78,7 +78,10 @@ async def keep_open(first: float, idle: float, ctx: Context) -> None:
         raise_if_cut_off(limits.timer, None, error)
         raise
     finally:
-        restore_ambient(token)
+        try:
+            reset_ambient(token)
+        except ValueError:  # as in `innermost`
+            pass
     if record is not None:
         end_attempt(record, ctx, began, None, None)
 

@@ -73,8 +73,8 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
     if timer is not None:
         try:
             timer.check_before_start()
-        except WorkersExhausted:
-            report_refusal(timer.policy, ctx, "WorkersExhausted")
+        except WorkersExhausted as refusal:
+            report_refusal(refusal, ctx)
             raise
     began = clock.now() if subscribers.calls else None
     if record is not None:
@@ -87,11 +87,11 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
         else:
             try:
                 job = timer.begin(function, arguments, ctx._keywords)
-            except WorkersExhausted:  # no thread could be started, so the function was not entered
+            except WorkersExhausted as refusal:  # no thread could be started, so the function was not entered
                 if record is not None:
                     record.attempts -= 1
                     record = None
-                report_refusal(timer.policy, ctx, "WorkersExhausted")
+                report_refusal(refusal, ctx)
                 raise
             result = function(*arguments, **ctx._keywords) if job is None else timer.wait_for(job)
     except BaseException as error:
@@ -214,8 +214,8 @@ def refuse_if_exhausted(policy: str, ctx: Context) -> None:
     """
     try:
         pool.refuse_if_exhausted(policy)
-    except WorkersExhausted:
-        report_refusal(policy, ctx, "WorkersExhausted")
+    except WorkersExhausted as refusal:
+        report_refusal(refusal, ctx)
         raise
 
 

@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, TypeVar, final
 
 from resilience import checks, forks
 from resilience.clock import clock
 from resilience.context import Context
+from resilience.errors import ResilienceError
 from resilience.events.kinds import (
     AttemptFailed,
     CacheUsed,
@@ -29,6 +30,8 @@ from resilience.events.kinds import (
 from resilience.info import Listener
 
 logger: logging.Logger = logging.getLogger("resilience")
+
+R = TypeVar("R", bound=ResilienceError)
 
 _Listeners: TypeAlias = tuple[Listener, ...]
 _set: Any = object.__setattr__
@@ -142,17 +145,13 @@ def emit(
         announce(listeners, kind, policy, ctx, time=clock.now(), **numbers)
 
 
-def report_refusal(
-    policy: str,
-    ctx: Context,
-    reason: str,
-    retry_after: float | None = None,
-    waited: float = 0.0,
-    shadow: bool = False,
-) -> None:
-    """Report a call that was refused; with `shadow`, one that was made nevertheless. See `CallRejected`."""
+def report_refusal(error: R, ctx: Context, waited: float = 0.0, *, shadow: bool = False) -> R:
+    """Report a call that was refused, or, with `shadow`, made nevertheless. See `CallRejected`. Return its error."""
     if subscribers.refusals or ctx._info.listeners:
+        policy: Any = error.policy  # each refusal names one
+        reason, retry_after = type(error).__name__, getattr(error, "retry_after", None)
         emit(CallRejected, policy, ctx, reason=reason, retry_after=retry_after, waited=waited, shadow=shadow)
+    return error
 
 
 def report_use(policy: str, ctx: Context, how: Literal["fresh", "stale", "shared"]) -> None:

@@ -219,6 +219,6 @@ class AdaptiveThrottle(Policy[Never]):
         return rate
 
     def _refusal(self, rate: float, ctx: Context) -> Throttled:
-        report_refusal(self.name, ctx, "Throttled", shadow=self._observe_only)
         why = f"{100 * rate:.0f} % of the calls are held back, as too many were refused"
-        return Throttled(why, policy=self.name, rejection_rate=rate)
+        error = Throttled(why, policy=self.name, rejection_rate=rate)
+        return report_refusal(error, ctx, shadow=self._observe_only)

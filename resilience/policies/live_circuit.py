@@ -270,7 +270,7 @@ class LiveCircuit:
         error.state = period.state
         error.last_failure = period.last_failure
         if subscribers.refusals or ctx._info.listeners:
-            report_refusal(rules.policy, ctx, type(error).__name__, error.retry_after, 0.0, rules.observe_only)
+            report_refusal(error, ctx, shadow=rules.observe_only)
         return error
 
     def settle(self, admission: Admission, ended: Exception | Success[Any], began: float, ctx: Context) -> None:

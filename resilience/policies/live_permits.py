@@ -95,8 +95,8 @@ class LivePermits:
             raise self._refused(ctx, "and the queue is full")
         waited = clock.now() - began
         if budget <= gives_up_at:
-            report_refusal(self._name, ctx, "DeadlineExceeded", waited=waited)
-            raise DeadlineExceeded("the deadline passed while the call waited in the queue", policy=self._name)
+            why = "the deadline passed while the call waited in the queue"
+            raise report_refusal(DeadlineExceeded(why, policy=self._name), ctx, waited)
         raise self._refused(ctx, f"after {format_number(self.max_wait or 0.0)} s in the queue", waited)
 
     def hand_on(self) -> None:
@@ -141,7 +141,7 @@ class LivePermits:
         running = "call is" if limit == 1 else "calls are"
         error = self._refusal(self._name, limit, self.queue, f"{limit} {running} running {why}")
         if subscribers.refusals or ctx._info.listeners:
-            report_refusal(self._name, ctx, type(error).__name__, waited=waited, shadow=self.observe_only)
+            report_refusal(error, ctx, waited, shadow=self.observe_only)
         return error
 
 

@@ -282,11 +282,11 @@ class RateLimiter(Policy[Never]):
 
     def _refusal(self, ctx: Context, seconds: float, waited: float) -> RateLimited:
         retry_after = None if seconds == inf else max(0.0, seconds)
-        report_refusal(self.name, ctx, "RateLimited", retry_after, waited, shadow=self._observe_only)
         why = "it costs more than the limit"
         if retry_after is not None:
             why = f"its turn comes in {format_seconds(retry_after)}"
-        return RateLimited(why, policy=self.name, retry_after=retry_after)
+        error = RateLimited(why, policy=self.name, retry_after=retry_after)
+        return report_refusal(error, ctx, waited, shadow=self._observe_only)
 
     def _pause_after(self, error: Exception) -> None:
         """Close for as long as an error of the service asks for; not for infinity, or a refusal by a policy of ours."""

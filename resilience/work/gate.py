@@ -150,8 +150,8 @@ class Gate(Policy[Never]):
 
     def _refusal(self, ctx: Context) -> ShuttingDown:
         self._rejected.add()
-        report_refusal(self.name, ctx, "ShuttingDown")
-        return ShuttingDown("the process is shutting down, and takes no new calls", policy=self.name)
+        why = "the process is shutting down, and takes no new calls"
+        return report_refusal(ShuttingDown(why, policy=self.name), ctx)
 
     def _reset(self) -> None:  # pragma: no cover (runs in the child of a fork, which tests observe from outside)
         """Forget the calls of other threads, which do not exist in the child."""

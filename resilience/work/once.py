@@ -155,8 +155,8 @@ class Once(Policy[Never]):
             raise KeyMismatch(f"{self.name}: this key was used before, with another payload")
         if claim.result is not None:
             return self._from_text(claim.result)
-        report_refusal(self.name, ctx, "KeyInUse", claim.remaining)
-        raise KeyInUse("a call with this key is in progress", policy=self.name, retry_after=claim.remaining)
+        why = "a call with this key is in progress"
+        raise report_refusal(KeyInUse(why, policy=self.name, retry_after=claim.remaining), ctx)
 
     def _as_text(self, result: object) -> str:
         kept = self._serializer.dumps(result)
@@ -172,8 +172,8 @@ class Once(Policy[Never]):
         except Misuse:
             raise
         except Exception as error:
-            report_refusal(self.name, ctx, "Rejected")
-            raise Rejected("the store of the keys is not available", policy=self.name) from error
+            why = "the store of the keys is not available"
+            raise report_refusal(Rejected(why, policy=self.name), ctx) from error
 
     async def _end(self, ctx: Context, step: Callable[..., object], *arguments: object) -> None:
         """Finish or give up the claim in the store. If that fails, the claim ends with its lease."""

@@ -37,7 +37,7 @@ def _resilience_factory(_resilience_drive):
     return method
 """
 _REFUSED_NAMES = {"locals", "vars", "dir", "eval", "exec", "super"}
-_CACHE, _GLOBAL, _ATTR, _METHOD = map(dis.opmap.get, ("CACHE", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD"))
+_CACHE, _GLOBAL, _ATTR, _METHOD = (dis.opmap.get(it, -1) for it in ("CACHE", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD"))
 
 
 def lower(policy: Any) -> Callable[..., Any] | None:
@@ -53,8 +53,7 @@ def lower(policy: Any) -> Callable[..., Any] | None:
 
 
 def _lowered(function: FunctionType) -> Callable[..., Any] | None:
-    code = function.__code__
-    flags = code.co_flags & ~inspect.CO_NESTED
+    code, flags = function.__code__, function.__code__.co_flags & ~inspect.CO_NESTED
     usual = flags & inspect.CO_COROUTINE and code.co_argcount == 3 and not (code.co_freevars or function.__defaults__)
     try:
         module: Any = _parsed(function)
@@ -83,14 +82,13 @@ def _parsed(function: FunctionType) -> ast.Module:
 
 def _imported(code: CodeType) -> set[str]:
     """Return the names that the compiler knew to be imported: it loads their methods like any other attribute."""
-    imported: set[str] = set()
-    others, name = {""}, ""
-    for operation, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
-        if operation in (_ATTR, _METHOD):
-            is_method = operation == _METHOD or argument & (sys.version_info >= (3, 12))  # there it is a bit
-            (others if is_method else imported).add(name)
-        if operation != _CACHE:
-            name = code.co_names[argument >> 1] if operation == _GLOBAL else ""
+    imported, others, after = set[str](), set[str](), 0
+    operations, arguments = code.co_code[::2], code.co_code[1::2]
+    while (at := operations.find(_GLOBAL, after)) >= 0:
+        after = next(it for it in range(at + 1, len(operations)) if operations[it] != _CACHE)
+        if operations[after] in (_ATTR, _METHOD):
+            is_method = operations[after] == _METHOD or arguments[after] & (sys.version_info >= (3, 12))  # a bit there
+            (others if is_method else imported).add(code.co_names[arguments[at] >> 1])
     return imported.union(*(_imported(it) for it in code.co_consts if isinstance(it, CodeType))) - others
 
 
@@ -123,20 +121,22 @@ class _RemovingAwaits(ast.NodeTransformer):
 
     def __init__(self, policy: str, call: str, method: str) -> None:
         self.calls = self.mentions = 0
-        self._policy, self._call, self._refused = policy, call, {method, *_REFUSED_NAMES}
+        self._names, self._call, self._refused = ("_resilience_drive", policy), call, {method, *_REFUSED_NAMES}
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         self.mentions += node.id == self._call
         return self.refuse(node) if node.id in self._refused else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute:  # most nodes are names or attributes
+        node.value = self.visit(node.value)
+        return node
 
     def visit_Await(self, node: ast.Await) -> ast.expr:
         value: Any = self.visit(node.value)
         if isinstance(value, ast.Call) and getattr(value.func, "id", None) == self._call:
             self.calls += 1
             return ast.copy_location(value, node)
-        drive, policy = (
-            ast.copy_location(ast.Name(it, ast.Load()), node) for it in ("_resilience_drive", self._policy)
-        )
+        drive, policy = (ast.copy_location(ast.Name(it, ast.Load()), node) for it in self._names)
         return ast.copy_location(ast.Call(drive, [value, policy], []), node)
 
     def _visit_function(self, node: Any) -> ast.AST:  # an await makes it a coroutine; before 3.12, comprehensions too

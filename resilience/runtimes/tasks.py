@@ -205,7 +205,12 @@ class TaskRuntime(Runtime):
         task = current_task()
         if task is None:
             return ScopeTimer(deadline)
-        return AsyncioTimer(deadline, task, find_alarm(task.get_loop(), limit, deadline))
+        timer = AsyncioTimer()
+        timer.deadline = deadline
+        timer.fired = False
+        timer.task = task
+        timer.alarm = find_alarm(task.get_loop(), limit, deadline)
+        return timer
 
     @override
     def waiter(self) -> Waiter:

@@ -132,7 +132,7 @@ class _Sending(Exchange):
         response = await self._handler(self._request)
         if self.settings.read_body:
             await response.read()  # closes the response if reading fails; a websocket has no body to read
-        _limit_body(response, *self.limit_of_body(ctx))
+        _limit_body(response, *self.limit_of_body(ctx, in_attempt=False))
         return response
 
     @override

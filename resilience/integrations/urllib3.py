@@ -38,7 +38,7 @@ from resilience.clock import MAX_CLIENT_TIMEOUT, clock
 from resilience.context import Context
 from resilience.integrations.http import DEFAULT_RULES, PerHost, Rules
 from resilience.integrations.http.bodies import OneShot, body_of
-from resilience.integrations.http.exchange import Exchange, attempt_is_late
+from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
@@ -151,7 +151,7 @@ class Urllib3Exchange(Exchange):
 
     def limit(self, raw: Any, ctx: Context) -> None:
         """Limit the time for the body of a response, which is read in the attempt, or after it."""
-        deadline, late = (ctx.deadline, attempt_is_late) if self.reads else self.limit_of_body(ctx)
+        deadline, late = self.limit_of_body(ctx, in_attempt=self.reads)
         if deadline < inf or not self.reads:
             limit_body(raw, self.timeout, deadline, late)
 

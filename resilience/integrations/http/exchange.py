@@ -34,7 +34,7 @@ import anyio
 
 from resilience.ambient import ambient_deadline
 from resilience.clock import clock
-from resilience.context import Context
+from resilience.context import Context, waits_until
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.execution import aprotect, protect
 from resilience.integrations.http.bodies import IN_MEMORY, Body
@@ -221,11 +221,15 @@ class Exchange(Repeatable):
 
     # --- the time of the body ---
 
-    def limit_of_body(self, ctx: Context) -> tuple[float, Callable[[], Exception]]:
-        """Return the instant by which the body must be read after this attempt, and what creates the error for later.
+    def limit_of_body(self, ctx: Context, *, in_attempt: bool) -> tuple[float, Callable[[], Exception]]:
+        """Return the instant by which the body must be read, and what creates the error for later.
 
-        The instant is infinity for no limit.
+        The instant is infinity for no limit, and if a timer cuts off the task in which an attempt reads the body.
+
+        :param in_attempt: whether the body is read in this attempt, or after it.
         """
+        if in_attempt:
+            return waits_until(ctx) if self.in_tasks else ctx.deadline, attempt_is_late
         deadline = inf
         if self.settings.rules.limit_body:
             deadline = ctx.deadline if self.body_may_last_until is None else self.body_may_last_until

@@ -136,9 +136,7 @@ class _Sending(Exchange):
                 return response
             # The response to a change of protocols has no body to wait for.
             reads = self.settings.read_body and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS
-            deadline, late = self.limit_of_body(ctx)
-            if reads:
-                deadline, late = waits_until(ctx) if self.in_tasks else ctx.deadline, attempt_is_late
+            deadline, late = self.limit_of_body(ctx, in_attempt=reads)
             if timeouts is not None:  # which have had the deadline of the attempt
                 timeouts.deadline, timeouts.late = inf if self.in_tasks else deadline, late
             response.stream = (AsyncLimitedStream if self.in_tasks else LimitedStream)(response.stream, deadline, late)

@@ -17,7 +17,7 @@ from resilience.integrations.http.exchange import Exchange, attempt_is_late
 from resilience.integrations.http.rules import NotRepeatable
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.bodies import AsyncLimitedStream, LimitedStream, OneShotStream, body_in, is_in_memory
-from resilience.integrations.httpx.libraries import classes, library_of
+from resilience.integrations.httpx.libraries import classes
 from resilience.integrations.httpx.pools import reclaim_slots
 
 _PHASES = ("connect", "read", "write", "pool")
@@ -102,7 +102,10 @@ class _Progress:
             await given
 
 
-class _Sending(Exchange):
+@final
+class Sending(Exchange):
+    """The exchange of one request of a `Client`, or of an `AsyncClient` if it is `in_tasks`."""
+
     status_name = "status_code"
     never_sent: ClassVar[tuple[type[Exception], ...]] = (
         ConnectionRefusedError,
@@ -112,7 +115,7 @@ class _Sending(Exchange):
 
     _progress: _Progress | None = None  # of the last attempt
 
-    def __init__(self, settings: Settings, request: Any, library: ModuleType, transport: Any) -> None:
+    def __init__(self, settings: Settings, request: Any, library: ModuleType, transport: Any, in_tasks: bool) -> None:
         try:
             body = body_in(request.stream)
         except NotRepeatable as error:
@@ -121,6 +124,8 @@ class _Sending(Exchange):
         if not body.can_be_sent_again:  # the client passes the same stream to the next hop of a redirect
             request.stream = OneShotStream.of(request.stream)
         self.response_type: Any = library.Response
+        self.in_tasks: bool = in_tasks
+        self._library = library
         self._request = request
         self._transport = transport
 
@@ -140,7 +145,7 @@ class _Sending(Exchange):
             if timeouts is not None:  # which have had the deadline of the attempt
                 timeouts.deadline, timeouts.late = inf if self.in_tasks else deadline, late
             response.stream = (AsyncLimitedStream if self.in_tasks else LimitedStream)(response.stream, deadline, late)
-            return await self._with_body(response, prepared) if reads else response
+            return await self._with_body(response) if reads else response
         except BaseException:
             if self.in_tasks:
                 if self._progress is not None:
@@ -173,7 +178,7 @@ class _Sending(Exchange):
             prepared.headers.update(headers)
         return prepared, timeouts
 
-    async def _with_body(self, response: Any, request: Any) -> Any:
+    async def _with_body(self, response: Any) -> Any:
         """Return a copy of a response whose body, as it came over the wire, is in memory.
 
         The client still has to read the response; it would treat the original as one that its user has consumed.
@@ -183,7 +188,7 @@ class _Sending(Exchange):
         finally:
             await response.aclose() if self.in_tasks else response.close()
         fields = {"headers": response.headers, "extensions": response.extensions}
-        stream = library_of(request).ByteStream(b"".join(pieces))
+        stream = self._library.ByteStream(b"".join(pieces))
         return type(response)(response.status_code, stream=stream, **fields)
 
     @override
@@ -199,18 +204,6 @@ class _Sending(Exchange):
         if self.in_tasks:  # an abandoned thread may still need it
             self._progress = None  # it refers to the caller's trace
             del self._request
-
-
-@final
-class BlockingSending(_Sending):
-    """The exchange of one request of a `Client`."""
-
-
-@final
-class AsyncSending(_Sending):
-    """The exchange of one request of an `AsyncClient`."""
-
-    in_tasks = True
 
 
 def _found_closed_connection(error: Exception) -> bool:

@@ -12,7 +12,7 @@ from resilience import checks, forks
 from resilience.integrations.http import DEFAULT_RULES, PerHost, Rules
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.libraries import AsyncTransport, Transport, library_of
-from resilience.integrations.httpx.sending import AsyncSending, BlockingSending
+from resilience.integrations.httpx.sending import Sending
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -45,6 +45,10 @@ class _InnerTransports:
             if library not in self._made:
                 self._made[library] = getattr(library, self._kind)()
             return self._made[library]
+
+    def _sending(self, request: Any, *, in_tasks: bool) -> Sending:
+        library = library_of(request)
+        return Sending(self._settings, request, library, self._transport_of(library), in_tasks)
 
     def _all(self) -> list[Any]:
         with self._lock:
@@ -103,8 +107,7 @@ class ResilienceTransport(_InnerTransports, Transport):
     @override
     def handle_request(self, request: Any) -> Any:
         """Send a request through the policy. The client calls this."""
-        library = library_of(request)
-        return BlockingSending(self._settings, request, library, self._transport_of(library)).run()
+        return self._sending(request, in_tasks=False).run()
 
     @override
     def close(self) -> None:
@@ -155,8 +158,7 @@ class AsyncResilienceTransport(_InnerTransports, AsyncTransport):
     @override
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request through the policy. The client calls this."""
-        library = library_of(request)
-        return await AsyncSending(self._settings, request, library, self._transport_of(library)).arun()
+        return await self._sending(request, in_tasks=True).arun()
 
     @override
     async def aclose(self) -> None:

@@ -75,7 +75,7 @@ def resilience_middleware(
         _end_second_try(request)
         sending = _Sending(settings, request, handler)
         try:
-            response: ClientResponse = await sending.arun()
+            response: ClientResponse = await sending.run()
         except Exception as error:
             _expect_second_try(request, error)
             raise

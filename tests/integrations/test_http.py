@@ -184,7 +184,7 @@ async def test_a_cancelled_exchange_closes_all_its_responses(virtual_tasks: Virt
             closed.append(self.status)
 
     with anyio.move_on_after(0.05) as scope:
-        await Scripted(Collecting(), Slow(200), Slow(201), in_tasks=True).arun()
+        await Scripted(Collecting(), Slow(200), Slow(201), in_tasks=True).run()
     assert scope.cancelled_caught
     assert closed == ([200] if stuck else [201, 200])
     assert virtual_tasks.now() < 10

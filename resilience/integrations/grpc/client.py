@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
+from typing_extensions import override
 
 from resilience import checks
 from resilience.ambient import current_context
@@ -23,14 +24,13 @@ from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
-from resilience.execution import aprotect, protect
 from resilience.hints import forbid_repeat
+from resilience.integrations.attempts import Attempts
 from resilience.integrations.grpc.answers import Answer, DeadlineStatus, aio_answer
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.wire import parse_milliseconds
 from resilience.network_errors import grpc_status
 from resilience.policy import Policy, as_pipeline
-from resilience.runtimes.driving import drive
 
 #: The metadata key by which a server limits retries (gRFC A6): milliseconds to wait, or -1 for no retry.
 PUSHBACK: Final = "grpc-retry-pushback-ms"
@@ -62,7 +62,7 @@ def _intercept(kind: Kind) -> Callable[..., Any]:
         """Make a call under the policy."""
         call = Call(self._settings, kind, continuation, client_call_details, request)
         try:
-            return drive(call.run())
+            return call.run()
         except grpc.RpcError as error:
             if not hasattr(error, "__next__"):
                 raise
@@ -157,7 +157,7 @@ class OutOfTime(DeadlineExceeded):
 
 
 @final
-class Call:
+class Call(Attempts):
     """One call through a policy: the function that the policy calls for each attempt.
 
     :param continuation: grpc's function that makes an attempt.
@@ -168,7 +168,7 @@ class Call:
     def __init__(
         self, settings: Settings, kind: Kind, continuation: Callable[..., Any], details: Any, request: Any
     ) -> None:
-        self._in_tasks = settings.in_tasks
+        self.in_tasks: bool = settings.in_tasks
         self._policy = settings.policy
         self._kind = kind
         self._continuation = continuation
@@ -186,22 +186,16 @@ class Call:
         self.__qualname__: str = self._method  # the default operation of the execution
         self._replies: list[tuple[object, Any]] = []
 
-    def __call__(self, ctx: Context) -> Any:
-        """Make an attempt."""
-        attempt = self.attempt(ctx)
-        return attempt if self._in_tasks else drive(attempt)
-
     @property
     def repeatable(self) -> bool:
         """Whether the call may be made, or made again; a Retry reads this."""
         return self._may_repeat or not self._has_begun
 
-    async def run(self) -> Any:
-        """Make the call under the policy, and return what grpc hands to the caller."""
+    @override
+    async def _run(self) -> Any:
+        """Return what grpc hands to the caller."""
         try:
-            if self._in_tasks:
-                return self._call_of(await aprotect(self._policy, self, self._context(), takes_context=True)())
-            return self._call_of(protect(self._policy, self, self._context(), takes_context=True)())
+            return self._call_of(await self._execute(self._policy, self._context()))
         except DeadlineExceeded as error:
             status: Any = error.status if isinstance(error, OutOfTime) else None
             status = status or DeadlineStatus(*error.args, policy=error.policy, timeout=error.timeout)
@@ -217,17 +211,18 @@ class Call:
         finally:
             del status  # no cycle: error -> traceback -> this frame -> error
 
-    async def attempt(self, ctx: Context) -> Any:
-        """Make one attempt, and return what the policies see of it."""
+    @override
+    async def _attempt(self, ctx: Context) -> Any:
+        """Return what the policies see of an attempt."""
         call = self._begin(ctx)
-        if self._in_tasks:
+        if self.in_tasks:
             call = await call
         try:
             reply = await self._covered(call)
         except grpc.RpcError as error:
             _mark_pushback(error)
             if _ran_out(error, ctx):
-                sleep = asyncio.sleep if self._in_tasks else clock.sleep
+                sleep = asyncio.sleep if self.in_tasks else clock.sleep
                 await maybe_await(sleep(ctx.remaining()))  # gRPC's timer may fire a little early
                 raise OutOfTime("the call ran into the deadline of the execution", status=error) from error
             raise
@@ -254,13 +249,13 @@ class Call:
 
     async def _covered(self, call: Any) -> Any:
         """Wait for the part of the call that the policy covers, and return the result that the policy sees."""
-        if self._sends_once and (self._kind.gets_stream or self._in_tasks):
+        if self._sends_once and (self._kind.gets_stream or self.in_tasks):
             return call  # in grpc.aio also if there is one reply: each write waits for the interceptors
         if not self._kind.gets_stream:
-            return await call if self._in_tasks else call.result()
-        replies = aiter(call) if self._in_tasks else iter(call)
+            return await call if self.in_tasks else call.result()
+        replies = aiter(call) if self.in_tasks else iter(call)
         try:
-            first = [await anext(replies) if self._in_tasks else next(replies)]
+            first = [await anext(replies) if self.in_tasks else next(replies)]
         except (StopIteration, StopAsyncIteration):
             first = []
         except grpc.RpcError:
@@ -275,7 +270,7 @@ class Call:
         for each, call in tuple(self._replies):  # a copy: an abandoned thread may append to it
             if each is reply:
                 return call
-        return aio_answer(reply, self._kind.gets_stream) if self._in_tasks else Answer(reply)
+        return aio_answer(reply, self._kind.gets_stream) if self.in_tasks else Answer(reply)
 
 
 @final

@@ -7,8 +7,6 @@ An exchange is the function that the policy calls. Each call is one attempt, and
     note_failure   Find out from an error whether the server may have the request.
     _judge         Decide by the status whether the response is a result or a failure (`TransientStatus`).
 
-An attempt is one coroutine. For a blocking client it is driven: everything that it awaits has already finished.
-
 Finally the response that the policy chose is returned, open and with a time limit on its body. All other responses are
 closed: those that a fallback replaced, those inside errors, and those that came too late.
 
@@ -31,12 +29,13 @@ from urllib.parse import urlsplit
 from weakref import ref
 
 import anyio
+from typing_extensions import override
 
 from resilience.ambient import ambient_deadline
 from resilience.clock import clock
 from resilience.context import Context, waits_until
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
-from resilience.execution import aprotect, protect
+from resilience.integrations.attempts import Attempts
 from resilience.integrations.http.bodies import IN_MEMORY, Body
 from resilience.integrations.http.limits import inform_limiters
 from resilience.integrations.http.perhost import policy_for
@@ -46,7 +45,6 @@ from resilience.integrations.http.settings import Settings
 from resilience.integrations.wire import OfHost
 from resilience.runtimes.base import has_come
 from resilience.runtimes.blocking import BLOCKING
-from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 
 #: Seconds that closing a discarded response may take in a task, even if its caller is cancelled. Closing takes no time
@@ -57,11 +55,9 @@ _WAS_DISCARDED = "time ran out in a wait that took too long, and the last respon
 _BODY_IS_LATE = "the time was over before the whole body was read; Rules(limit_body=False) lets bodies take longer"
 
 
-class Exchange(Repeatable):
+class Exchange(Attempts, Repeatable):
     """One request on its way through a policy. A client's description derives from this."""
 
-    #: Whether the client is asynchronous.
-    in_tasks: bool = False
     #: The class of the client's responses.
     response_type: Any
     #: The name of their attribute for the status.
@@ -107,11 +103,7 @@ class Exchange(Repeatable):
 
     # --- the attempt ---
 
-    def __call__(self, ctx: Context) -> Any:
-        """Make one attempt."""
-        attempt = self._attempt(ctx)
-        return attempt if self.in_tasks else drive(attempt)
-
+    @override
     async def _attempt(self, ctx: Context) -> Any:
         left = ctx.timeout()
         propagation = self.settings.propagation
@@ -166,19 +158,12 @@ class Exchange(Repeatable):
 
     # --- around the attempts ---
 
-    def run(self) -> Any:
-        """Run the request of a blocking client. See `arun`."""
-        return drive(self.arun())
-
-    async def arun(self) -> Any:
-        """Run the request through its policy, and return the response or a fallback's answer."""
-        policy = policy_for(self.settings.policies, self._url)
+    @override
+    async def _run(self) -> Any:
+        """Return the response that the policy chose, or a fallback's answer."""
         kept: Any = None
-        try:  # not with `execute`, which would check whether the exchange is asynchronous
-            if self.in_tasks:
-                kept = await aprotect(policy, self, takes_context=True)()
-            else:
-                kept = protect(policy, self, takes_context=True)()
+        try:
+            kept = await self._execute(policy_for(self.settings.policies, self._url))
         except Exception as error:
             kept = self._response_in(error)
             if kept is None:

@@ -95,7 +95,7 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
     @functools.wraps(send)
     def request(cast_to: Any, options: Any, **stream: Any) -> Any:
         call = _Call(settings, sdk, client, functools.partial(send, cast_to, **stream), options, in_tasks)
-        return call.arun() if in_tasks else call.run()
+        return call.run()
 
     @functools.wraps(send)
     async def arequest(*args: Any, **kwargs: Any) -> Any:
@@ -165,8 +165,8 @@ class _Call(Exchange):
         return response  # a failure would have been raised by the SDK
 
     @override
-    async def arun(self) -> Any:
-        response = await super().arun()
+    async def _run(self) -> Any:
+        response = await super()._run()
         if type(response) is not ErrorAnswer:
             return response
         error = response.take()

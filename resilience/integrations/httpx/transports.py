@@ -158,7 +158,7 @@ class AsyncResilienceTransport(_InnerTransports, AsyncTransport):
     @override
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request through the policy. The client calls this."""
-        return await self._sending(request, in_tasks=True).arun()
+        return await self._sending(request, in_tasks=True).run()
 
     @override
     async def aclose(self) -> None:

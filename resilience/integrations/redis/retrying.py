@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import ContextVar
 from math import inf
 from typing import Any, ClassVar, Self, final
@@ -15,16 +14,17 @@ from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as _Retry
+from typing_extensions import override
 
-from resilience import checks, execution
+from resilience import checks
 from resilience.callables import maybe_await
 from resilience.context import Context, waits_until
 from resilience.hints import forbid_repeat
+from resilience.integrations.attempts import Attempts
 from resilience.integrations.redis.commands import Command, also_repeatable, may_repeat
 from resilience.policies.keyed import Keyed
 from resilience.policies.timeout import Timeout
 from resilience.policy import Policy
-from resilience.runtimes.driving import drive
 
 #: Errors that prove, if a single command was sent, that the server has not executed it.
 _REFUSALS = (BusyLoadingError, ReadOnlyError)
@@ -42,7 +42,7 @@ class OutcomeUnknown(RedisTimeoutError):
 class PolicyDriven:
     """The common base of the two Retry classes. Copies, of which redis-py makes many, share the policy."""
 
-    _in_tasks: ClassVar[bool]  #: whether the functions of redis-py return awaitables
+    in_tasks: ClassVar[bool]  #: whether the functions of redis-py return awaitables
     _supported_errors: tuple[type[Any], ...]
 
     def __init__(self, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> None:
@@ -87,28 +87,7 @@ class PolicyDriven:
         In `redis.asyncio`, the results of `do`, `fail` and this method are awaitable.
         """
         call = Call(self, do, fail, is_retryable, with_failure_count)
-        if current_call(self) is not None:
-            return self._run(call.part(do))
-        if self._in_tasks:
-            return self._aexecute(call)
-        try:
-            return execution.protect(self.policy, call, takes_context=True)()
-        finally:
-            call.release_references()
-
-    def _run(self, step: Coroutine[Any, Any, Any]) -> Any:
-        """Run one of our coroutines to its end; in `redis.asyncio`, return it to be awaited."""
-        return step if self._in_tasks else drive(step)
-
-    async def _aexecute(self, call: Call) -> Any:
-        try:
-            return await execution.aprotect(self.policy, call, takes_context=True)()
-        except Exception as error:
-            if call._in_doubt is not None:  # a Timeout has cut it off
-                forbid_repeat(error)
-            raise
-        finally:
-            call.release_references()
+        return call.run() if current_call(self) is None else call.drive(call.part())
 
 
 @final
@@ -123,7 +102,7 @@ class PolicyRetry(PolicyDriven, _Retry):
     :raises ValueError: for a `Timeout` that is not cooperative, or a `Hedge`.
     """
 
-    _in_tasks = False
+    in_tasks = False
 
     def __init__(self, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> None:
         super().__init__(policy, repeat_writes=repeat_writes)
@@ -139,7 +118,7 @@ class PolicyRetry(PolicyDriven, _Retry):
 class AsyncPolicyRetry(PolicyDriven, _AsyncRetry):
     """`PolicyRetry` for `redis.asyncio`. Its policy may contain any `Timeout`: the task is cancelled."""
 
-    _in_tasks = True
+    in_tasks = True
 
 
 async def _with_limit(do: Callable[[], Awaitable[Any]], ctx: Context) -> Any:
@@ -165,7 +144,7 @@ def current_call(retry: object) -> Call | None:
 
 
 @final
-class Call:
+class Call(Attempts):
     """One execution: the function that the policy calls for each attempt, and the state that attempts share."""
 
     def __init__(
@@ -177,6 +156,7 @@ class Call:
         with_failure_count: bool,
     ) -> None:
         self.retry: PolicyDriven = retry
+        self.in_tasks: bool = retry.in_tasks
         self.ctx: Context | None = None  # the context of the running attempt
         self.__qualname__ = "redis_command"  # the default operation of the execution
         self._do = do
@@ -190,10 +170,20 @@ class Call:
         # Commands that may have been executed, and must not be executed twice; empty if they are unknown.
         self._in_doubt: list[Command] | None = None
 
-    def __call__(self, ctx: Context) -> Any:
-        """Make an attempt."""
-        return self.retry._run(self._attempt(ctx))
+    @override
+    async def _run(self) -> Any:
+        try:
+            return await self._execute(self.retry.policy)
+        except Exception as error:
+            if self._in_doubt is not None:  # a Timeout has cut it off
+                forbid_repeat(error)
+            raise
+        finally:
+            # The error refers to this in its traceback: a reference cycle. And the event loop keeps the context
+            # variables, which refer to this, as long as a connection is open that was made during the call.
+            del self._do, self._fail, self._is_retryable, self._unreported
 
+    @override
     async def _attempt(self, ctx: Context) -> Any:
         ctx.check()
         token = _current.set(self)
@@ -205,19 +195,24 @@ class Call:
                 names = ", ".join(str(command[0]) for command in self._in_doubt) or "a command"
                 raise OutcomeUnknown(f"{names} may have been carried out before it was cut off; not sent again")
             # An enforced Timeout cuts a task off; in blocking code, the deadline limits each operation on the socket.
-            ends_by_itself = not self.retry._in_tasks or waits_until(ctx) == inf
-            result = await self.part(self._do if ends_by_itself else functools.partial(_with_limit, self._do, ctx))
+            ends_by_itself = not self.in_tasks or waits_until(ctx) == inf
+            result = await self.part(None if ends_by_itself else ctx)
             self._unreported = self._in_doubt = None
             return result
         finally:
             self.ctx = None  # tasks that `do` started keep their copy of the variable: the attempt ends for them, too
             _current.reset(token)
 
-    async def part(self, do: Callable[[], Any]) -> Any:
-        """Run `do` once, as an attempt or as part of one: connecting, for example, has no attempts of its own."""
+    async def part(self, limit: Context | None = None) -> Any:
+        """Run `do` once, as an attempt or as part of one: connecting, for example, has no attempts of its own.
+
+        :param limit: the context whose deadline ends it.
+        """
         try:
-            result = do()
-            return await result if self.retry._in_tasks else result
+            if limit is not None:
+                return await _with_limit(self._do, limit)
+            result = self._do()
+            return await result if self.in_tasks else result
         except Exception as error:
             if self._note(error):
                 await self._report(error)
@@ -225,14 +220,6 @@ class Call:
         except BaseException:
             self._unreported = RedisTimeoutError("the attempt was cut off")
             raise
-
-    def release_references(self) -> None:
-        """Drop the command and its error.
-
-        The error refers to this in its traceback: a reference cycle. And the event loop keeps the context variables,
-        which refer to this, as long as a connection is open that was made during the call.
-        """
-        del self._do, self._fail, self._is_retryable, self._unreported
 
     def sends(self, commands: list[Command] | None) -> None:
         """Note that a connection is about to send these commands; None if it does not know which."""

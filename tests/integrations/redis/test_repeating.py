@@ -10,9 +10,11 @@ import redis.asyncio
 import redis.cluster
 from redis.exceptions import ReadOnlyError
 
-from resilience import Policy, Retry
+from resilience import Context, Fallback, Policy, Retry
 from resilience.integrations.redis import REPEATABLE_COMMANDS
 from resilience.integrations.redis.commands import also_repeatable, may_repeat
+from resilience.outcome import Outcome
+from tests.conftest import Boom
 from tests.integrations.redis.clients import NO_HANDSHAKE, QUICK, Count, Side, done, failure, warm
 from tests.integrations.redis.server import RedisServer
 
@@ -29,6 +31,19 @@ async def test_a_write_that_may_have_been_carried_out_is_not_repeated(
     assert getattr(error, "repeatable", True) is (repeat_writes is not False)
     server.thaw()
     assert await done(side.client().get("n")) == result
+
+
+async def test_the_error_that_replaces_that_of_a_write_forbids_its_repetition(side: Side, server: RedisServer) -> None:
+    """A Retry around the call of the client sees only the error that the policy raises."""
+
+    def replace(failed: Outcome[object], ctx: Context) -> object:
+        raise Boom
+
+    client = side.client(Fallback(handler=replace), **NO_HANDSHAKE, **QUICK)
+    await warm(client)
+    server.freeze()
+    error = await failure(Boom, lambda: client.incr("n"))
+    assert getattr(error, "repeatable", True) is False
 
 
 @pytest.mark.parametrize("transaction", [True, False])

@@ -1,0 +1,46 @@
+"""A call of a client under a policy, written once for blocking clients and for asynchronous ones."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any
+
+from resilience.context import Context
+from resilience.execution import aprotect, protect
+from resilience.policy import Policy
+from resilience.runtimes.driving import drive
+
+
+class Attempts(ABC):
+    """A call that consists of attempts, and the function that a policy calls for each attempt.
+
+    Both are coroutines. For a blocking client they are driven: everything that they await has already finished.
+    """
+
+    #: Whether the client is asynchronous.
+    in_tasks: bool = False
+
+    def run(self) -> Any:
+        """Make the call, and return its result. In tasks, the result is awaited."""
+        return self.drive(self._run())
+
+    def __call__(self, ctx: Context) -> Any:
+        """Make one attempt. In tasks, the result is awaited."""
+        return self.drive(self._attempt(ctx))
+
+    def drive(self, step: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine of a blocking client to its end; in tasks, return it."""
+        return step if self.in_tasks else drive(step)
+
+    @abstractmethod
+    async def _run(self) -> Any: ...
+
+    @abstractmethod
+    async def _attempt(self, ctx: Context) -> Any: ...
+
+    async def _execute(self, policy: Policy[Any], ctx: Context | None = None) -> Any:
+        """Let the policy make the attempts. `Policy.execute` would first examine how this object is called."""
+        if self.in_tasks:
+            return await aprotect(policy, self, ctx, takes_context=True)()
+        return protect(policy, self, ctx, takes_context=True)()

@@ -318,10 +318,7 @@ class _Tasks(AsyncIterator[Any]):
                         await self._running.acquire()
                         if self._is_over:  # closed: a cancelled call has released the semaphore
                             return
-                        call = _Call(item, anyio.Event())
-                        if self._job.ordered:
-                            self._deliver(call)
-                        group.start_soon(self._run, call)
+                        self._begin(item, group)
                         await self._room.acquire()
                 except Exception as error:
                     failed.outcome = error
@@ -331,6 +328,12 @@ class _Tasks(AsyncIterator[Any]):
         finally:
             del failed  # no cycle: its error -> traceback -> this frame -> failed
             self._end()
+
+    def _begin(self, item: Any, group: TaskGroup) -> None:  # no call is a local of `read`, which may be cancelled
+        call = _Call(item, anyio.Event())
+        if self._job.ordered:
+            self._deliver(call)
+        group.start_soon(self._run, call)
 
     def _deliver(self, call: _InTask) -> None:
         if not self._is_over:

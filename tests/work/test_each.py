@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from resilience import Failure, Retry, Success, current_context, deadline
+from resilience.errors import Misuse
 from resilience.work import each
 from tests.callers import wait_until
 from tests.conftest import Boom, Script, Watched, World, no_collector
@@ -124,6 +125,79 @@ async def test_calls_and_read_items_are_bounded(world: World, ordered: bool) -> 
     assert gauge.inside == 0
 
 
+async def test_twice_the_limit_is_read_while_no_outcome_is_taken(tasks_world: World, ordered: bool) -> None:
+    read_items: list[int] = []
+    may_end = anyio.Event()
+
+    def source() -> Iterator[int]:
+        for number in range(100):
+            read_items.append(number)
+            if number == 2:  # while two calls run, the next item waits
+                may_end.set()
+            yield number
+
+    async def work(number: int) -> None:
+        await may_end.wait()
+
+    async with each(Retry(1), work, source(), limit=2, ordered=ordered) as outcomes:
+        await anyio.wait_all_tasks_blocked()
+        assert len(read_items) == 4
+        await anext(outcomes)
+        await anyio.wait_all_tasks_blocked()
+        assert len(read_items) == 5
+
+
+def test_twice_the_limit_is_read_while_no_outcome_is_ready_in_threads(ordered: bool) -> None:
+    read_items: list[int] = []
+    may_end = threading.Event()
+
+    def source() -> Iterator[int]:
+        for number in range(100):
+            read_items.append(number)
+            if number == 3:
+                may_end.set()
+            yield number
+
+    def work(number: int) -> bool:
+        return may_end.wait(5)
+
+    with each(Retry(1), work, source(), limit=2, ordered=ordered) as outcomes:
+        assert next(outcomes)[1] == Success(True)
+        assert len(read_items) == 4
+
+
+async def test_the_wait_for_the_next_outcome_is_idle(tasks_world: World) -> None:
+    may_end = anyio.Event()
+
+    async def work(number: int) -> None:
+        if number:
+            await may_end.wait()
+
+    async with each(Retry(1), work, range(2), limit=1) as outcomes, anyio.create_task_group() as group:
+        await anext(outcomes)
+        group.start_soon(outcomes.__anext__)
+        with anyio.fail_after(5):
+            await anyio.wait_all_tasks_blocked()
+        may_end.set()
+
+
+def test_items_that_have_ended_are_not_asked_again_in_threads() -> None:
+    class Source(list[int]):
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> int:
+            self.append(len(self))
+            if len(self) > 1:
+                raise StopIteration
+            return self[-1]
+
+    items = Source()
+    with each(Retry(1), str, items, limit=2) as outcomes:
+        assert list(outcomes) == [(0, Success("0"))]
+    assert items == [0, 1]
+
+
 def test_a_finished_outcome_is_returned_before_a_slow_item_is_read_in_threads(ordered: bool) -> None:
     may_read = threading.Event()
 
@@ -194,6 +268,59 @@ async def test_no_call_begins_after_the_block_was_left(in_asyncio: World) -> Non
         async for _ in outcomes:
             break
     assert begun == [0]
+
+
+@pytest.mark.parametrize("make", [Boom, Misuse])
+@pytest.mark.parametrize("items", [2, 4])
+async def test_after_the_block_no_outcome_is_delivered_and_none_is_kept(
+    tasks_world: World, ordered: bool, items: int, make: Any
+) -> None:
+    """Whether the items have ended with an error, or are being read."""
+    watched = Watched()
+
+    def source() -> Iterator[int]:
+        yield from range(items)
+        watched.fail(make)
+
+    async def work(number: int) -> None:
+        watched.fail(make)
+
+    with no_collector():
+        async with each(Retry(1), work, source(), limit=2, ordered=ordered) as outcomes:
+            await anyio.wait_all_tasks_blocked()
+        assert [it async for it in outcomes] == []
+        for _ in range(2):
+            await anyio.lowlevel.checkpoint()
+        assert watched.seen
+        assert watched.alive == []
+
+
+async def test_an_exit_exception_of_a_task_is_raised_by_a_block_that_does_not_take_it(tasks_world: World) -> None:
+    async def work(number: int) -> None:
+        raise Stop
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with each(Retry(1), work, [1], limit=1):
+            await anyio.sleep(5)
+    assert caught.group_contains(Stop)
+
+
+def test_a_call_that_waits_for_a_thread_does_not_begin_after_the_block() -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        wait_until(lambda: outcomes._undelivered == 4 or pool._shutdown)
+        if number:
+            wait_until(lambda: pool._shutdown)
+            time.sleep(0.02)  # until the waiting calls are cancelled
+
+    outcomes: Any
+    with each(Retry(1), work, range(9), limit=2) as outcomes:
+        pool = outcomes._pool
+        next(outcomes)
+        wait_until(lambda: len(begun) == 3)
+    assert sorted(begun) == [0, 1, 2]
 
 
 def test_leaving_the_block_waits_for_threads_and_begins_no_other_call() -> None:

@@ -127,7 +127,7 @@ class Exchange(Attempts, Repeatable):
 
     def _keep(self, response: Any, ctx: Context) -> bool:
         """Keep a response until the exchange is over; return False if it came too late and has to be closed."""
-        if self._is_over or self._was_abandoned(ctx):
+        if self._was_abandoned(ctx):
             return False
         if self._open:  # so that there are few, however many responses arrive
             for number, it in self._open.copy().items():

@@ -55,6 +55,17 @@ async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit
     assert (seen[0].extensions["sni_hostname"], seen[0].headers["x-a"]) == ("a.example", "1")
 
 
+async def test_a_response_that_a_timer_has_not_cut_off_is_returned_in_tasks(tasks_kit: Httpx, clock: FakeClock) -> None:
+    """Although its time is over: the event loop may notice the response first."""
+
+    def handler(request: Any) -> Any:
+        clock.advance(PATIENCE)
+        return tasks_kit.library.Response(200)
+
+    async with tasks_kit.client(Timeout(PATIENCE), tasks_kit.library.MockTransport(handler)) as client:
+        assert (await client.get("http://example.org/")).status_code == 200
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_an_abandoned_attempt_sends_nothing(sync_kit: Httpx, server: Server, clock: FakeClock, method: str) -> None:
     """So the next one may send: the two cannot meet at the server."""

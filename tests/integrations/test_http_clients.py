@@ -36,7 +36,7 @@ from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT, Propagation
 from resilience.runtimes import base
 from resilience.runtimes.driving import drive
 from resilience.work import IdempotencyKey
-from tests.conftest import FakeClock
+from tests.conftest import FakeClock, Watched
 from tests.contention.beside import until
 from tests.custom import Recording
 from tests.integrations.http_clients import BLOCKING, CLIENTS, QUICK, Client, each_of, outcome_of, process_clock_ahead
@@ -427,6 +427,30 @@ async def test_the_response_of_an_abandoned_attempt_is_closed(
         late.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
         assert (await send("GET", f"{server.url}/other")).body == b"ok"  # the pool has one connection
+
+
+class Watching(Policy[Any]):
+    """Watches the responses that are not good enough, and counts how many are alive at the start of each call."""
+
+    def __init__(self) -> None:
+        self.answers = Watched()
+        self.alive: list[int] = []
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        self.alive.append(len(self.answers.alive))
+        try:
+            return await call(ctx)
+        except TransientStatus as error:
+            self.answers.watch(error.response)
+            raise
+
+
+async def test_many_attempts_keep_few_responses(server: Server, client: Client) -> None:
+    """An execution that lasts for hours holds no more than a short one."""
+    watching = Watching()
+    async with client.open(Policy.wrap(Retry(10, backoff=[0]), watching)) as send:
+        assert (await send("GET", server.script("/", *[503] * 10))).status == 503
+    assert (len(watching.alive), max(watching.alive) <= 2) == (10, True)
 
 
 class Leaving(Policy[Any]):

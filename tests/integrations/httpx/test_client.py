@@ -73,19 +73,6 @@ def test_responses_are_freed_without_the_cyclic_collector(kit: Httpx) -> None:
         assert (answers.seen, answers.alive) == (2, [])
 
 
-async def test_many_attempts_keep_few_responses(kit: Httpx) -> None:
-    """An execution that lasts for hours holds no more than a short one."""
-    answers, alive = Watched(), list[int]()
-
-    def handler(request: Any) -> Any:
-        alive.append(len(answers.alive))
-        return answers.watch(kit.library.Response(503))
-
-    async with kit.client(Retry(50, backoff=[0]), kit.library.MockTransport(handler)) as client:
-        assert (await client.get("http://example.org/")).status_code == 503
-    assert (len(alive), max(alive) <= 2) == (50, True)
-
-
 # --- wrong arguments -------------------------------------------------------------------------
 
 

@@ -16,7 +16,9 @@ from resilience import Fallback, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations import urllib3 as ours
 from resilience.integrations.http import PerHost
 from resilience.integrations.urllib3 import ResiliencePoolManager, ResilienceProxyManager
+from tests.custom import Recording
 from tests.integrations.http_clients import QUICK
+from tests.integrations.httpx.conftest import full_port
 from tests.integrations.servers import PATIENCE, Answer, Server
 
 
@@ -26,6 +28,13 @@ def test_a_response_of_a_fallback_that_is_closed_is_returned(server: Server) -> 
     with ResiliencePoolManager(policy) as http:
         response = http.request("GET", server.script("/", 503), preload_content=False)
         assert (response.closed, response.data) == (True, b"cached")
+
+
+def test_a_post_that_could_not_connect_in_time_is_tried_again() -> None:
+    recording, error = Recording(), urllib3.exceptions.HTTPError
+    with full_port() as url, ResiliencePoolManager(QUICK.wrap(recording)) as http, pytest.raises(error, match="timed"):
+        http.request("POST", url, timeout=urllib3.Timeout(connect=0.01))
+    assert len(recording.seen) == 3
 
 
 def test_a_policy_in_the_place_of_the_proxy_is_refused_by_name() -> None:

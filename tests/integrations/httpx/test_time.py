@@ -21,7 +21,7 @@ import h2.exceptions
 import h2.settings
 import pytest
 
-from resilience import Context, Hedge, Policy, Retry, Timeout, TimeoutExceeded, deadline
+from resilience import Context, DeadlineExceeded, Hedge, Policy, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations.http import Rules, standard
 from tests.callers import wait_until
 from tests.conftest import FakeClock
@@ -64,6 +64,17 @@ async def test_a_response_that_a_timer_has_not_cut_off_is_returned_in_tasks(task
 
     async with tasks_kit.client(Timeout(PATIENCE), tasks_kit.library.MockTransport(handler)) as client:
         assert (await client.get("http://example.org/")).status_code == 200
+
+
+async def test_a_body_in_memory_can_be_read_after_the_deadline(kit: Httpx, clock: FakeClock) -> None:
+    """As that of a cache inside."""
+    body = kit.library.ByteStream(b"ok")
+    network = kit.library.MockTransport(lambda request: kit.library.Response(200, stream=body))
+    async with kit.client(QUICK, network) as client:
+        with deadline(PATIENCE):
+            response = await client.send(kit.library.Request("GET", "http://example.org/"), stream=True)
+        clock.advance(PATIENCE)
+        assert await kit.read(response) == b"ok"
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -111,6 +122,34 @@ def test_an_attempt_that_is_abandoned_while_it_connects_never_sends(sync_kit: Ht
     connected.set()
     wait_until(lambda: Timeout.abandoned() == 0)
     assert len(sent) == 1
+
+
+def test_no_attempt_begins_beside_one_that_is_connecting_and_may_still_send(sync_kit: Httpx) -> None:
+    attempts: list[Any] = []
+
+    def handler(request: Any) -> Any:
+        attempts.append(request)
+        request.extensions["trace"]("connection.connect_tcp.started", {})
+        time.sleep(0.05)
+        request.extensions["trace"]("http11.send_request_headers.started", {})
+        return sync_kit.library.Response(200)
+
+    transport = sync_kit.make(Hedge(0.005), sync_kit.library.MockTransport(handler))
+    with sync_kit.library.Client(transport=transport) as client, deadline(PATIENCE):
+        assert client.post("http://example.org/").status_code == 200
+    assert len(attempts) == 1
+
+
+def test_a_wait_that_begins_at_the_deadline_is_late(sync_kit: Httpx, clock: FakeClock) -> None:
+    """Its timeout is never 0, which would mean not to wait at all."""
+
+    def handler(request: Any) -> Any:
+        clock.advance(PATIENCE)
+        pytest.fail(f"got {request.extensions['timeout'].get('read')}")
+
+    transport = sync_kit.make(Retry(1), sync_kit.library.MockTransport(handler))
+    with sync_kit.library.Client(transport=transport) as client, deadline(PATIENCE), pytest.raises(DeadlineExceeded):
+        client.get("http://example.org/")
 
 
 def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit: Httpx, clock: FakeClock) -> None:

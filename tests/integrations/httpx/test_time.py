@@ -152,6 +152,32 @@ def test_a_wait_that_begins_at_the_deadline_is_late(sync_kit: Httpx, clock: Fake
         client.get("http://example.org/")
 
 
+class LimitsTheFirst(Policy[Any]):
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return await (Timeout(1).around(call, ctx) if ctx.attempt == 1 else call(ctx))
+
+
+def test_that_an_attempt_sent_nothing_says_nothing_about_the_next(sync_kit: Httpx, clock: FakeClock) -> None:
+    may_end = threading.Event()
+    attempts: list[Any] = []
+
+    def handler(request: Any) -> Any:
+        attempts.append(request)
+        if len(attempts) > 1:
+            raise sync_kit.library.ReadError("sent, and lost")
+        request.extensions["trace"]("connection.connect_tcp.started", {})
+        clock.advance(1)
+        may_end.wait(PATIENCE)
+
+    policy = Policy.wrap(Retry(3, backoff=[0]), LimitsTheFirst())
+    transport = sync_kit.make(policy, sync_kit.library.MockTransport(handler))
+    with sync_kit.library.Client(transport=transport) as client, pytest.raises(sync_kit.library.ReadError):
+        client.post("http://example.org/")
+    may_end.set()
+    wait_until(lambda: Timeout.abandoned() == 0)
+    assert len(attempts) == 2
+
+
 def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit: Httpx, clock: FakeClock) -> None:
     """That the first one could not connect does not mean that the second one has not sent."""
     second_sends, over = threading.Event(), threading.Event()

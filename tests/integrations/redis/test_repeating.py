@@ -14,6 +14,7 @@ from resilience import Context, Fallback, Policy, Retry
 from resilience.integrations.redis import REPEATABLE_COMMANDS
 from resilience.integrations.redis.commands import also_repeatable, may_repeat
 from resilience.outcome import Outcome
+from resilience.runtimes.driving import drive
 from tests.conftest import Boom
 from tests.integrations.redis.clients import NO_HANDSHAKE, QUICK, Count, Side, done, failure, warm
 from tests.integrations.redis.server import RedisServer
@@ -60,6 +61,26 @@ async def test_a_pipeline_is_repeated_if_every_part_may_be(side: Side, server: R
         await failure(redis.TimeoutError, pipeline.execute)
         assert count.calls == attempts
         server.thaw()
+
+
+async def test_bytes_that_may_be_any_command_are_not_sent_again(side: Side) -> None:
+    """The user may pack commands, and send them over a connection of the pool."""
+    count = Count()
+    client = side.client(Policy.wrap(Retry(3, backoff=[0]), count))
+    connection = await done(client.connection_pool.get_connection())
+    count.calls = 0
+
+    async def send() -> None:
+        await done(connection.send_packed_command(connection.pack_command("INCR", "n")))
+        raise redis.ConnectionError("lost")
+
+    async def disconnect(error: Exception) -> None:
+        await done(connection.disconnect())
+
+    functions = [(lambda *args, it=it: drive(it(*args))) if side.blocking else it for it in (send, disconnect)]
+    error = await failure(redis.ConnectionError, lambda: connection.retry.call_with_retry(*functions))
+    assert (str(error), count.calls) == ("lost", 1)
+    await done(client.connection_pool.release(connection))
 
 
 async def test_a_write_that_was_not_sent_is_repeated(side: Side, server: RedisServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -276,6 +277,24 @@ def test_the_performance_page_shows_the_recorded_runs() -> None:
         assert report.table(group) in page
     for run in runs:
         assert report.bars(run.verdicts) in page
+
+
+#: The rows of the README's table, in order.
+IN_THE_README = [(group, cell) for group in ("sync, stack", "asyncio, stack") for cell in ("four", "five, timeout")]
+
+
+def test_the_readme_shows_the_recorded_run() -> None:
+    """The time of this library in microseconds, and its ratio to each of the others."""
+    written = json.loads((ROOT / "docs" / "performance.json").read_text(encoding="utf-8"))
+    results = {(it.group, it.cell): it for it in report.Run.from_json(written[-1]).results}
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Speed\n")[1].split("\n## ")[0]
+    lines = re.findall(r"^\|(.*)\|$", section, re.MULTILINE)
+    (_, _, *others), _, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    assert others
+    for (_, ours, *ratios), key in zip(rows, IN_THE_README, strict=True):
+        result = results[key]
+        assert ours == f"{result.median(OURS) / 1000:.3g} us"
+        assert ratios == [f"{result.ratio(OURS, name):.2f}" for name in others]
 
 
 def test_refreshing_a_page_changes_only_its_own_tables() -> None:

@@ -29,17 +29,16 @@ from resilience import (  # noqa: E402
 from tests.policies import hedged, repeated_requests, simulated, storms  # noqa: E402
 from tests.streams import broken  # noqa: E402
 
-OURS, OTHERS, BAND = "#0b6e4f", "#888888", "#eeeeee"
+OURS, OTHERS, WORDS, BAND = "#0b6e4f", "#888888", "#555555", "#eeeeee"
 
 
 def adaptive_throttle(axes: Any) -> None:
-    """Draw an outage of two minutes: what reaches the other side, and what that accepts."""
-    axes.axvspan(120, 240, color=BAND)
-    axes.text(180, 92, "outage", ha="center", color=OTHERS)
+    """Draw an outage of two minutes: what reaches the service, and what it accepts."""
+    _band(axes, 120, 240, "outage")
     traffic = simulated.throttled(AdaptiveThrottle(), 90.0, 400, lambda now: 0.0 if 120 <= now < 240 else 100.0)
     at = [10 * slot + 5 for slot in range(len(traffic.sent))]
     axes.axhline(90, color=OTHERS, linestyle=":", label="calls that are made")
-    axes.plot(at, traffic.sent, color=OURS, label="calls that reach the other side")
+    axes.plot(at, traffic.sent, color=OURS, label="calls that reach the service")
     axes.plot(at, traffic.accepted, color=OURS, linestyle="--", label="calls that it accepts")
     axes.set_ylabel("calls per second")
 
@@ -48,9 +47,8 @@ def adaptive_limit(axes: Any) -> None:
     """Draw a server with ten workers, under twice the load that it can take, and then as much as it can."""
     limit = AdaptiveLimit(0.3)
     result = simulated.overloaded(limit, 2.0, 180, lambda now: 2.0 if 60 <= now < 120 else 1.0)
-    axes.axvspan(60, 120, color=BAND)
-    axes.text(90, 20, "everything takes twice as long", ha="center", color=OTHERS)
-    axes.axhline(simulated.WORKERS, color=OTHERS, linestyle=":", label="calls that the other side can work on")
+    _band(axes, 60, 120, "everything takes twice as long")
+    axes.axhline(simulated.WORKERS, color=OTHERS, linestyle=":", label="calls that the service can work on")
     axes.plot(range(len(result.limits)), result.limits, color=OURS, label="limit")
     axes.set_ylabel("calls at once")
 
@@ -70,7 +68,7 @@ def hedge(axes: Any) -> None:
 
 def retry_budget(axes: Any) -> None:
     """Draw the goodput of a service in each half minute, by what pays for retries."""
-    axes.axvspan(60, 70, color=BAND)
+    _band(axes, 60, 70, "half of the capacity")
     for label, color, line, budget_of, attempts in (
         ("no retries", OTHERS, ":", storms.none, 1),
         ("no budget", OTHERS, "-", storms.none, 3),
@@ -85,8 +83,7 @@ def retry_budget(axes: Any) -> None:
 
 def rate_limiter(axes: Any) -> None:
     """Draw how many of 40 callers have begun, who come at once, at ten a second."""
-    axes.axvspan(1.5, 3.5, color=BAND)
-    axes.text(2.5, 2, "the other side closes", ha="center", color=OTHERS)
+    _band(axes, 1.5, 3.5, "closed by the service")
     for label, color, line, rate in (
         ("Rate(10)", OTHERS, "-", Rate(10)),
         ("Rate(10, burst=5)", OURS, "--", Rate(10, burst=5)),
@@ -99,8 +96,7 @@ def rate_limiter(axes: Any) -> None:
 
 def cache(axes: Any) -> None:
     """Draw an outage of a minute: the clients that get an error, and the calls that are made."""
-    axes.axvspan(60, 120, color=BAND)
-    axes.text(90, 47, "outage", ha="center", color=OTHERS)
+    _band(axes, 60, 120, "outage")
     for label, color, policy in (
         ("errors with Cache(10)", OTHERS, Cache(10, key=repeated_requests.item)),
         ("errors with Cache(10, stale=120)", OURS, Cache(10, key=repeated_requests.item, stale=120)),
@@ -114,8 +110,7 @@ def cache(axes: Any) -> None:
 
 def single_flight(axes: Any) -> None:
     """Draw how many calls run at once, for five items, where each takes ten times as long for a while."""
-    axes.axvspan(20, 40, color=BAND)
-    axes.text(30, 4, "calls take 2 s", ha="center", color=OTHERS)
+    _band(axes, 20, 40, "calls take 2 s")
     for label, color, policy in (
         ("without", OTHERS, Retry(1)),
         ("with a SingleFlight", OURS, SingleFlight(key=repeated_requests.item)),
@@ -127,8 +122,7 @@ def single_flight(axes: Any) -> None:
 
 def keyed(axes: Any) -> None:
     """Draw the calls of the other four hosts that fail, where one of five is down for a minute."""
-    axes.axvspan(60, 120, color=BAND)
-    axes.text(90, 46, "one of five hosts is down", ha="center", color=OTHERS)
+    _band(axes, 60, 120, "one of five hosts is down")
 
     def breaker(host: object = None) -> CircuitBreaker:
         return CircuitBreaker(FailureRatio(0.1), open_for=10)
@@ -162,9 +156,16 @@ def streams(axes: Any) -> None:
             label=label,
             where="post",
         )
-        axes.annotate(ended, (until, len(instants)), ha="right", va="bottom", color=color)
+        axes.annotate(ended, (until, len(instants)), ha="right", va="bottom", color=WORDS)
     axes.set_xlim(0, 16.5)
-    axes.set_ylabel("items handed out")
+    axes.set_ylabel("items delivered")
+
+
+def _band(axes: Any, begin: float, end: float, label: str) -> None:
+    """Shade a time, and name it above, where no line is."""
+    axes.axvspan(begin, end, color=BAND)
+    top = axes.get_xaxis_transform()
+    axes.text((begin + end) / 2, 1.02, label, ha="center", va="bottom", color=WORDS, transform=top)
 
 
 def _means(counts: list[int]) -> list[float]:
@@ -199,7 +200,7 @@ def main() -> None:
         axes.set_xlabel("seconds")
         draw(axes)
         if axes.get_yscale() == "linear":
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(bottom=-0.02 * axes.get_ylim()[1])  # a line at zero is not hidden by the axis
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
         figure.savefig(HERE / f"{name}.svg", metadata={"Date": None})

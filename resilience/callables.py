@@ -92,7 +92,7 @@ def require_callable(fn: object) -> None:
     if is_policy(fn):
         raise ArgumentMisuse(
             f"a policy runs functions, not {fn!r}: to run a function under both, write "
-            "`Pipeline(policy, other).call(fetch, url)`"
+            "`policy.wrap(other).call(fetch, url)`"
         )
     if callable(fn):
         return

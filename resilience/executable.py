@@ -217,7 +217,7 @@ class Executable(ABC, Generic[D_co]):
                 f"instance with `policy.proxy({fn.__name__}(...))`"
             )
         if isinstance(fn, Executable):
-            raise TypeError(f"to put a policy around {fn.name}, write `Pipeline(policy, {fn.name}(...))`")
+            raise TypeError(f"to put a policy around {fn.name}, write `policy.wrap({fn.name}(...))`")
 
     def proxy(self, client: C, /, *names: str) -> C:
         """Return the client with the named methods run under this policy; everything else is the client's own.

@@ -153,7 +153,7 @@ OF_TYPES: list[tuple[str, Callable[[], object]]] = [
     ("no client", lambda: quick().proxy(None)),
     ("no client", lambda: quick().aproxy(None)),
     (r"Client is a class.*decorate its methods.*policy\.proxy\(Client", lambda: quick()(Client)),
-    (r"put a policy around Timeout.*Pipeline\(policy, Timeout", lambda: quick()(Timeout(1))),
+    (r"put a policy around Timeout.*policy\.wrap\(Timeout", lambda: quick()(Timeout(1))),
     ("decorate the function below it", lambda: quick()(property(fetch))),
     (r"transaction.*retry\.attempts\(\)", lambda: quick()(transaction)),
     (r"transaction.*retry\.attempts\(\)", lambda: quick()(async_transaction)),
@@ -313,9 +313,9 @@ async def test_a_policy_instead_of_a_function_is_refused(world: World) -> None:
     """It can be called, because it is a decorator: its error would be answered, and `fetch` never entered."""
     answering: Any = Fallback("instead")
     for run in (world.call, world.execute):
-        with refused(TypeError, r"not Retry\(", r"write `Pipeline\(policy, other\)\.call\(fetch, url\)`"):
+        with refused(TypeError, r"not Retry\(", r"write `policy\.wrap\(other\)\.call\(fetch, url\)`"):
             await run(answering, quick())
-    with refused(TypeError, r"write `Pipeline\("):
+    with refused(TypeError, r"write `policy\.wrap\("):
         await world.call(answering, quick(), fetch)
 
 

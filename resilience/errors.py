@@ -73,10 +73,10 @@ def _without_init(kind: type[ResilienceError]) -> ResilienceError:
 class Rejected(ResilienceError):
     """The call was not made: a policy refused it before the function was entered.
 
-    Its attributes are slots, because refusals must be fast: see `blank`.
-
     :param retry_after: seconds after which another attempt may be admitted; None if that is unknown.
     """
+
+    # The attributes are slots, because refusals must be fast: see `blank`.
 
     __slots__ = ("policy", "retry_after")
 
@@ -91,7 +91,7 @@ blank: Any = Exception.__new__
 
 
 class CircuitOpen(Rejected):
-    """The circuit breaker refuses calls to let the dependency recover.
+    """The circuit breaker refuses calls to let the service recover.
 
     :param state: the state that refused: `OPEN`, `HALF_OPEN` (all probes are running) or `ISOLATED`.
     :param last_failure: type and message of the failure that opened the circuit, as text. Never the

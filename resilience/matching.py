@@ -87,7 +87,7 @@ class Matcher:
         return (self.on,) if isinstance(self.on, type) and issubclass(self.on, kinds) else ()
 
     def is_neutral(self, error: Exception) -> bool:
-        """Whether this exception is not handled, and shows neither a success nor a failure of the dependency.
+        """Whether this exception is not handled, and shows neither a success nor a failure of the service.
 
         This holds for an exception that `ignore` matches, an error of the library that `on` would have to name, and a
         group that is handled only in part.

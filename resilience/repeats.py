@@ -48,7 +48,7 @@ class Budget(Protocol):
 class RetryBudget:
     """A budget of repeats that successful calls pay for: `Retry(budget=...)`, `Hedge(budget=...)`.
 
-    Share one among all policies that call the same dependency. Each of these policies pays in for its own calls.
+    Share one among all policies that call the same service. Each of these policies pays in for its own calls.
 
     :param ratio: how much of a repeat each successful call earns, from 0 to 1000. 0.1 by default: in the long run,
         retries and hedges add at most a tenth to the load.

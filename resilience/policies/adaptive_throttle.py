@@ -73,7 +73,7 @@ class AdaptiveThrottle(Policy[Never]):
     :param rng: source of randomness, `random` by default; `random.Random(seed)` makes it repeatable.
     :raises Throttled: instead of making the call, with `rejection_rate`.
 
-    Share one between all callers of one dependency. Calls count when they end, not while they run.
+    Share one between all callers of one service. Calls count when they end, not while they run.
 
     >>> from resilience import AdaptiveThrottle
     >>> throttle = AdaptiveThrottle(k=1.5, name="search")

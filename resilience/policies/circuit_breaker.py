@@ -46,7 +46,7 @@ class CircuitBreaker(Policy[Never]):
         two of them with `|`.
     :param open_for: seconds for which it stays open, 30 by default; or a backoff, which grows with each re-opening
         and starts again once the circuit has closed.
-    :param probes: how many calls at a time may test whether the dependency has recovered; 1 by default.
+    :param probes: how many calls at a time may test whether the service has recovered; 1 by default.
     :param probe_successes: how many of them must succeed to close the circuit, 1 by default. One failure opens it
         again.
     :param probe_timeout: seconds after which an unfinished probe loses its slot, and its result no longer counts; by
@@ -56,10 +56,10 @@ class CircuitBreaker(Policy[Never]):
         If it raises or returns `False`, the circuit opens again. In tasks it may be asynchronous (a plain function runs
         in the event loop); in threads it runs on a worker. None by default: calls are the probes.
     :param on: what is a failure: an exception type, a tuple of them, or a predicate over the exception. Every
-        `Exception` by default; but `Rejected` and `DeadlineExceeded`, which say nothing about the dependency, only if
+        `Exception` by default; but `Rejected` and `DeadlineExceeded`, which say nothing about the service, only if
         `on` names them.
     :param on_result: a predicate over the result; true means that it is a failure.
-    :param ignore: exceptions that are not recorded. Every other one counts as a success, because the dependency has
+    :param ignore: exceptions that are not recorded. Every other one counts as a success, because the service has
         answered.
     :param on_transition: called with a `CircuitChanged` for each change of state, in order.
     :param observe_only: true for a circuit that refuses nothing: it changes its state as if it did, and reports each
@@ -67,7 +67,7 @@ class CircuitBreaker(Policy[Never]):
     :param name: the name of this policy in errors and events; "CircuitBreaker" by default.
     :raises CircuitOpen: instead of making the call, with `retry_after`; `CircuitIsolated` after `isolate()`.
 
-    Share one breaker between all callers of one dependency: it counts them together, in threads and in tasks. A result
+    Share one breaker between all callers of one service: it counts them together, in threads and in tasks. A result
     counts only in the period of the circuit that admitted its call. A nested call, inside a call that the same breaker
     has admitted, belongs to the outer call: it is let through, and not counted separately.
 

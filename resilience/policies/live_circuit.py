@@ -274,7 +274,7 @@ class LiveCircuit:
         return error
 
     def settle(self, admission: Admission, ended: Exception | Success[Any], began: float, ctx: Context) -> None:
-        """Record the outcome of an admitted call, if it says anything about the dependency.
+        """Record the outcome of an admitted call, if it says anything about the service.
 
         If it says nothing, or if a predicate raises, the caller must release the slot of a probe.
         """

@@ -58,7 +58,7 @@ class RateLimiter(Policy[Never]):
     All threads, tasks and event loops that share this object share one queue. When a call gives up, all behind it move
     up.
 
-    :param rate: a `Rate`; or a number, which means at most that many calls in any second.
+    :param rate: a `Rate`; or a number of at least 1, which means at most that many calls in any second.
     :param more: further rates. A call begins when all of them allow it, and is charged to all of them.
     :param max_wait: how many seconds a call may wait; 0 refuses calls that have no turn now. By default as long as its
         deadline allows.

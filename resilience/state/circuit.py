@@ -57,7 +57,7 @@ class Open:
 
 @final
 class HalfOpen:
-    """A period in which a few probes test whether the dependency has recovered."""
+    """A period in which a few probes test whether the service has recovered."""
 
     __slots__ = ("last_failure", "probe_timeout", "probes", "successes", "why")
     state: ClassVar[CircuitState] = CircuitState.HALF_OPEN

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from types import CoroutineType
-from typing import Protocol, TypeAlias
+from typing import Any, Concatenate, Protocol, TypeAlias, TypeVar
 
 from resilience.callables import name_of, refuse_arguments
 from resilience.context import Context
 from resilience.errors import ArgumentMisuse, KeyMisuse
 from resilience.record import Named
 
-#: Returns the key of a call; it gets the arguments of the function.
-Key: TypeAlias = Callable[..., Hashable]
+T = TypeVar("T")
+
+#: A function that is called with the arguments of a call. The last type includes the others, which give the parameters
+#: of a lambda a type: in pyright's strict mode, a parameter without one is an error.
+OfCall: TypeAlias = Callable[Concatenate[Any, ...], T] | Callable[Concatenate[Any, Any, ...], T] | Callable[..., T]
+
+#: Returns the key of a call.
+Key: TypeAlias = OfCall[Hashable]
 
 
 class HasKey(Named, Protocol):

@@ -29,7 +29,7 @@ from resilience.context import Context
 from resilience.errors import KeyMisuse, Misuse, Rejected, TimeoutExceeded
 from resilience.events.dispatch import logger, report_refusal
 from resilience.formats import format_number
-from resilience.policies.keys import key_of
+from resilience.policies.keys import OfCall, key_of
 from resilience.policy import Call, Policy
 from resilience.work.claims import Claim, ClaimStore, Store, as_claim_store
 
@@ -96,8 +96,8 @@ class Once(Policy[Never]):
         self,
         store: Store,
         *,
-        key: Callable[..., Any],
-        payload: Callable[..., Any] | None = None,
+        key: OfCall[Any],
+        payload: OfCall[Any] | None = None,
         lease: Duration = 60.0,
         keep: Duration = 86400.0,
         serializer: Serializer = json,

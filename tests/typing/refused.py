@@ -153,6 +153,7 @@ async def streams() -> None:
 
 def kept() -> None:
     Cache(60, key=5)  # type: ignore[arg-type]
+    Cache(60, key=lambda url: [url])  # type: ignore[arg-type]
     Keyed(lambda key: str, key=len)  # type: ignore[arg-type,return-value]
     streamed.either.call(len, "u") + 1  # type: ignore[operator]
     streamed.states(streamed.either, streamed.keyed)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from resilience import (
 )
 from resilience.integrations.http import PerHost, standard
 from resilience.streams.items import AsyncStream, Stream
+from resilience.work import Once
 from tests.typing.execute import Client, aget, get
 
 streaming = Retry().streaming(first=20.0, idle=10, resume={"after": lambda item: item})
@@ -163,6 +164,14 @@ async def kept() -> None:
     Cache(length)
     assert_type(keyed.policies, Mapping[Hashable, CircuitBreaker])
     assert_type(keyed.policy_for("k").state, CircuitState)
+
+
+def keys_as_lambdas() -> None:
+    assert_type(Keyed(lambda host: Fallback(0), key=lambda url: url), Keyed[Fallback[int], int])
+    Cache(60.0, key=lambda url, times=1: (url.lower(), times))
+    SingleFlight(key=lambda ctx: ctx.properties["tenant"])
+    Once({}, key=lambda order: order["id"], payload=lambda order: order)
+    Cache(60.0, key=lambda: "constant")
 
 
 def make(tenant: str) -> Policy[Any]:

@@ -223,11 +223,11 @@ class RetriesExhausted(ResilienceError):
         *,
         policy: str | None = None,
         attempts: int = 0,
-        last: Outcome[object] | None = None,
+        last: Outcome[Any] | None = None,
     ) -> None:
         super().__init__(message, policy=policy)
         self.attempts: int = attempts
-        self.last: Outcome[object] | None = last
+        self.last: Outcome[Any] | None = last
 
 
 class Misuse(Exception):

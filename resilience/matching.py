@@ -23,7 +23,7 @@ from resilience.errors import DeadlineExceeded, Misuse, Rejected
 from resilience.outcome import ErrorAnswer, StoppedIteration
 
 #: Exception type, tuple of exception types, or predicate over the exception.
-On: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[Exception], bool]
+On: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[Exception], object]
 
 #: Predicate over the value that a call returned.
 OnResult: TypeAlias = Callable[[Any], object]

@@ -12,6 +12,7 @@ import functools
 import gc
 import importlib
 import itertools
+import re
 import ssl
 import urllib.error
 import weakref
@@ -129,6 +130,14 @@ def test_an_exception_that_neither_on_nor_ignore_matches_is_an_answer() -> None:
     matcher = Matcher(Boom, Bang)
     assert not matcher.handles(Other())
     assert not matcher.is_neutral(Other())
+
+
+@pytest.mark.parametrize("truth", [re.match("b", "busy"), [0], None, 0, ()])
+def test_a_predicate_may_return_any_object(truth: object) -> None:
+    """Its truth counts, as that of `on_result` does."""
+    matcher = Matcher(lambda error: truth, ())
+    assert matcher.handles(Boom()) is matcher.judge(Boom()) is bool(truth)
+    assert Matcher(Boom, lambda error: truth).handles(Boom()) is not bool(truth)
 
 
 def test_the_predicate_does_not_get_ignored_exceptions() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Never, TypeVar, assert_type
@@ -32,6 +33,7 @@ from resilience import (
     Rate,
     RateLimiter,
     RepeatCap,
+    RetriesExhausted,
     Retry,
     RetryBudget,
     Sample,
@@ -104,6 +106,8 @@ def settings() -> None:
         5, on=OSError, ignore=(FileNotFoundError, PermissionError), backoff=[0.1, 1], max_elapsed=timedelta(minutes=1)
     )
     Retry(None, on=lambda error: isinstance(error, OSError), on_result=lambda response: response.status >= 500)
+    Retry(on=lambda error: re.search("deadlock", str(error)), ignore=lambda error: error.args and error.args[0] == 1213)
+    Retry(retry_after=lambda failure: getattr(failure.error, "seconds", None))
     Retry(on=transient, backoff=waits, rng=random.Random(42), on_retry=lambda event: print(event.delay))
     Retry(on=(OSError, ValueError), backoff=Decorrelated(0.1, cap=2.0), rng=random)
     Retry(on=CircuitOpen, backoff=Linear(1, cap=timedelta(seconds=5), jitter=0.25), retry_after=False, wrap=True)
@@ -156,6 +160,11 @@ def listening(event: events.CircuitChanged) -> None:
 
 def reporting(event: events.RetryScheduled) -> None:
     assert_type(event.outcome.error, Exception | None)
+
+
+def exhausted(error: RetriesExhausted) -> object:
+    """The last result has no type, as in events and handlers."""
+    return error.last.value.status if isinstance(error.last, Success) else error.last
 
 
 def observed() -> None:

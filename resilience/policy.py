@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from math import inf
 from types import FunctionType, MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Never, Self, SupportsIndex, TypeAlias, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Self, SupportsIndex, TypeAlias, final, get_origin, overload
 
 from typing_extensions import TypeVar, override
 
@@ -251,15 +251,16 @@ class Pipeline(Policy[D_co]):
     def find(self, kind: type[W]) -> W:
         """Return the one policy of this class, with its type: `pipeline.find(CircuitBreaker).state`.
 
-        Nested pipelines are searched, too. If there are several, name them, and use `pipeline["name"]` instead.
+        Nested pipelines are searched, too. Type arguments, as in `Keyed[CircuitBreaker]`, are for type checkers only.
 
         :raises LookupError: if there is none.
-        :raises ValueError: if there are several.
+        :raises ValueError: if there are several; name them, and use `pipeline["name"]` instead.
 
         >>> from resilience import Retry, Timeout
         >>> Pipeline(Retry(), Timeout(2.0)).find(Timeout)
         Timeout(seconds=2.0)
         """
+        kind = get_origin(kind) or kind
         if not (isinstance(kind, type) and issubclass(kind, Policy)):
             raise TypeError(f"a policy is found by its class, or by its name, pipeline['name'], not by {kind!r}")
         found = [it for it in self._walk() if isinstance(it, kind)]
@@ -327,8 +328,7 @@ class Pipeline(Policy[D_co]):
         if not found:
             raise missing(f"there is no {what}, only {', '.join(repr(it.name) for it in self._walk())}")
         if len(found) > 1:
-            these = ", ".join(repr(it) for it in found)
-            raise ValueError(f"there is more than one {what}: {these}; give each a name of its own")
+            raise ValueError(f"there is more than one {what}: {', '.join(map(repr, found))}; give each a name")
         return found[0]
 
     # --- for executions ---

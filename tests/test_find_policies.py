@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from resilience import Bulkhead, CircuitBreaker, Fallback, Pipeline, Policy, Retry, Timeout
+from resilience import Bulkhead, CircuitBreaker, Fallback, Keyed, Pipeline, Policy, Retry, Timeout
 
 BREAKER = CircuitBreaker(name="payments")
 TOTAL, EACH = Timeout(8, name="total"), Timeout(2, name="each")
@@ -43,6 +43,14 @@ def test_a_custom_policy_is_found_by_its_class_or_a_base() -> None:
     assert Pipeline(special, Retry())["Special"] is special
 
 
+def test_type_arguments_of_a_class_are_not_compared() -> None:
+    """They are for type checkers, which would otherwise not know those of the policy."""
+    fallback = PIPELINE.find(Fallback)
+    assert PIPELINE.find(Fallback[Any]) is PIPELINE.find(Fallback[int]) is fallback
+    with pytest.raises(LookupError, match="no Keyed in outer"):
+        PIPELINE.find(Keyed[CircuitBreaker])
+
+
 def test_the_error_for_a_missing_policy_lists_the_existing_ones() -> None:
     """A `KeyError` for a name, a `LookupError` for a class."""
     with pytest.raises(
@@ -68,7 +76,7 @@ def test_a_pipeline_cannot_be_indexed_by_position_or_iterated(wrong: Any) -> Non
         list(PIPELINE)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("wrong", ["Retry", Retry(), int, None])
+@pytest.mark.parametrize("wrong", ["Retry", Retry(), int, list[int], None])
 def test_find_accepts_only_classes_of_policies(wrong: Any) -> None:
     """The error says how to look up a name."""
     with pytest.raises(TypeError, match=r"by its class, or by its name, pipeline\['name'\]"):

@@ -26,6 +26,7 @@ from resilience import (
     FailureRatio,
     Fallback,
     Hedge,
+    Keyed,
     Outcome,
     Pipeline,
     Policy,
@@ -172,6 +173,9 @@ def observed() -> None:
     assert_type(events.subscribe(listening, events.CircuitChanged), Callable[[], None])
     assert_type(Pipeline(Retry()).find(CircuitBreaker), CircuitBreaker)
     assert_type(Pipeline(Retry())["Retry"], Policy[Any])
+    assert_type(Pipeline(Fallback(None)).find(Fallback[None]).execute(fetch), str | None)
+    breakers = Pipeline(Retry()).find(Keyed[CircuitBreaker])
+    assert_type(breakers.policy_for("key"), CircuitBreaker)
     assert_type(RateLimiter(1).call(int), int)
     assert_type(AdaptiveLimit(1).call(int), int)
     assert_type(Chaos(error=lambda ctx: OSError(ctx.operation)), Chaos[Never])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import resilience
-from resilience import CircuitBreaker, Pipeline, Policy, Rate, Retry
+from resilience import Pipeline, Policy, Rate, Retry
 
 ROOT = Path(__file__).parents[2]
 PUBLIC: list[Any] = [getattr(resilience, name) for name in dir(resilience)]
@@ -47,25 +47,30 @@ def test_a_constructor_names_and_documents_each_parameter(constructor: type) -> 
 
 # --- in an editor ----------------------------------------------------------------------------
 
-SOURCE = '''
-from resilience import Bulkhead, CircuitBreaker, Fallback, Pipeline, Policy, Retry, Timeout
+SOURCE = f'''
+from resilience import Policy, {", ".join(it.__name__ for it in CONSTRUCTORS)}
 
 @Fallback(None).wrap(Retry())
 def fetch(url: str, *, times: int = 1) -> int:
     """Fetch a page."""
     return times
+
+class Client:
+    @Retry()
+    async def get(self, url: str) -> int:
+        """Fetch it later."""
+        return 1
 '''
 #: Expressions, and what an editor must show for them: every parameter, then the beginning of the docstring.
 SHOWN = {
     "Policy.wrap": "self b c d e f more name listeners: Put policies around one another",
     "Retry().wrap": "b c d e f more name listeners: Put policies around one another",
-    "Pipeline": "policies name listeners: Policies around one another",
-    "Retry": f"{' '.join(inspect.signature(Retry).parameters)}: Retry a call that failed",
-    "Timeout": "seconds cooperative on_timeout name: Limit how long a call may take",
-    "CircuitBreaker": f"{' '.join(inspect.signature(CircuitBreaker).parameters)}: Refuse calls for some time",
-    "Bulkhead": "limit queue max_wait observe_only name: Let at most",
-    "Fallback": "value handler on on_result ignore on_fallback name: Answer with a value",
+    **{
+        it.__name__: f"{' '.join(inspect.signature(it).parameters)}: {(inspect.getdoc(it) or '')[:20]}"
+        for it in CONSTRUCTORS
+    },
     "fetch": "url times: Fetch a page.",
+    "Client().get": "url: Fetch it later.",
 }
 
 

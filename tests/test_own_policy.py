@@ -51,12 +51,15 @@ class Rated(Policy):
 
 
 class Hurried(Policy):
-    """Gives less time to the inner call, and enforces it with a timer."""
+    """Gives a limited time to the inner call, and enforces it with a timer."""
+
+    def __init__(self, seconds: float = 0.02) -> None:
+        self.seconds = seconds
 
     async def around(self, call: Any, ctx: Context) -> Any:
         from resilience.clock import clock
 
-        limit = clock.now() + 0.02
+        limit = clock.now() + self.seconds
         with ctx.runtime.timer(limit) as timer:
             return await call(ctx.child(deadline=limit, timer=timer))
         return "cut off" if timer.fired else "impossible"
@@ -129,6 +132,18 @@ class Gate(Policy):
         if not await waiter.wait(ctx.deadline, None):
             raise DeadlineExceeded("the gate stayed closed", policy=self.name)
         return await call(ctx)
+
+
+async def test_a_timer_of_a_custom_policy_lets_the_end_of_an_outer_timeout_pass(world: World, clock: FakeClock) -> None:
+    """The function finds no time left, which is not for the inner timer to answer."""
+
+    async def fn(ctx: Context) -> None:
+        clock.advance(2)
+        ctx.check()
+
+    error = await world.attempt(Timeout(1, name="outer").wrap(Hurried(60)), fn)
+    assert type(error) is TimeoutExceeded
+    assert error.policy == "outer"
 
 
 async def test_a_custom_policy_can_wait_until_it_is_woken(world: World) -> None:

@@ -118,9 +118,9 @@ class AsyncioTimer(Timer):
         if task is None:
             return
         if task.cancelling() > cancelling:  # if the block outlives that, its time is over nevertheless
-            loop.call_later(RECHECK_DELAY, self._give_way, cancelling, 0, context=contextvars.Context())
+            loop.call_later(RECHECK_DELAY, self._give_way, cancelling, 0)
         elif rounds:
-            loop.call_soon(self._give_way, cancelling, rounds - 1, context=contextvars.Context())
+            loop.call_soon(self._give_way, cancelling, rounds - 1)
         else:
             self._cut_off(task)
 
@@ -128,7 +128,7 @@ class AsyncioTimer(Timer):
     def stop(self, error: BaseException | None) -> bool:
         task = self.task
         del self.task  # no cycle: task -> its exception -> traceback -> frame -> this timer -> task
-        mine = error is not None and isinstance(error, Expired) and error.timer is self
+        mine = isinstance(error, Expired) and error.timer is self
         if not self.fired:
             self.alarm.pending.pop(self, None)
         # If more are left, another request concerns the block, and its cancellation must not end here.

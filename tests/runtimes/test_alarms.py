@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import runpy
 import sys
 import time
+from math import inf
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 
 from resilience import Context, Hedge, Timeout, TimeoutExceeded
 from resilience.runtimes import base
-from resilience.runtimes.alarms import Alarm
+from resilience.runtimes.alarms import OTHER_LIMITS, Alarm, find_alarm
+from resilience.runtimes.races.asyncio_race import AsyncioRace
 from tests.conftest import Virtual, World
 from tests.policies.timeouts import SHORT
 
@@ -87,16 +90,28 @@ def test_an_interrupt_just_before_an_alarm_rings_does_not_stop_later_timeouts() 
     loop.close()
 
 
+async def test_limits_that_are_no_longer_used_make_room_for_others(in_virtual_asyncio: Virtual) -> None:
+    """A loop has a bounded number of alarms; beyond that, all limits share one, which costs more."""
+    for number in range(100):
+        await Timeout(1 + number).acall(answer)
+    loop = asyncio.get_running_loop()
+    shared = find_alarm(loop, OTHER_LIMITS, inf)
+    assert find_alarm(loop, 1000.0, inf) is shared
+    await asyncio.sleep(200)
+    assert find_alarm(loop, 1000.0, inf) is not shared
+
+
 # --- races ------------------------------------------------------------------------------------
 
 
 async def test_hedged_calls_share_one_timer_of_the_loop(in_asyncio: World) -> None:
-    """A timer for each would be a third of the cost of such a call."""
+    """A timer for each would be a third of the cost of such a call. The timer keeps no finished race alive."""
     loop: Any = asyncio.get_running_loop()
     before = len(loop._scheduled)
     for _ in range(50):
         await Hedge(10).acall(answer)
     assert len(loop._scheduled) <= before + 1
+    assert not [it for it in gc.get_objects() if isinstance(it, AsyncioRace)]
 
 
 async def test_each_race_of_a_loop_gets_its_alarm_at_its_own_instant(in_virtual_asyncio: Virtual) -> None:

@@ -38,6 +38,7 @@ from resilience import (
 )
 from resilience.clock import clock
 from resilience.runtimes import alarms, tasks
+from resilience.runtimes.alarms import AsyncioTimer
 from resilience.runtimes.blocking import BLOCKING
 from resilience.testing import virtual_time
 from tests.conftest import Boom, FakeClock, Heavy, Script, Virtual, Watched, World
@@ -213,8 +214,11 @@ async def test_trio_may_run_as_a_guest_of_an_asyncio_loop(in_asyncio: World) -> 
 def test_closing_a_call_from_another_thread_while_its_alarm_rings_delays_no_other_call() -> None:
     """The interpreter may switch threads, or collect garbage, wherever a function written in C has returned."""
 
+    reported: list[dict[str, Any]] = []
+
     async def main(at: int) -> bool:
         """Close a call at this place. Return whether the alarm reached the place."""
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
         places = 0
         timeout = Timeout(0.02)
         closed = timeout.acall(asyncio.sleep, LONG)
@@ -248,6 +252,7 @@ def test_closing_a_call_from_another_thread_while_its_alarm_rings_delays_no_othe
         while asyncio.run(main(at)):
             at += 1
     assert at > 1
+    assert reported == []
 
 
 @pytest.mark.parametrize("policy", [Timeout(LONG), Timeout(LONG).wrap(Retry(2))], ids=["alone", "around a retry"])
@@ -277,11 +282,16 @@ def test_a_closed_loop_keeps_no_unfinished_task_alive(policy: Policy[Any]) -> No
 async def test_unused_timers_do_not_accumulate(in_asyncio: World) -> None:
     """A timeout of a minute around calls of a millisecond does not leave a timer in the loop for each call."""
     loop: Any = asyncio.get_running_loop()
-    timeout, fn = Timeout(LONG), Script("fine").function()
-    for _ in range(1500):
+    timeout = Timeout(LONG)
+
+    async def fn(ctx: Context) -> None:
+        """Keep no reference to the context: a context keeps its timer."""
+
+    for number in range(1500):
         await timeout.aexecute(fn)
-        await timeout.aexecute(fn, Context(timeout=LONG / 2))
+        await timeout.aexecute(fn, Context(timeout=LONG / 2 - number / 100))  # due earlier each time
     await asyncio.sleep(0)
+    assert not [it for it in gc.get_objects() if isinstance(it, AsyncioTimer)]
     assert sum(not handle.cancelled() for handle in loop._scheduled) <= 2  # one for the policy, one for all contexts
     assert len(loop._scheduled) < 500
 

@@ -291,7 +291,6 @@ class EngineRace(Race):
     def _schedule(self, due: float) -> None:
         if self._scheduled is not None:
             self._scheduled.function = None
-            self._scheduled = None
         if due != inf:
             self._scheduled = ScheduledCall(due, self._start_due)
             self._engine.schedule(self._scheduled)

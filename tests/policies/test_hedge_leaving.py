@@ -237,6 +237,8 @@ async def test_a_loser_that_swallows_its_cancellation_is_awaited_and_its_result_
     for loser in (0, 1):  # noqa: B007 (the function reads it)
         assert await anywhere.execute(Hedge(0.1), fn) == "answer"
         await anywhere.sleep(0)
+        if anywhere.name == "asyncio" and (task := asyncio.current_task()) is not None:
+            assert task.cancelling() == 0
     if anywhere.blocking:  # a thread is abandoned, and ends later
         await anywhere.sleep(6)
         wait_until(lambda: late.closed == 2)
@@ -513,6 +515,20 @@ async def test_an_error_that_a_loser_raises_on_cancellation_is_ignored(anywhere:
     assert await anywhere.execute(Hedge(0.1), fn) == "second"
 
 
+async def test_a_base_exception_that_a_loser_raises_on_cancellation_is_raised(virtual_tasks: Virtual) -> None:
+    async def fn(ctx: Context) -> str:
+        try:
+            await anyio.sleep(0.1 if ctx.hedge else 5)
+        finally:
+            if ctx.hedge == loser:
+                raise Stop
+        return "the other"
+
+    for loser in (0, 1):  # noqa: B007 (the function reads it)
+        with pytest.raises(Stop):
+            await Hedge(0.1).aexecute(fn)
+
+
 def test_a_stop_iteration_is_raised_unchanged(threads: World) -> None:
     """This holds with a delay, without a known delay, and if it is in `on`."""
     for hedge in (Hedge(1), Hedge(), Hedge(1, on=StopIteration)):
@@ -558,9 +574,10 @@ async def test_the_first_attempt_runs_in_the_callers_own_task(virtual_tasks: Vir
         return ctx.hedge
 
     seen: list[int] = []
+    variable.set(7)
     assert await Hedge(0.01).aexecute(fn) == 0
     assert variable.get() == 1
-    assert seen == [0, 0]
+    assert seen == [7, 7]
     variable.set(0)
 
 
@@ -576,6 +593,26 @@ def test_a_trio_run_keeps_few_scheduled_calls_of_finished_races() -> None:
 
     with no_collector():
         trio.run(main)
+
+
+async def test_attempts_begin_at_their_instants_among_those_of_many_finished_races(virtual_tasks: Virtual) -> None:
+    begun: list[tuple[float, float]] = []
+    rng = random.Random(0)
+
+    async def call(delay: float, seconds: float) -> None:
+        async def fn(ctx: Context) -> None:
+            if ctx.hedge:
+                begun.append((delay, virtual_tasks.now()))
+            await anyio.sleep(seconds)
+
+        await Hedge(delay, budget=None).aexecute(fn)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(300):
+            group.start_soon(call, rng.uniform(10, 20), rng.choice([0, 0, 0, 60]))
+            await anyio.sleep(0)
+    assert len(begun) > 50
+    assert [now for _, now in begun] == pytest.approx([delay for delay, _ in begun])
 
 
 # --- concurrency -------------------------------------------------------------------------------------

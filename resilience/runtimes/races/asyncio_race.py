@@ -63,7 +63,7 @@ class AsyncioRace(Race):
 
     @override
     def _start(self, number: int, ctx: Any) -> None:
-        task = self._loop.create_task(self._attempt_beside(number, ctx), context=self._variables.copy())
+        task = self._loop.create_task(self._attempt_beside(number, ctx))  # in a copy of the variables; see `fire`
         if not task.done():  # pragma: no branch (an eager task may have ended)
             self._running[number] = task.cancel
         task.add_done_callback(self._task_ended)
@@ -84,7 +84,6 @@ class AsyncioRace(Race):
     def _schedule(self, due: float) -> None:
         if self._alarm is not None:
             self._alarm.pending.pop(self, None)
-            self._alarm = None
         if due != inf:
             self.deadline = due
             alarm = self._alarm = find_alarm(self._loop, RACES, due)

@@ -48,7 +48,6 @@ class TrioRace(Race):
     def _schedule(self, due: float) -> None:
         if self._scheduled is not None:
             self._scheduled.function = None
-            self._scheduled = None
         if due != inf:
             self._scheduled = ScheduledCall(due, self._start_due)
             scheduler_of(self._trio).add(self._scheduled)
@@ -63,7 +62,7 @@ class Scheduler:
         self._calls: list[ScheduledCall] = []  # a heap
         self._purge_size = 64  # at this size, cancelled calls are removed from the heap
         self._wakes_at = -inf
-        self._woken: Any = trio.Event()
+        self._woken: Any  # set before `run` waits
 
     def add(self, scheduled: ScheduledCall) -> None:
         """Add a call."""

@@ -88,7 +88,7 @@ def test_a_ttl_function_gets_the_value_and_returns_a_duration(clock: FakeClock, 
         clock.advance(0.001)
     cache.call(str, 1)
     assert cache.stats().misses == 2
-    assert cache.stats().hits == (1 if kept_for else 0)
+    assert cache.stats().hits == cache.stats().size == (1 if kept_for else 0)
 
 
 @pytest.mark.parametrize("ttl", [float("nan"), "5", None, True])
@@ -360,15 +360,17 @@ async def test_the_end_of_a_callers_own_budget_is_not_kept(threads: World, clock
 # --- size and stores -----------------------------------------------------------------------------
 
 
-def test_the_size_is_bounded_and_used_entries_are_kept() -> None:
+@pytest.mark.parametrize("listeners", [[], [str]], ids=["unobserved", "observed"])
+def test_the_size_is_bounded_and_used_entries_are_kept(listeners: Any) -> None:
     """Apart from them, the newest entries are."""
     cache = Cache(60, max_size=100)
-    cache.call(str, "often")
+    pipeline = cache.wrap(listeners=listeners)
+    pipeline.call(str, "often")
     for number in range(1000):
-        cache.call(str, number)
-        cache.call(str, "often")
+        pipeline.call(str, number)
+        pipeline.call(str, "often")
     for number in range(901, 1000):
-        cache.call(str, number)
+        pipeline.call(str, number)
     assert cache.stats() == CacheStats(hits=1099, stale=0, shared=0, misses=1001, size=100)
 
 
@@ -407,7 +409,7 @@ class Lossy(dict[Any, Any]):
             del self[next(iter(self))]
 
 
-def test_a_custom_store_is_read_written_and_cleared() -> None:
+def test_a_custom_store_is_read_written_and_cleared(caplog: pytest.LogCaptureFixture) -> None:
     store = Lossy()
     cache = Cache(60, store=store, max_size=1)
     for number in (1, 2, 3, 3, 2, 1):
@@ -419,6 +421,7 @@ def test_a_custom_store_is_read_written_and_cleared() -> None:
     cache.clear()
     assert not store
     assert cache.describe().endswith("in a Lossy")
+    assert caplog.messages == []
 
 
 class Broken(dict[Any, Any]):

@@ -111,6 +111,20 @@ def test_idle_policies_are_dropped_with_a_new_key_or_on_their_next_use(clock: Fa
     assert keyed.stats().dropped == 3
 
 
+def test_an_idle_policy_that_is_dropped_while_another_one_is_made_is_replaced(clock: FakeClock) -> None:
+    """`make` may forget keys, as may other threads."""
+
+    def make(key: str) -> Bulkhead:
+        keyed.forget(key)
+        return Bulkhead(1)
+
+    keyed: Keyed[Bulkhead] = Keyed(make, first, idle=100)
+    a, b = keyed.policy_for("a"), keyed.policy_for("b")
+    clock.advance(100)
+    assert keyed.policy_for("a") not in (a, b)
+    assert [*keyed.policies] == ["a"]
+
+
 def test_new_keys_search_for_idle_policies_32_times_in_the_idle_time(clock: FakeClock) -> None:
     """Policies that become idle in between are dropped at the next search, or on their next use."""
     keyed = Keyed(lambda key: Bulkhead(1), first, idle=32)

@@ -16,7 +16,7 @@ from resilience.backoff import Constant, Exponential
 from resilience.testing import seeded
 from resilience.work import Supervisor
 from resilience.work import supervisor as supervisors
-from tests.conftest import Boom, Virtual, Watched, World, no_collector
+from tests.conftest import Boom, Virtual, Watched, World, no_collector, nothing_is_left_unawaited
 
 
 class Task:
@@ -79,7 +79,9 @@ async def test_a_long_run_resets_the_delays(in_virtual_asyncio: Virtual) -> None
     assert task.pauses == [1, 2, 301, 2]
 
 
-async def test_only_a_task_that_keeps_failing_is_parked(in_virtual_asyncio: Virtual, heard: list[Any]) -> None:
+async def test_only_a_task_that_keeps_failing_is_parked(
+    in_virtual_asyncio: Virtual, heard: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     parked: list[Any] = []
 
     def reports(event: Any) -> None:
@@ -99,6 +101,8 @@ async def test_only_a_task_that_keeps_failing_is_parked(in_virtual_asyncio: Virt
     assert isinstance(event, events.Parked)
     assert (event.policy, event.name, event.restarts, str(event.last.error)) == ("feeds", "bad", 3, "after 0")
     assert event in heard
+    given_up = "feeds: bad failed with Boom and is given up after 3 restarts within 60 s"
+    assert ("resilience", logging.ERROR, given_up) in caplog.record_tuples
 
 
 async def test_logging_that_raises_ends_no_task(in_virtual_asyncio: Virtual, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,11 +163,29 @@ async def test_a_drain_waits_for_the_tasks_and_then_cancels_them(in_virtual_asyn
         assert cleaned == [1]
         assert len(failing.began) == 1  # it waited to be restarted
     async with Supervisor() as supervisor:
+        supervisor.start_soon(asyncio.sleep, 0)  # ends long before the drain
         late = Task(5)
+        await asyncio.sleep(1)
         supervisor.start_soon(late)
         assert await supervisor.adrain(60) is True
         assert len(late.began) == 1
         assert supervisor.parked == ()
+
+
+async def test_a_drain_that_is_cancelled_while_tasks_clean_up_waits_for_them(virtual_tasks: Virtual) -> None:
+    async def cleans_up() -> None:
+        try:
+            await anyio.sleep(60)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(5)
+
+    async with Supervisor() as supervisor:
+        supervisor.start_soon(cleans_up)
+        await anyio.sleep(0)
+        with anyio.move_on_after(1):
+            assert await supervisor.adrain(0) is False
+        assert virtual_tasks.now() == pytest.approx(5)
 
 
 async def test_an_error_of_the_block_cancels_the_tasks_and_is_in_no_group(tasks_world: World) -> None:
@@ -296,6 +318,8 @@ async def test_a_function_that_cannot_run_as_a_task_is_refused(tasks_world: Worl
     async with Supervisor() as supervisor:
         with pytest.raises(TypeError, match=r"sleep.*missing a required argument"):
             supervisor.start_soon(anyio.sleep)
+        with nothing_is_left_unawaited(), pytest.raises(TypeError, match="pass the function and its arguments"):
+            supervisor.start_soon(anyio.sleep(1))  # type: ignore[arg-type]
     with pytest.raises(ExceptionGroup) as raised:
         async with Supervisor() as supervisor:
             supervisor.start_soon(len, "text")  # type: ignore[arg-type]

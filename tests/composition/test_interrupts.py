@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
 from math import inf
@@ -430,7 +430,7 @@ def interrupted_release(make: Callable[[], Any], play: Callable[[Any, Callable[[
         waiter.start()
         wait_until(lambda: bool(limit._permits.machine._waiting))  # no call of ours, which would be a place
 
-    with suppress(KeyboardInterrupt), Interruptions(at) as interruptions:
+    with pytest.raises(KeyboardInterrupt) if at else nullcontext(), Interruptions(at) as interruptions:
         play(limit, let_another_wait)
     if waiter.ident is not None:
         waiter.join(5)
@@ -452,7 +452,7 @@ def interrupted_last_call(at: int) -> int:
         drain.start()
         wait_until(lambda: bool(gate._drains))  # no call of ours, which would be a place
 
-    with suppress(KeyboardInterrupt), Interruptions(at) as interruptions:
+    with pytest.raises(KeyboardInterrupt) if at else nullcontext(), Interruptions(at) as interruptions:
         gate.call(let_it_drain)
     assert gate.stats().inside == 0, f"a call is counted for ever after an interrupt at place {at}"
     if drain.ident is not None:

@@ -349,9 +349,18 @@ DRIVEN = {
         def around(self, call, ctx):
             return call(ctx)
     """,
+    "no coroutine function, and without a call": """
+        def around(self, call, ctx):
+            return Done("instead")
+    """,
     "a function of the module": "around = borrowed",
     "a default": """
         async def around(self, call, ctx=None, text="default"):
             return text, await call(ctx)
+    """,
+    "a default that only the class can see": """
+        nothing = None
+        async def around(self, call, ctx=nothing):
+            return await call(ctx)
     """,
 }

@@ -262,7 +262,6 @@ class AdaptiveLimit(Policy[Never]):
             self._period = Period(period.next_evaluation)
             self._period.dropped = period.dropped
             self._permits.machine.resize(new)
-        self._permits.hand_on()
         emit(LimitChanged, self.name, ctx, self._on_change, old=old, new=new, reason=reason)
 
 

@@ -50,6 +50,8 @@ async def test_check_raises_the_error_of_the_limit_or_of_an_earlier_deadline(
     if kind is TimeoutExceeded:
         assert (error.policy, error.timeout) == ("outer", 5)
         assert [(event.timeout, event.by_deadline) for event in timeouts] == [(5, False)]
+    else:  # the error of the check itself: this limit has cut nothing off
+        assert (error.policy, timeouts) == (None, [])
 
 
 async def test_an_enforced_timeout_inside_a_cooperative_one_fires_at_its_limit(world: World) -> None:

@@ -68,8 +68,9 @@ def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch
     entered: list[int] = []
     ctx = Context()
     abandon(gate, 2)
-    with pytest.raises(WorkersExhausted) as raised:
+    with recording(CallRejected) as recorder, pytest.raises(WorkersExhausted) as raised:
         Timeout(LONG, name="slow").execute(lambda ctx: entered.append(1), ctx)
+    assert [(event.policy, event.reason) for event in recorder.of(CallRejected)] == [("slow", "WorkersExhausted")]
     assert isinstance(raised.value, Rejected)
     assert (raised.value.policy, raised.value.retry_after) == ("slow", None)
     assert "2 abandoned calls" in str(raised.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -48,12 +49,13 @@ def test_during_interpreter_shutdown_a_function_runs_in_the_calling_thread(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, value)
         assert Policy.wrap(bulkhead, Timeout(LONG, name="late")).execute(flush) == "flushed"
+        assert Timeout(LONG, name="late").call(sorted, "ab", reverse=True) == ["b", "a"]
     ((thread, left),) = seen
     assert thread is threading.current_thread()
     assert 0 < left <= LONG
     assert bulkhead.stats().in_flight == 0
-    logged = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
-    assert logged == [("resilience", "WARNING", "the interpreter is shutting down: late cannot cut off what it limits")]
+    warning = "the interpreter is shutting down: late cannot cut off what it limits"
+    assert caplog.record_tuples == [("resilience", logging.WARNING, warning)] * 2
 
 
 def test_workers_exhausted_inside_a_function_is_an_error_of_that_call(monkeypatch: pytest.MonkeyPatch) -> None:

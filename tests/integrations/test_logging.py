@@ -260,6 +260,14 @@ def test_repeated_lines_are_counted_after_the_first_few(clock: FakeClock, log: L
     assert refusals(log)[4:] == ["db (get): refused a call with CircuitIsolated"]
 
 
+def test_the_count_of_repeats_is_in_the_line_of_the_latest(clock: FakeClock, log: Log) -> None:
+    log.begin(repeats=1, interval=10)
+    Retry(4, on=Boom, backoff=[1, 2, 3]).capture(fails)
+    clock.advance(10)
+    Retry().execute(lambda ctx: "fine")
+    assert "attempt 3 failed with Boom, the next one is in 3 s (and 1 more in 16 s)" in log.lines[-1]
+
+
 class Interrupting(str):
     """A name whose hashing is interrupted: a finalizer may run at this point, and report an event."""
 

@@ -158,7 +158,7 @@ CASES = [
             partial(make, policy=Retry()),
             ({"policy": "nonsense"}, TypeError, "policy"),
             ({"unrepeatable": "/test.Test/One"}, TypeError, "unrepeatable"),
-            ({"unrepeatable": ["One"]}, ValueError, "unrepeatable"),
+            *(({"unrepeatable": [it]}, ValueError, "unrepeatable") for it in ("One", 1)),
         )
     ),
     # --- databases ---

@@ -104,6 +104,23 @@ async def test_a_callable_with_repeatable_false_is_not_hedged(anywhere: Virtual)
     assert ran_in == [threading.get_ident()]
 
 
+async def test_a_callable_that_cannot_be_repeated_once_it_has_begun_is_not_hedged(anywhere: Virtual) -> None:
+    service = Service(anywhere, (1, "paid"), (0.1, "paid twice"))
+    function = anywhere.native(service.function())
+
+    class Payment:
+        @property
+        def repeatable(self) -> bool:
+            return not service.begun
+
+        def __call__(self, ctx: Context) -> Any:
+            return function(ctx)
+
+    service.began = anywhere.now()
+    assert await anywhere.execute(Hedge(0.1), Payment()) == "paid"
+    assert len(service.begun) == 1
+
+
 # --- which attempt decides ----------------------------------------------------------------------
 
 

@@ -134,6 +134,7 @@ ERRORS: dict[bool, list[Exception]] = {
         http.client.IncompleteRead(b"half"),
         http.client.RemoteDisconnected("no answer"),
         http.client.BadStatusLine(""),
+        ssl.SSLZeroReturnError(6, "closed"),
         smtplib.SMTPServerDisconnected("gone"),
         smtplib.SMTPConnectError(421, "busy"),
         trio.BrokenResourceError(),

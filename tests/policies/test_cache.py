@@ -13,7 +13,8 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import Cache, CacheStats, Context, DeadlineExceeded, Rejected
+from resilience import Cache, CacheStats, Context, DeadlineExceeded, Pipeline, Rejected
+from resilience.events import CacheUsed
 from resilience.outcome import Failure, Success
 from tests.callers import KeywordsOnly, Slow, ask_from_everywhere
 from tests.conftest import Boom, FakeClock, Frozen, Script, Watched, World, no_collector
@@ -74,6 +75,13 @@ async def test_a_value_is_returned_until_it_is_as_old_as_ttl(world: World, clock
     assert await world.execute(cache, script.function()) == "two"
     assert cache.stats() == CacheStats(hits=2, stale=0, shared=0, misses=2, size=1)
     assert [it.how for it in heard if type(it).__name__ == "CacheUsed"] == ["fresh", "fresh"]
+
+
+def test_the_listeners_of_a_pipeline_get_the_answers_of_its_cache() -> None:
+    heard: list[Any] = []
+    pipeline = Pipeline(Cache(60), listeners=[heard.append])
+    assert [pipeline.call(int, "7") for _ in range(2)] == [7, 7]
+    assert [it.how for it in heard if isinstance(it, CacheUsed)] == ["fresh"]
 
 
 @pytest.mark.parametrize(

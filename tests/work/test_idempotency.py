@@ -119,6 +119,20 @@ def test_an_attempt_without_access_to_the_earlier_key_is_an_error(repeats: Polic
     assert seen == ["key-1"]
 
 
+class RefusesTheFirst(Policy):
+    async def around(self, call: Any, ctx: Context) -> Any:
+        if ctx.attempt == 1:
+            raise Boom
+        return await call(ctx)
+
+
+async def test_the_key_is_made_for_the_first_attempt_that_gets_to_it(world: World) -> None:
+    async def fn(ctx: Context) -> Any:
+        return key_for(ctx)
+
+    assert await world.execute(Pipeline(quick(2), RefusesTheFirst(), numbered()), fn) == "key-1"
+
+
 @pytest.mark.parametrize("make", [lambda: "", lambda: 5])
 def test_a_key_that_is_no_text_is_refused(make: Any) -> None:
     with pytest.raises(TypeError, match="make must return"):

@@ -36,7 +36,7 @@ from resilience import (
     current_context,
 )
 from resilience.integrations import asgi, wsgi
-from resilience.integrations.answers import answer_to
+from resilience.integrations.answers import FrameworkErrors, answer_to
 from tests.conftest import Watched, no_collector
 
 Endpoint = Callable[[], str]
@@ -158,6 +158,7 @@ def raising(error: Exception) -> Endpoint:
     ("error", "status", "retry_after"),
     [
         pytest.param(CircuitOpen("open", retry_after=0.2), 503, 1, id="soon"),
+        pytest.param(CircuitOpen("open", retry_after=0.0), 503, 1, id="now"),
         pytest.param(BulkheadFull("own", retry_after=nan), 503, None, id="not-a-number"),
         pytest.param(CircuitOpen("isolated"), 503, None, id="no-telling-when"),
         pytest.param(BulkheadFull("full"), 503, None, id="bulkhead"),
@@ -166,7 +167,14 @@ def raising(error: Exception) -> Endpoint:
         pytest.param(OVER, 504, None, id="deadline"),
         pytest.param(ExceptionGroup("all", [OVER, OVER]), 504, None, id="group-of-deadlines"),
         pytest.param(ExceptionGroup("all", [OVER, CircuitOpen("o", retry_after=7.0)]), 503, 7, id="mixed-group"),
+        *(
+            pytest.param(
+                ExceptionGroup("all", [CircuitOpen("o", retry_after=it) for it in waits]), 503, wait, id=f"{waits}"
+            )
+            for waits, wait in (((3.0, 7.0), 7), ((7.0, 3.0), 7), ((None, 1.0), 1), ((1.0, None), 1))
+        ),
         pytest.param(ExceptionGroup("all", [OVER, KeyError("bug")]), None, None, id="group-with-a-bug"),
+        pytest.param(ExceptionGroup("all", [KeyError("bug")]), None, None, id="group-of-bugs"),
         pytest.param(TimeoutExceeded("too slow"), 504, None, id="timeout"),
         pytest.param(TimeoutError("own"), None, None, id="own-timeout"),
         pytest.param(ExceptionGroup("all", [OVER, TimeoutExceeded("too slow")]), 504, None, id="group-of-timeouts"),
@@ -191,6 +199,7 @@ def test_the_response_has_a_status_and_a_wait_and_no_details(service: Service) -
         (raising(Secret("open", retry_after=29.5)), 503, "30"),
         (raising(RateLimited("no")), 429, None),
         (raising(OVER), 504, None),
+        (raising(TimeoutExceeded("too slow")), 504, None),
         (raising(KeyError("bug")), 500, None),
         (lambda: "fine", 200, None),
     ]
@@ -200,6 +209,7 @@ def test_the_response_has_a_status_and_a_wait_and_no_details(service: Service) -
         assert "secret" not in answer.text
         assert (answer.text == "the service is not available now\n") is (status == 503)
         assert (answer.text == "fine") is (status == 200)
+    assert service.get(raising(OVER)).text == "the deadline of the request has passed\n"
 
 
 @pytest.mark.parametrize("names", [*permutations(["ResilienceMiddleware", "DeadlineMiddleware"])])
@@ -254,4 +264,13 @@ def test_an_answered_error_is_freed_without_the_cyclic_collector() -> None:
         app = wsgi.ResilienceMiddleware(lambda environ, start_response: watched.fail(lambda: CircuitOpen("open")))
         assert app({}, lambda status, headers, error: None)
         assert watched.seen
+        assert watched.alive == []
+
+
+def test_nothing_of_a_request_is_kept_after_it() -> None:
+    """A thread of the server works for many."""
+    watched = Watched()
+    with no_collector():
+        with watched.watch(FrameworkErrors(answer_to)):
+            pass
         assert watched.alive == []

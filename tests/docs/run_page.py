@@ -15,8 +15,8 @@ A function `test_...` without parameters is a test, as for pytest: it is called 
 
 All output must be shown on the page, and each line with an expected result must be reached: a function that is never
 called proves nothing. In an expected result, `...` stands for any text. A warning is an error, a page that takes longer
-than `LIMIT` seconds is stopped, and an error is reported with the page and the line. Nothing is patched, so pages use
-short delays.
+than `LIMIT` seconds is stopped, and an error is reported with the page and the line. It runs in an empty folder, which
+is removed at its end. Nothing is patched, so pages use short delays.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import io
 import linecache
 import re
 import sys
+import tempfile
 import threading
 import tokenize
 import traceback
@@ -213,8 +214,10 @@ def main(path: Path, name: str) -> int:
     unseen: list[str] = []
     sys.unraisablehook = lambda args: unseen.append(f"{args.err_msg}: {args.exc_value!r} in {args.object!r}")
     threading.excepthook = lambda args: unseen.append(f"{args.exc_value!r} in {args.thread!r}")
+    path = path.resolve()
     try:
-        run(path, name)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, contextlib.chdir(folder):
+            run(path, name)
     except Broken as error:
         print(error, file=sys.stderr)
         if error.__cause__ is not None:

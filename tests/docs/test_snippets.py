@@ -226,6 +226,13 @@ def test_warnings_and_unseen_exceptions_of_a_page_are_errors(lines: list[str], r
     assert report in done.stderr
 
 
+def test_the_files_of_a_page_do_not_stay(tmp_path: Path) -> None:
+    """So it can be run again, in a checkout, too."""
+    page = page_of(tmp_path, "```python", "open('new', 'x').close()", "```")
+    assert [execute(page, "page.md", tmp_path).returncode for _ in range(2)] == [0, 0]
+    assert list(tmp_path.iterdir()) == [page]
+
+
 def test_a_page_that_hangs_is_stopped_and_the_line_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a limit on real time."""
     quick = tmp_path / "quick.py"

@@ -126,6 +126,13 @@ def test_the_page_of_an_integration_covers_retries_timeouts_and_threads(answer: 
     assert [name for name, text in pages.items() if not re.search(answer, text)] == []
 
 
+def test_the_architecture_names_files_that_exist() -> None:
+    """By their path in the package."""
+    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", PAGES["docs/architecture.md"]))
+    assert len(named) >= 30
+    assert [name for name in sorted(named) if not (ROOT / "resilience" / name).exists()] == []
+
+
 # --- the README ------------------------------------------------------------------------------
 
 

@@ -19,13 +19,13 @@ def mark(error: Exception, circuit: int, number: int) -> None:
 
 def is_marked(error: BaseException, circuit: int, since: int) -> bool:
     """Whether a circuit has counted this error, a cause of it, or an error of a group, after failure `since`."""
-    counter, level, seen = (os.getpid(), circuit), [error], set[int]()
+    counter, level = (os.getpid(), circuit), [error]
     for _ in range(_MAX_DEPTH):
         if any(vars(it).get(_MARKS, {}).get(counter, 0) > since for it in level):
             return True
-        seen.update(map(id, level))
-        # Each error once: one of a group may have the group as its cause.
-        level = list({id(it): it for each in level for it in _causes_of(each) if id(it) not in seen}.values())
+        level = list({id(it): it for each in level for it in _causes_of(each)}.values())  # several may share a cause
+        if not level:
+            break
     return False
 
 

@@ -103,12 +103,11 @@ class Keyed(Policy[D_co], Generic[P_co, D_co]):
     ) -> None:
         if isinstance(make, Policy):  # a policy is callable, as it is a decorator
             raise TypeError(f"make must be a function that makes a policy for each key, not one policy: {make!r}")
+        self._resilience_set_up(locals())
         self._make = checks.plain_function("make", make, ("key",))
         self._key = checks.plain_function("key", key)
         self._max_keys = checks.whole("max_keys", max_keys)
         self._idle = checks.optional_seconds("idle", idle)
-        self._resilience_set_name(name)
-        self._resilience_settings = {"make": make, "key": key, "max_keys": max_keys, "idle": self._idle, "name": name}
         self._kept: dict[Hashable, _Kept[P_co]] = {}
         self._made = 0
         self._next_sweep = -inf  # the instant of the next sweep for idle policies

@@ -133,21 +133,22 @@ class Turns(Generic[W]):
     def seconds(self, costs: Units, now: float) -> float:
         """Return how many seconds a newcomer would wait."""
         with self._lock:
-            return self._next_locked(costs, now) - now
+            return self._next_locked(costs, now)[0] - now
 
     def join(self, turn: Turn[W], now: float) -> None:
         """Add a turn to the end of the queue and set `waits`; refuse it if its instant comes too late."""
         with self._lock:
             turn.joined = now
-            turn.instant = turn.due = at = self._next_locked(turn.costs, now)
-            if at > turn.latest:
+            turn.instant, until = self._next_locked(turn.costs, now)
+            turn.due = min(turn.instant, until)
+            if turn.instant > turn.latest:
                 self.rejected += 1
                 return
             self._close_fast_path_locked()
             turn.waits = True
             self._queue.append(turn)
             if self._plan is not None:
-                self._plan.take_in_order(turn.costs, at, now)
+                self._plan.take_in_order(turn.costs, turn.instant, now)
 
     def go(self, turn: Turn[W], now: float) -> Woken[W]:
         """Begin if the instant has come; leave if it would come too late; otherwise keep waiting, until `turn.due`."""
@@ -231,14 +232,14 @@ class Turns(Generic[W]):
             except IndexError:  # pragma: no cover (never under the GIL: no thread switch in those few lines)
                 continue
 
-    def _next_locked(self, costs: Units, now: float) -> float:
-        """Return the instant at which a newcomer could begin."""
-        first, rates, _ = self._first_locked(now)
+    def _next_locked(self, costs: Units, now: float) -> tuple[float, float]:
+        """Return the instant at which a newcomer could begin, and until when units are kept that it might use."""
+        first, rates, until = self._first_locked(now)
         if first is None:
             self._plan = None  # it has no turns left, and does not count later uses without the queue
         else:
             rates = self._plan_locked(now)
-        return rates.ready(costs, now)
+        return rates.ready(costs, now), until
 
     def _first_locked(self, now: float, judge: Turn[W] | None = None) -> tuple[Turn[W] | None, Together, float]:
         """Return the first turn that counts; the rates without the units that are kept for late ones, and until when.

@@ -419,6 +419,15 @@ def test_newcomers_do_not_wait_for_a_unit_that_is_kept_no_longer() -> None:
     assert turns.seconds(COST, 2.3) == pytest.approx(0.74)
 
 
+def test_a_newcomer_looks_again_when_a_unit_is_kept_no_longer() -> None:
+    """It is the only one in the queue that is not late, so no other turn would wake it."""
+    turns = turns_of(Window(3, 1.0))
+    _, live = behind_a_slow_one(turns, 1.12)
+    assert begin(turns, *live, until=2.1) == pytest.approx([2.04, 2.04])
+    turns.leave(live[-1], 2.1)
+    assert begin(turns, joined(turns, "newcomer", 2.1)) == pytest.approx([2.26])
+
+
 def test_several_turns_that_were_late_are_left_their_units() -> None:
     """One of each stalled event loop; the rest of the window is for the others."""
     turns = turns_of(Window(3, 1.0))

@@ -75,7 +75,10 @@ _ROOT = Context()
 
 
 class BlockContext(BlankContext):  # type: ignore[misc]  # final for users
-    """The context of a block, which may still be ambient after the end of the block."""
+    """The context of a block, which may still be ambient after the end of the block.
+
+    While the block begins, it counts as over. So an interrupt in between leaves no context of a block that never ran.
+    """
 
     __slots__ = ("is_over", "outer")
 

@@ -47,6 +47,7 @@ from resilience import (
     deadline,
     detached,
 )
+from resilience.ambient import get_ambient, innermost_open
 from resilience.clock import clock as process_clock
 from resilience.policies.flights import _enclosing
 from resilience.runtimes import workers
@@ -233,6 +234,23 @@ def interrupted(scene: str, at: int) -> int:
     with pytest.raises(CircuitIsolated):  # it is no nested call of the interrupted one
         breaker.call(int)
     return interruptions.count
+
+
+@pytest.mark.parametrize("make", [lambda: deadline(60), lambda: detached(60), lambda: next(Retry().attempts())])
+def test_an_interrupt_as_a_block_begins_leaves_no_context_behind(make: Callable[[], Any]) -> None:
+    """Even if the block is kept: by a variable, or by the traceback of the interrupt."""
+    blocks: list[Any] = []
+
+    def play(at: int) -> int:
+        blocks.append(make())
+        with ExitStack() as stack:
+            with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+                blocks[-1].__enter__()
+                stack.push(blocks[-1])
+            assert (innermost_open(get_ambient()) is None) == bool(at), f"after an interrupt at place {at}"
+        return interruptions.count
+
+    at_each_place(play, 3)
 
 
 def test_an_interrupt_anywhere_ends_a_race_with_an_attempt_beside_the_first() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from typing_extensions import override
 
 from resilience.circuit_state import CircuitState
-from resilience.outcome import Outcome
+from resilience.outcome import Failure, Outcome, Success
 
 __all__ = [
     "BulkheadFull",
@@ -270,3 +270,16 @@ def ends_with_the_deadline(error: BaseException | None) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(ends_with_the_deadline(leaf) for leaf in error.exceptions)
     return isinstance(error, DeadlineExceeded)
+
+
+def closable(ended: BaseException | Outcome[Any]) -> Any:
+    """Return what has to be closed if an outcome is discarded: the result, or the response that its error carries."""
+    if isinstance(ended, Success):
+        return ended.value
+    error = ended.error if isinstance(ended, Failure) else ended
+    if isinstance(error, RetriesExhausted) and error.last is not None:
+        return closable(error.last)
+    try:
+        return getattr(error, "response", None)
+    except Exception:  # a property that raises counts as no response
+        return None

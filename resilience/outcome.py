@@ -111,13 +111,3 @@ def describe(failed: Failed) -> tuple[str, str]:
     if isinstance(failed, Exception):
         return type(failed).__name__, describe_error(failed)
     return "result", type(failed.value).__name__
-
-
-def closable(failed: Failed) -> Any:
-    """Return the object to close if a failed attempt is discarded: the result, or the response of the error."""
-    if not isinstance(failed, Exception):
-        return failed.value
-    try:
-        return getattr(failed, "response", None)
-    except Exception:  # a property that raises counts as no response
-        return None

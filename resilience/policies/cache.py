@@ -26,6 +26,7 @@ from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.counter import Counter
+from resilience.errors import closable
 from resilience.events.dispatch import report_use, subscribers
 from resilience.formats import format_number
 from resilience.innermost import raise_if_cut_off
@@ -191,6 +192,7 @@ class Cache(Policy[Never]):
                     old = self._stale_after(error, key, old, ctx)
                     if old is None:
                         raise
+                    await ctx.runtime.close(closable(error))
                     return self._answer(old, ctx, "stale")
                 self._misses.add()
                 await self._keep_value(key, result, ctx.runtime)

@@ -12,12 +12,13 @@ from resilience import checks
 from resilience.ambient import get_ambient, reset_ambient, set_ambient
 from resilience.callables import Unknown, is_policy, name_of
 from resilience.context import Context
+from resilience.errors import closable
 from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import FallbackUsed
 from resilience.info import Listener
 from resilience.innermost import raise_if_cut_off
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
-from resilience.outcome import Failed, Failure, Outcome, Success, as_outcome, closable, unwrap_stop_iteration
+from resilience.outcome import Failed, Failure, Outcome, Success, as_outcome, unwrap_stop_iteration
 from resilience.policy import Call, Policy
 
 T = TypeVar("T")

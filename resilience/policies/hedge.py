@@ -12,7 +12,7 @@ from resilience import checks
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.errors import ends_with_the_deadline, is_refusal
+from resilience.errors import closable, ends_with_the_deadline, is_refusal
 from resilience.events.dispatch import emit, optional_listener
 from resilience.events.kinds import BudgetSpent, HedgeFinished, HedgeStarted
 from resilience.formats import format_number, format_percent
@@ -21,7 +21,7 @@ from resilience.info import Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
 from resilience.notes import annotate
-from resilience.outcome import Failure, Outcome, StoppedIteration, Success, closable
+from resilience.outcome import Failure, Outcome, StoppedIteration, Success
 from resilience.policies.latencies import Latencies, Quantile
 from resilience.policy import Call, Policy
 from resilience.record import History
@@ -262,7 +262,7 @@ class HedgePlan:
         return self._running > 0
 
     def _discard(self, outcome: Outcome[Any]) -> None:
-        resource = closable(outcome if isinstance(outcome, Success) else outcome.error)
+        resource = closable(outcome)
         if resource is not None:
             self.discarded.append(resource)
 

@@ -15,7 +15,7 @@ from resilience.backoff import Backoff, Randomness
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context, derive
-from resilience.errors import DeadlineExceeded, RetriesExhausted, is_refusal
+from resilience.errors import DeadlineExceeded, RetriesExhausted, closable, is_refusal
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
 from resilience.formats import format_seconds
@@ -23,7 +23,7 @@ from resilience.hints import allows, as_delay, asked_delay, is_repeatable
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
 from resilience.notes import annotate, is_handled_outside
-from resilience.outcome import Failed, Outcome, StoppedIteration, Success, as_outcome, closable
+from resilience.outcome import Failed, Outcome, StoppedIteration, Success, as_outcome
 from resilience.policies.copies import without_frames
 from resilience.record import History
 from resilience.repeats import FAILED, Budget, Refuser, give_back_refused, give_back_repeat, take_repeat

@@ -20,6 +20,7 @@ from tests.callers import KeywordsOnly, Slow, ask_from_everywhere
 from tests.conftest import Boom, FakeClock, Frozen, Script, Watched, World, no_collector
 from tests.contention.storm import Gauge, Storm
 from tests.functions import raising
+from tests.policies.retries import Response
 
 
 def same_key(*args: Any) -> str:
@@ -149,6 +150,20 @@ async def test_a_stale_value_is_returned_if_the_refresh_fails(world: World, cloc
     assert script.calls == 4  # one refresh at most in each second
     assert counts(cache) == (0, 3, 0, 2)  # each of the five calls is counted once
     assert [it.how for it in heard if type(it).__name__ == "CacheUsed"] == ["stale"] * 3
+
+
+async def test_the_response_of_a_failed_refresh_is_closed_if_the_answer_is_stale(
+    world: World, clock: FakeClock
+) -> None:
+    """No caller gets that failure. If it is raised, the caller may read its response."""
+    answered, raised = Boom(), Boom()
+    answered.response, raised.response = Response(), Response()  # type: ignore[attr-defined]
+    cache, script = make_cache(stale=5), Script("old", answered, raised)
+    for seconds in (0, 10, 10):
+        clock.advance(seconds)
+        await world.attempt(cache, script.function())
+    assert script.calls == 3
+    assert (answered.response.closed, raised.response.closed) == (1, 0)  # type: ignore[attr-defined]
 
 
 async def test_a_value_that_becomes_too_old_in_its_refresh_is_not_returned(threads: World, clock: FakeClock) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import Context, Failure, Fallback, Outcome, Policy, Retry, Success, Timeout, events
+from resilience import Context, Failure, Fallback, Outcome, Policy, RetriesExhausted, Retry, Success, Timeout, events
 from tests.conftest import Boom, Frozen, Script, World, shown
 from tests.functions import raising
 from tests.policies.retries import Response, bad
@@ -46,6 +46,24 @@ async def test_a_replaced_result_and_the_response_of_a_replaced_failure_are_clos
     assert await run(world, Fallback("value", on_result=bad), result) == "value"
     assert await run(world, Fallback("value"), failure) == "value"
     assert (result.closed, response.closed) == (1, 1)
+
+
+async def test_what_an_inner_retry_has_given_up_with_is_closed_if_a_value_replaces_it(world: World) -> None:
+    """With `wrap`, its error carries the last outcome: a result, or a failure, which may carry a response."""
+    result, response = Response(), Response()
+    failure = Boom()
+    failure.response = response  # type: ignore[attr-defined]
+    retry = Retry(1, on=Boom, on_result=bad, wrap=True)
+    for outcome in (result, failure):
+        assert await run(world, Fallback("value").wrap(retry), outcome) == "value"
+        assert (
+            await run(world, Fallback("value").wrap(Retry(1, on=RetriesExhausted, wrap=True), retry), outcome)
+            == "value"
+        )
+    assert (result.closed, response.closed) == (2, 2)
+    with pytest.raises(RetriesExhausted):
+        raise await run(world, retry, result)
+    assert result.closed == 2
 
 
 async def test_a_result_that_is_returned_or_passed_to_a_handler_is_not_closed(world: World) -> None:

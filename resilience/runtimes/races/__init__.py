@@ -25,7 +25,8 @@ from math import inf
 from typing import Any, final
 
 from resilience.clock import clock
-from resilience.outcome import Failure, Outcome, Success, closable, unwrap_stop_iteration
+from resilience.errors import closable
+from resilience.outcome import Failure, Outcome, Success, unwrap_stop_iteration
 from resilience.runtimes.base import Plan, Runtime, Waiter
 
 
@@ -87,7 +88,7 @@ class Race(ABC):
             self._running.pop(number, None)
         try:
             if self._is_decided:
-                late = closable(outcome if isinstance(outcome, Success) else outcome.error)
+                late = closable(outcome)
                 if late is not None:
                     await self._close(late)
             elif self._plan.ended(number, outcome):

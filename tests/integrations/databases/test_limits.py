@@ -184,12 +184,12 @@ def test_a_connection_without_its_limits_is_not_interrupted(path: Path, monkeypa
     wait_until(lambda: not limits._interrupter._is_running)
     with closing(connecting(path, PATIENCE)()) as connection, closing(connecting(path)()) as other:
         (its_own,) = connection.execute("PRAGMA busy_timeout").fetchone()
-        with monkeypatch.context() as patch, deadline(0.01), pytest.raises(WorkersExhausted):
+        with monkeypatch.context() as patch, deadline(0.2) as budget, pytest.raises(WorkersExhausted):
             patch.setattr(workers.pool, "begin", raising(WorkersExhausted("no thread")))
             with StatementLimits(connection):
                 pass
         with deadline(PATIENCE), StatementLimits(other):
-            time.sleep(0.05)
+            time.sleep(budget.remaining() + 0.05)
             assert connection.execute(LONG).fetchone() == (100_000,)
         assert connection.execute("PRAGMA busy_timeout").fetchone() == (its_own,)
 

@@ -25,7 +25,7 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.hints import forbid_repeat
-from resilience.integrations.attempts import Attempts
+from resilience.integrations._calls import ClientCall
 from resilience.integrations.grpc.answers import Answer, DeadlineStatus, aio_answer
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.wire import parse_milliseconds
@@ -157,7 +157,7 @@ class OutOfTime(DeadlineExceeded):
 
 
 @final
-class Call(Attempts):
+class Call(ClientCall):
     """One call through a policy: the function that the policy calls for each attempt.
 
     :param continuation: grpc's function that makes an attempt.
@@ -195,7 +195,8 @@ class Call(Attempts):
     async def _run(self) -> Any:
         """Return what grpc hands to the caller."""
         try:
-            return self._call_of(await self._execute(self._policy, self._context()))
+            reply = self._execute(self._policy, self._context())
+            return self._call_of(await reply if self.in_tasks else reply)
         except DeadlineExceeded as error:
             status: Any = error.status if isinstance(error, OutOfTime) else None
             status = status or DeadlineStatus(*error.args, policy=error.policy, timeout=error.timeout)

@@ -35,7 +35,7 @@ from resilience.ambient import ambient_deadline
 from resilience.clock import clock
 from resilience.context import Context, waits_until
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
-from resilience.integrations.attempts import Attempts
+from resilience.integrations._calls import ClientCall
 from resilience.integrations.http.bodies import IN_MEMORY, Body
 from resilience.integrations.http.limits import inform_limiters
 from resilience.integrations.http.perhost import policy_for
@@ -55,7 +55,7 @@ _WAS_DISCARDED = "time ran out in a wait that took too long, and the last respon
 _BODY_IS_LATE = "the time was over before the whole body was read; Rules(limit_body=False) lets bodies take longer"
 
 
-class Exchange(Attempts, Repeatable):
+class Exchange(ClientCall, Repeatable):
     """One request on its way through a policy. A client's description derives from this."""
 
     #: The class of the client's responses.
@@ -163,7 +163,8 @@ class Exchange(Attempts, Repeatable):
         """Return the response that the policy chose, or a fallback's answer."""
         kept: Any = None
         try:
-            kept = await self._execute(policy_for(self.settings.policies, self._url))
+            result = self._execute(policy_for(self.settings.policies, self._url))
+            kept = await result if self.in_tasks else result
         except Exception as error:
             kept = self._response_in(error)
             if kept is None:

@@ -20,7 +20,7 @@ from resilience import checks
 from resilience.callables import maybe_await
 from resilience.context import Context, waits_until
 from resilience.hints import forbid_repeat
-from resilience.integrations.attempts import Attempts
+from resilience.integrations._calls import ClientCall
 from resilience.integrations.redis.commands import Command, also_repeatable, may_repeat
 from resilience.policies.keyed import Keyed
 from resilience.policies.timeout import Timeout
@@ -42,7 +42,7 @@ class OutcomeUnknown(RedisTimeoutError):
 class PolicyDriven:
     """The common base of the two Retry classes. Copies, of which redis-py makes many, share the policy."""
 
-    in_tasks: ClassVar[bool]  #: whether the functions of redis-py return awaitables
+    _in_tasks: ClassVar[bool]  #: whether the functions of redis-py return awaitables
     _supported_errors: tuple[type[Any], ...]
 
     def __init__(self, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> None:
@@ -102,7 +102,7 @@ class PolicyRetry(PolicyDriven, _Retry):
     :raises ValueError: for a `Timeout` that is not cooperative, or a `Hedge`.
     """
 
-    in_tasks = False
+    _in_tasks = False
 
     def __init__(self, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> None:
         super().__init__(policy, repeat_writes=repeat_writes)
@@ -118,7 +118,7 @@ class PolicyRetry(PolicyDriven, _Retry):
 class AsyncPolicyRetry(PolicyDriven, _AsyncRetry):
     """`PolicyRetry` for `redis.asyncio`. Its policy may contain any `Timeout`: the task is cancelled."""
 
-    in_tasks = True
+    _in_tasks = True
 
 
 async def _with_limit(do: Callable[[], Awaitable[Any]], ctx: Context) -> Any:
@@ -144,7 +144,7 @@ def current_call(retry: object) -> Call | None:
 
 
 @final
-class Call(Attempts):
+class Call(ClientCall):
     """One execution: the function that the policy calls for each attempt, and the state that attempts share."""
 
     def __init__(
@@ -156,7 +156,7 @@ class Call(Attempts):
         with_failure_count: bool,
     ) -> None:
         self.retry: PolicyDriven = retry
-        self.in_tasks: bool = retry.in_tasks
+        self.in_tasks: bool = retry._in_tasks
         self.ctx: Context | None = None  # the context of the running attempt
         self.__qualname__ = "redis_command"  # the default operation of the execution
         self._do = do
@@ -173,7 +173,8 @@ class Call(Attempts):
     @override
     async def _run(self) -> Any:
         try:
-            return await self._execute(self.retry.policy)
+            result = self._execute(self.retry.policy)
+            return await result if self.in_tasks else result
         except Exception as error:
             if self._in_doubt is not None:  # a Timeout has cut it off
                 forbid_repeat(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Coroutine
 from typing import Any
 
@@ -12,7 +12,7 @@ from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 
 
-class Attempts(ABC):
+class ClientCall:
     """A call that consists of attempts, and the function that a policy calls for each attempt.
 
     Both are coroutines. For a blocking client they are driven: everything that they await has already finished.
@@ -39,8 +39,9 @@ class Attempts(ABC):
     @abstractmethod
     async def _attempt(self, ctx: Context) -> Any: ...
 
-    async def _execute(self, policy: Policy[Any], ctx: Context | None = None) -> Any:
-        """Let the policy make the attempts. `Policy.execute` would first examine how this object is called."""
-        if self.in_tasks:
-            return await aprotect(policy, self, ctx, takes_context=True)()
-        return protect(policy, self, ctx, takes_context=True)()
+    def _execute(self, policy: Policy[Any], ctx: Context | None = None) -> Any:
+        """Let the policy make the attempts. In tasks, the result is awaited.
+
+        `Policy.execute` would examine for each call how this object is called.
+        """
+        return (aprotect if self.in_tasks else protect)(policy, self, ctx, takes_context=True)()

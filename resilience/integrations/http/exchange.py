@@ -190,7 +190,8 @@ class Exchange(ClientCall, Repeatable):
         self._is_over = True
         received = [it for number in self._open.copy() if (it := self._open.pop(number, None)) is not None]
         self._body = IN_MEMORY
-        self._release_request()
+        if self.in_tasks:  # an abandoned thread may still need it
+            self._release_request()
         return [it for it in received if it is not kept]
 
     def _release_request(self) -> None:

@@ -183,8 +183,7 @@ class _Call(Exchange):
 
     @override
     def _release_request(self) -> None:
-        if self.in_tasks:  # an abandoned thread may still need them
-            del self._options
+        del self._options
 
 
 def _is_timeout(value: Any) -> bool:

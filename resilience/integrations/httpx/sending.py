@@ -201,9 +201,8 @@ class Sending(Exchange):
 
     @override
     def _release_request(self) -> None:
-        if self.in_tasks:  # an abandoned thread may still need it
-            self._progress = None  # it refers to the caller's trace
-            del self._request
+        self._progress = None  # it refers to the caller's trace
+        del self._request
 
 
 def _found_closed_connection(error: Exception) -> bool:

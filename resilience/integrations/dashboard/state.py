@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 from resilience.integrations.telemetry import Observed
-from resilience.integrations.telemetry.observed import Watched
+from resilience.integrations.telemetry.instruments import Watched
 from resilience.policies.adaptive_limit import AdaptiveLimit
 from resilience.policies.adaptive_throttle import AdaptiveThrottle
 from resilience.policies.bulkhead import Bulkhead

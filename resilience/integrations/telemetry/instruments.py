@@ -14,6 +14,7 @@ from resilience.policies.adaptive_limit import AdaptiveLimit
 from resilience.policies.adaptive_throttle import AdaptiveThrottle
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.cache import Cache
+from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.keyed import Keyed
 from resilience.policies.rate_limiter import RateLimiter
 from resilience.policy import Policy
@@ -127,7 +128,10 @@ _AT_ONCE = {
     "limit": _gauge("{call}", "bulkhead.limit", "Calls that a bulkhead lets run at once.", *_POLICY),
 }
 
-#: The gauges for the statistics of each kind of policy, by the name of the statistic.
+#: The policies with a state that can be read at any time.
+Watched: TypeAlias = AdaptiveLimit | AdaptiveThrottle | Bulkhead | Cache | CircuitBreaker | Keyed | RateLimiter
+
+#: The gauges for the statistics of each kind of them, by the name of the statistic. A circuit has one for its state.
 STATISTICS: dict[type[Policy[Any]], dict[str, Instrument]] = {
     Bulkhead: _AT_ONCE,
     AdaptiveLimit: _AT_ONCE,

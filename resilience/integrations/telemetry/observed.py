@@ -8,19 +8,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, final
 from weakref import ref
 
 from resilience.circuit_state import CircuitState
-from resilience.integrations.telemetry.instruments import ABANDONED, CIRCUIT_STATE, STATISTICS, Measurement
-from resilience.policies.adaptive_limit import AdaptiveLimit
-from resilience.policies.adaptive_throttle import AdaptiveThrottle
-from resilience.policies.bulkhead import Bulkhead
-from resilience.policies.cache import Cache
+from resilience.integrations.telemetry.instruments import ABANDONED, CIRCUIT_STATE, STATISTICS, Measurement, Watched
 from resilience.policies.circuit_breaker import CircuitBreaker
-from resilience.policies.keyed import Keyed
-from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
-
-#: The policies with a state that can be read at any time.
-Watched: TypeAlias = AdaptiveLimit | AdaptiveThrottle | Bulkhead | Cache | CircuitBreaker | Keyed | RateLimiter
 
 
 class ManyPolicies(Protocol):

@@ -58,13 +58,13 @@ class Context:
         "runtime",
     )
 
-    #: Instant on the process clock (`time.monotonic`) at which the budget is used up; infinity for none.
     deadline: float
-    #: 1 for the first attempt.
+    """Instant on the process clock (`time.monotonic`) at which the budget is used up; infinity for none."""
     attempt: int
-    #: The waits, timers and races that a policy may await, for threads, tasks or simulated time. Outside an execution,
-    #: it is detected at each use: tasks in an event loop, threads elsewhere.
+    """1 for the first attempt."""
     runtime: Runtime
+    """The waits, timers and races that a policy may await, for threads, tasks or simulated time. Outside an execution,
+    it is detected at each use: tasks in an event loop, threads elsewhere."""
 
     _function: Any  # the function that is called; None outside an execution
     _arguments: tuple[Any, ...] | None  # None: the function is called with its context

@@ -42,8 +42,8 @@ class Executable(ABC, Generic[D_co]):
     `D` is what it may return besides the call's own result.
     """
 
-    #: The name in errors and events.
     name: str
+    """The name in errors and events."""
 
     # The names of private attributes begin with `_resilience_`, so that they do not collide with those of a subclass.
     _resilience_keeps_record: bool = False  # whether it needs a record of each execution

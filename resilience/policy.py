@@ -55,12 +55,12 @@ class Policy(Executable[D_co]):
     'HELLO'
     """
 
-    #: The name of this policy in errors and events; by default, the name of its class.
     name: str = "Policy"
+    """The name of this policy in errors and events; by default, the name of its class."""
 
-    #: Whether it may run its call several times at once, with `ctx.runtime.race`. In threads, the policies inside it
-    #: then always run as coroutines.
     races: ClassVar[bool] = False
+    """Whether it may run its call several times at once, with `ctx.runtime.race`. In threads, the policies inside it
+    then always run as coroutines."""
 
     # The names of private attributes begin with `_resilience_`, so that they do not collide with those of a subclass.
     # Whether it may run the rest of the chain several times: then a limit inside it is a limit for each attempt.

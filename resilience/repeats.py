@@ -72,8 +72,8 @@ class RetryBudget:
         self._saved = checks.within("saved", saved, 1)
         self._per_second = checks.within("per_second", per_second, 0)
         self._successes = Counter()
-        #: Note that a call succeeded. It takes no lock: the earnings are added up when the balance is next used.
         self.succeeded: Callable[[], object] = self._successes.add
+        """Note that a call succeeded. It takes no lock: the earnings are added up when the balance is next used."""
         self._lock: threading.RLock
         self._balance: float
         self._refused: int

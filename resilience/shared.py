@@ -22,10 +22,10 @@ class MemoryStore:
     def __init__(self, entries: MutableMapping[str, Any] | None = None) -> None:
         if entries is not None and not isinstance(entries, MutableMapping):
             raise TypeError(f"entries must be a mutable mapping, not {entries!r}")
-        #: The stored entries.
         self.entries: MutableMapping[str, Any] = {} if entries is None else entries
-        #: Held during each step that reads or changes the entries.
+        """The stored entries."""
         self.lock: AbstractContextManager[object] = threading.RLock()
+        """Held during each step that reads or changes the entries."""
         forks.reset_after_fork(self, MemoryStore._reset)
 
     def __repr__(self) -> str:

@@ -333,8 +333,8 @@ class Attempt(Block):
         self._attempts = attempts
         self._ctx = self._token = None
         self.entered: bool = False  # never reset: a second entry would overwrite the token of the first
-        #: 1 for the first attempt.
         self.number: int = number
+        """1 for the first attempt."""
 
     def __enter__(self) -> Attempt:
         if self.entered:

@@ -51,8 +51,8 @@ class Timeout(Policy[Never]):
     True
     """
 
-    #: How many abandoned calls may be running in this process before new ones are refused; 128 by default.
     max_abandoned: ClassVar[int] = DEFAULT_MAX_ABANDONED
+    """How many abandoned calls may be running in this process before new ones are refused; 128 by default."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ def test_a_constructor_names_and_documents_each_parameter(constructor: type) -> 
 # --- in an editor ----------------------------------------------------------------------------
 
 SOURCE = f'''
-from resilience import Policy, {", ".join(it.__name__ for it in CONSTRUCTORS)}
+from resilience import Policy, current_context, {", ".join(it.__name__ for it in CONSTRUCTORS)}
 
 @Fallback(None).wrap(Retry())
 def fetch(url: str, *, times: int = 1) -> int:
@@ -71,6 +71,16 @@ SHOWN = {
     },
     "fetch": "url times: Fetch a page.",
     "Client().get": "url: Fetch it later.",
+}
+#: Attributes, and the beginning of what an editor must show for them.
+ATTRIBUTES = {
+    "Retry().name": "The name of this policy",
+    "Timeout.max_abandoned": "How many abandoned calls",
+    "current_context().attempt": "1 for the first attempt",
+    "current_context().deadline": "Instant on the process clock",
+    "current_context().operation": "The name of the operation",
+    "next(iter(Retry().attempts())).number": "1 for the first attempt",
+    "CircuitBreaker().state": "The state of the circuit",
 }
 
 
@@ -156,6 +166,14 @@ def test_hovering_shows_parameters_and_docstring(editor: Editor, expression: str
     signature, found, _ = text.partition(documentation)
     assert found, text
     assert names_in(signature) == set(names.split()), text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("expression", "documentation"), ATTRIBUTES.items(), ids=ATTRIBUTES)
+def test_hovering_shows_the_docstring_of_an_attribute(editor: Editor, expression: str, documentation: str) -> None:
+    """A docstring below it: editors do not read the comments above."""
+    text = editor.show("hover", expression, len(expression) - 1)["contents"]["value"]
+    assert documentation in text
 
 
 @pytest.mark.slow

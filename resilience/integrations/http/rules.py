@@ -33,8 +33,8 @@ class TransientStatus(ResilienceError):
     :param retry_after: how many seconds the server asks to wait; None if it does not.
     """
 
-    #: Whether the request may be sent again. If it is False, a Retry gives up.
     repeatable: bool = True
+    """Whether the request may be sent again. If it is False, a Retry gives up."""
     _exchange: object = None  # refers to the exchange whose response it stands for
 
     def __init__(

@@ -109,5 +109,13 @@ def matched(outcome: Outcome[int]) -> str:
             return str(error)
 
 
+def by_its_error(outcome: Outcome[int]) -> int:
+    if outcome.error is not None:
+        assert_type(outcome.error, Exception)
+        raise outcome.error
+    assert_type(outcome, Success[int])
+    return outcome.value
+
+
 def through_a_parameter(policy: Policy[int], fn: Callable[[Context], str]) -> None:
     assert_type(policy.execute(fn), "str | int")

@@ -69,6 +69,13 @@ async def arguments() -> None:
     Retry()(42)  # type: ignore[call-overload]
 
 
+class Properties:
+    @Retry()  # type: ignore[prop-decorator]
+    @property
+    def above(self) -> int:
+        return 1
+
+
 def clients() -> None:
     Retry().proxy(Client()).post("u")  # type: ignore[attr-defined]
     Retry().proxy(Client()).get(1)  # type: ignore[arg-type]

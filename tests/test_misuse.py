@@ -378,9 +378,9 @@ async def test_an_around_that_does_not_await_is_refused_by_name(
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with refused(TypeError, rf"{type(policy).__name__}\.around", remedy):
+        with refused(TypeError, rf"^{type(policy).__name__}\.around", remedy):
             await world.execute(around(policy), fn)
-        with refused(TypeError, rf"{type(policy).__name__}\.around", remedy):
+        with refused(TypeError, rf"^{type(policy).__name__}\.around", remedy):
             await streamed(world, around(policy), Source(world, [1])).all()
 
 

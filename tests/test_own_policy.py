@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from typing import Any
@@ -118,6 +119,20 @@ async def test_a_timer_of_a_custom_policy_does_not_outlive_an_outer_timeout(anyw
 
     assert type(await anywhere.attempt(Timeout(0.01).wrap(Hurried()), hang)) is TimeoutExceeded
     assert anywhere.now() == pytest.approx(0.01)
+
+
+async def test_an_error_of_asyncio_in_a_custom_policy_is_raised_in_a_task(in_asyncio: World) -> None:
+    """In blocking code, such an error says that the policy needs an event loop."""
+
+    class Reenters(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            limit = asyncio.timeout(5)
+            for _ in range(2):
+                async with limit:
+                    await call(ctx)
+
+    with pytest.raises(RuntimeError, match="already been entered"):
+        await Retry().wrap(Reenters()).acall(asyncio.sleep, 0)
 
 
 class Gate(Policy):

@@ -90,6 +90,19 @@ async def test_a_block_inside_an_execution_keeps_its_properties(world: World, ho
     assert seen == [(3.0, "op", 1), (5.0, "op", 1)]
 
 
+@each_block
+async def test_a_block_inside_an_attempt_keeps_its_number(world: World, how: str) -> None:
+    seen: list[int] = []
+
+    async def fn(ctx: Context) -> None:
+        async with block(world, how, 3.0):
+            seen.append(current_context().attempt)
+        raise Boom
+
+    assert type(await world.attempt(Retry(2, on=Boom, backoff=[0]), fn)) is Boom
+    assert seen == [1, 2]
+
+
 async def test_a_plain_block_does_not_cut_off(world: World) -> None:
     """It runs to its end; `check` raises inside."""
     with deadline(0.005) as ctx:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -213,14 +214,18 @@ async def test_a_call_begun_under_an_earlier_limit_is_left_out_of_the_latency(th
     ],
 )
 async def test_the_limit_keeps_bounds(threads: World, clock: FakeClock, results: list[Any], limits: list[int]) -> None:
-    """The limit in use is the integer part of the learned one."""
-    limit = AdaptiveLimit(Recording(*results), initial=5, least=2, most=10, min_samples=1, headroom=100)
-    seen = []
+    """The limit in use is the integer part of the learned one. Only its changes are reported."""
+    seen = [5]
+    changes: list[events.LimitChanged] = []
+    limit = AdaptiveLimit(
+        Recording(*results), initial=5, least=2, most=10, min_samples=1, headroom=100, on_change=changes.append
+    )
     for _ in limits:
         await call_lasting(threads, clock, limit, 1)
         clock.advance(10)
         seen.append(limit.stats().limit)
-    assert seen == limits
+    assert seen[1:] == limits
+    assert [(it.old, it.new) for it in changes] == [(old, new) for old, new in pairwise(seen) if old != new]
 
 
 async def test_a_raised_limit_admits_waiting_calls_at_once(virtual_tasks: Virtual) -> None:

@@ -438,12 +438,16 @@ def test_a_loser_that_ends_together_with_the_race_leaves_no_reference_cycle(thre
 
 
 def test_the_first_attempt_goes_on_if_a_hedge_gets_no_worker(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hedge does not begin, and is not reported."""
+    hedged: list[object] = []
+
     def fn(ctx: Context) -> int:
         monkeypatch.setattr(Timeout, "max_abandoned", 0)
         time.sleep(0.25)
         return ctx.hedge
 
-    assert Hedge(0.2, budget=None).execute(fn) == 0
+    assert Hedge(0.2, budget=None, on_hedge=hedged.append).execute(fn) == 0
+    assert hedged == []
 
 
 class Interrupted(Policy[Any]):
@@ -460,6 +464,22 @@ class Interrupted(Policy[Any]):
 def test_an_interrupt_in_an_attempt_that_an_outer_timeout_cuts_off_is_not_lost(threads: World) -> None:
     with pytest.raises(KeyboardInterrupt):
         Timeout(0.05).wrap(Hedge(0), Interrupted()).execute(threads.native(threads.hang))
+
+
+def test_a_policy_that_waits_as_an_outer_timeout_cuts_it_off_is_not_cut_off_again(threads: World) -> None:
+    ended: list[int] = []
+
+    class Slow(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            try:
+                return await call(ctx)
+            finally:
+                await ctx.sleep(0.02)
+                ended.append(ctx.hedge)
+
+    with pytest.raises(TimeoutError):
+        Timeout(0.05).wrap(Hedge(5), Slow()).execute(threads.native(threads.hang))
+    assert ended == [0]
 
 
 async def test_timers_of_ended_attempts_and_ended_waits_are_ignored(anywhere: Virtual) -> None:

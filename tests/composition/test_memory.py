@@ -614,6 +614,20 @@ async def test_a_task_that_outlives_its_call_keeps_no_earlier_calls(in_asyncio: 
     assert kept[9] <= kept[1]
 
 
+async def test_a_task_that_outlives_its_block_keeps_no_call_around_the_block(in_asyncio: World) -> None:
+    tasks: list[asyncio.Task[None]] = []
+
+    async def fn(heavy: Heavy) -> None:
+        with deadline(60):
+            tasks.append(asyncio.create_task(asyncio.sleep(60)))
+
+    watched = Watched()
+    await Retry(2).wrap(listeners=[str]).acall(fn, watched.watch(Heavy()))
+    gc.collect()
+    assert (watched.seen, watched.alive) == (1, [])
+    tasks[0].cancel()
+
+
 # --- no growth -------------------------------------------------------------------------------
 
 CALLS = 20_000

@@ -28,6 +28,7 @@ from resilience import (
     current_context,
     events,
 )
+from resilience.clock import clock as process_clock
 from resilience.runtimes.races import ScheduledCall
 from resilience.runtimes.races.threads import ThreadEngine
 from resilience.testing import virtual_time
@@ -466,7 +467,11 @@ def test_an_interrupt_in_an_attempt_that_an_outer_timeout_cuts_off_is_not_lost(t
         Timeout(0.05).wrap(Hedge(0), Interrupted()).execute(threads.native(threads.hang))
 
 
-def test_a_policy_that_waits_as_an_outer_timeout_cuts_it_off_is_not_cut_off_again(threads: World) -> None:
+@pytest.mark.parametrize("is_interrupted", [False, True], ids=["timeout", "interrupt"])
+def test_a_policy_that_waits_as_it_is_cut_off_is_not_cut_off_again(
+    threads: World, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    """By an outer Timeout, or by Ctrl-C while the thread waits for the function."""
     ended: list[int] = []
 
     class Slow(Policy):
@@ -477,7 +482,13 @@ def test_a_policy_that_waits_as_an_outer_timeout_cuts_it_off_is_not_cut_off_agai
                 await ctx.sleep(0.02)
                 ended.append(ctx.hedge)
 
-    with pytest.raises(TimeoutError):
+    def interrupted(lock: Any, seconds: float | None) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    if is_interrupted:
+        monkeypatch.setattr(process_clock, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt if is_interrupted else TimeoutError):
         Timeout(0.05).wrap(Hedge(5), Slow()).execute(threads.native(threads.hang))
     assert ended == [0]
 

@@ -31,7 +31,7 @@ from resilience import (
 )
 from resilience.integrations.grpc import PolicyInterceptor
 from resilience.integrations.http import NotRepeatable
-from tests.conftest import Frozen, Heavy, Watched, no_collector
+from tests.conftest import FakeClock, Frozen, Heavy, Watched, no_collector
 from tests.custom import Recording, Twice
 from tests.integrations.grpc.services import (
     EXCEEDED,
@@ -306,6 +306,21 @@ class TestDeadline:
             fallback = Fallback(handler=lambda failure, ctx: failures.append(failure.error) or b"cached")
             assert client.call(fallback, "One") == b"cached"
         assert isinstance(failures[0], grpc.RpcError)
+
+    def test_says_nothing_about_another_failure_of_the_server(
+        self, client: Client, dependency: Dependency, clock: FakeClock
+    ) -> None:
+        """Although that arrives when the time is up."""
+
+        class Seen(list[Any]):
+            def append(self, call: Any) -> None:
+                clock.advance(PATIENCE)
+
+        dependency.steps, dependency.seen = [INTERNAL], Seen()
+        breaker = CircuitBreaker(1)
+        with deadline(PATIENCE):
+            assert status(lambda: client.call(breaker, "One")) is INTERNAL
+        assert breaker.stats().state.name == "OPEN"
 
     def test_is_shared_by_all_attempts(self, client: Client, dependency: Dependency) -> None:
         """A stub's `timeout` is for the whole call, as in gRPC, not for each attempt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial, reduce
 from itertools import permutations
 from math import inf, nan
@@ -263,6 +264,22 @@ def test_an_answered_error_is_freed_without_the_cyclic_collector() -> None:
     with no_collector():
         app = wsgi.ResilienceMiddleware(lambda environ, start_response: watched.fail(lambda: CircuitOpen("open")))
         assert app({}, lambda status, headers, error: None)
+        assert watched.seen
+        assert watched.alive == []
+
+
+def test_an_error_that_comes_too_late_for_an_answer_is_freed_without_the_cyclic_collector() -> None:
+    def start_response(status: str, headers: Any, error: Any) -> None:
+        try:
+            raise error[1]  # as a server does if the headers have been sent
+        finally:
+            del error
+
+    watched = Watched()
+    with no_collector():
+        app = wsgi.ResilienceMiddleware(lambda environ, start_response: watched.fail(lambda: CircuitOpen("open")))
+        with suppress(CircuitOpen):
+            app({}, start_response)
         assert watched.seen
         assert watched.alive == []
 

@@ -373,7 +373,8 @@ class TestContextOfAWsgiApp:
     def test_is_ambient_in_every_step_of_the_body_and_not_between_them(self) -> None:
         """A WSGI body runs after the app has returned, in the server's loop, perhaps in another thread."""
         body = Body(b"a", b"b")
-        server = Server(wsgi.DeadlineMiddleware(answering(body)), **{FIELD: "60000"})
+        environ = {FIELD: "60000", "wsgi.file_wrapper": FileWrapper}
+        server = Server(wsgi.DeadlineMiddleware(answering(body)), **environ)
         items = server.items()
         assert next(items) == b"a"
         assert current_context().deadline == inf

@@ -98,7 +98,14 @@ def test_the_url_of_a_client_is_that_of_the_same_host(make: Callable[[str], Any]
     assert len(policies.policies) == 1
 
 
-@pytest.mark.parametrize("url", ["example.org", "example.org:443", "https://", "/users", ""])
+def test_the_number_of_hosts_is_bounded() -> None:
+    policies = PerHost(lambda origin: Retry(), max_hosts=2)
+    for host in "abc":
+        policies.for_host(f"https://{host}.example")
+    assert list(policies.policies) == ["https://b.example:443", "https://c.example:443"]
+
+
+@pytest.mark.parametrize("url", ["example.org", "example.org:443", "//example.org", "https://", "/users", ""])
 def test_an_incomplete_url_is_refused(url: str) -> None:
     """A name alone would be another host than the one of the requests."""
     with pytest.raises(ValueError, match="url must have a scheme and a host, as "):

@@ -1,7 +1,7 @@
 """`python -m tests.mutation`: put small faults into the code, one at a time, and print those that no test notices.
 
     pip install cosmic-ray
-    python -m tests.mutation                                      # all modules below; about an hour
+    python -m tests.mutation                                      # all modules below; some hours
     python -m tests.mutation state/windows.py policies/retry.py   # some of them
     python -m tests.mutation --sample 100                         # 100 mutants, chosen at random
 
@@ -41,6 +41,29 @@ _STREAMS = [
     "runtimes/test_abandoned.py",
     "policies/test_circuit_breaker_probe.py",
 ]
+_HTTP = ["test_http_clients.py", "test_http.py", "httpx", "test_standard.py", "test_sdks.py", "test_wrong_arguments.py"]
+_TELEMETRY = [f"test_{it}.py" for it in ("telemetry", "metrics", "logging", "structlog", "opentelemetry", "prometheus")]
+
+#: The modules of `integrations`, and the tests there that should notice a fault in them.
+_INTEGRATIONS = {
+    "test_answers.py test_deadline_middlewares.py": "answers asgi wsgi",
+    "test_wire.py test_deadline_middlewares.py test_wrong_arguments.py": "wire",
+    " ".join(_HTTP): "http/bodies http/exchange http/repeatable http/rules http/perhost http/standard_pipeline",
+    "test_limits.py test_standard.py": "http/limits",
+    "test_sdks.py test_openai.py test_limits.py test_wrong_arguments.py": "http/sdk openai anthropic",
+    "httpx test_pools.py test_http_clients.py": "httpx/bodies httpx/pools httpx/sending httpx/transports",
+    "test_requests.py test_http_clients.py": "requests",
+    "test_urllib3.py test_requests.py test_http_clients.py": "urllib3",
+    "test_aiohttp.py test_http_clients.py": "aiohttp",
+    "grpc test_wrong_arguments.py": "grpc/answers grpc/client grpc/server",
+    "redis": "redis/commands redis/protection redis/retrying",
+    "databases": "dbapi/cleanup dbapi/errors dbapi/limits dbapi/units sqlalchemy",
+    " ".join(_TELEMETRY): (
+        "telemetry/feed telemetry/instruments telemetry/labels telemetry/lines telemetry/observed telemetry/repeats "
+        "telemetry/sentences telemetry/words logging opentelemetry prometheus"
+    ),
+}
+
 _TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_cooperative")]
 
 #: The tests that should notice a fault in a module.
@@ -115,10 +138,16 @@ TESTS = {
         "policies/test_repeat_cap.py",
         "test_bad_input.py",
     ],
-    "integrations/http/exchange.py": ["integrations/test_http_clients.py"],
-    "integrations/http/repeatable.py": ["integrations/test_http_clients.py"],
+    **{
+        f"integrations/{module}.py": [f"integrations/{it}" for it in tests.split()]
+        for tests, modules in _INTEGRATIONS.items()
+        for module in modules.split()
+    },
+    "hints.py": ["policies/test_retry_time.py", "policies/test_hedge.py", "integrations/test_http_clients.py"],
+    "network_errors.py": ["test_matching.py", "test_transient_for_real.py", "integrations/test_sdks.py"],
+    "events/dispatch.py": ["test_events.py", "test_listeners.py", "test_called.py", "test_bad_input.py"],
     "work/claims.py": ["work/test_once.py", "integrations/redis/test_once.py"],
-    "work/for_each.py": ["work/test_each.py"],
+    "work/for_each.py": ["work/test_each.py", "test_bad_input.py"],
     "work/gate.py": ["work/test_gate.py", "composition/test_cancellation.py"],
     "work/idempotency.py": ["work/test_idempotency.py"],
     "work/once.py": ["work/test_once.py"],

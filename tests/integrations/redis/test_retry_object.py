@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from typing import Any
 
 import pytest
 import redis
@@ -13,6 +14,7 @@ from redis.exceptions import ResponseError, WatchError
 
 from resilience import CircuitBreaker, Policy, Retry, deadline
 from resilience.integrations.redis import AsyncPolicyRetry, PolicyRetry, protect
+from resilience.integrations.redis.retrying import current_call
 from resilience.testing import ascript, script
 from tests.functions import raising
 from tests.integrations.redis.clients import PATIENCE, Count, Side, done, failure
@@ -63,6 +65,19 @@ def test_an_error_of_fail_is_final_unless_it_is_a_connection_error() -> None:
     with pytest.raises(WatchError):
         PolicyRetry(Retry(5, on=Exception, backoff=[0])).call_with_retry(do, fail)
     assert len(fail.calls) == 2
+
+
+def test_an_error_of_fail_is_final_if_a_write_may_have_been_carried_out() -> None:
+    retry, calls = PolicyRetry(Retry(5, on=Exception, backoff=[0])), list[Any]()
+
+    def do() -> None:
+        calls.append(current_call(retry))
+        calls[-1].sends([("INCR", "n")])
+        raise redis.ConnectionError("reset")
+
+    with pytest.raises(redis.ConnectionError, match="still away"):
+        retry.call_with_retry(do, raising(redis.ConnectionError("still away")))
+    assert len(calls) == 1
 
 
 async def test_policy_retry_also_works_on_unprotected_connections(side: Side, server: RedisServer) -> None:

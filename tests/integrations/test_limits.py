@@ -80,6 +80,7 @@ def anthropic_headers(kind: str, remaining: object, reset: str) -> dict[str, str
         (openai_headers("requests", 0, "1s") | openai_headers("tokens", 0, "6m0s"), (0, 360)),
         (openai_headers("tokens", 0, "6m0s") | {"x-ratelimit-remaining": "5", "x-ratelimit-reset": "9"}, (0, 360)),
         (openai_headers("tokens", 0, "6s") | {"x-ratelimit-remaining": "1", "x-ratelimit-reset": "9"}, (0, 6)),
+        (openai_headers("tokens", 1, "6s"), None),
         ({"x-ratelimit-limit": "1", "x-ratelimit-remaining": "0", "x-ratelimit-reset": "5"}, (0, 5)),
         # invalid
         ({}, None),

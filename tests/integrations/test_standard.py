@@ -51,11 +51,13 @@ def test_the_order_and_the_defaults_are_those_of_the_standard_handler() -> None:
         ({"total_timeout": 20}, 1, "seconds", "20.0"),
         ({"attempts": 2}, 3, "attempts", "2"),
         ({"backoff": [1]}, 3, "backoff", "[1.0]"),
+        ({"backoff": [1], "budget": 0.2}, 3, "backoff", "[1.0]"),
         ({"failure_ratio": 0.5}, 4, "trip", "FailureRatio(0.5, min_calls=100, window=30)"),
         ({"min_calls": 5}, 4, "trip", "FailureRatio(0.1, min_calls=5, window=30)"),
         ({"window": 60}, 4, "trip", "FailureRatio(0.1, min_calls=100, window=60)"),
         ({"open_for": 9}, 4, "open_for", "9.0"),
         ({"attempt_timeout": 2}, 5, "seconds", "2.0"),
+        ({"attempt_timeout": 30, "window": 60}, 5, "seconds", "30.0"),
         ({"hedge": 0.5}, 5, "delay", "0.5"),
         ({"budget": 0.2}, 3, "budget", "RetryBudget(0.2, saved=10)"),
         ({"cooperative": True}, 5, "cooperative", "True"),
@@ -65,6 +67,14 @@ def test_the_order_and_the_defaults_are_those_of_the_standard_handler() -> None:
 def test_every_setting_has_a_parameter(settings: dict[str, Any], policy: int, setting: str, text: str) -> None:
     policies = standard(**settings).for_host("https://example.org/").policies
     assert repr(policies[policy].settings()[setting]) == text
+
+
+def test_every_host_has_the_listeners_of_an_iterator() -> None:
+    heard: list[Any] = []
+    policies = standard(cooperative=True, listeners=iter([heard.append]))
+    for host in "ab":
+        policies.for_host(f"https://{host}.example/").call(int)
+    assert [type(it) for it in heard] == [events.ExecutionFinished] * 2
 
 
 def test_describe_has_a_line_for_each_policy() -> None:

@@ -121,11 +121,13 @@ class RetryState:
         carrier = failed if isinstance(failed, Exception) else failed.value
         if not (ctx.runtime.is_repeatable and allows(ctx._function, "repeatable") and is_repeatable(carrier)):
             return "unrepeatable"
-        delay = next(self._delays)
-        if rules.retry_after is not False and (asked := self._asked_delay(failed, carrier)) > delay:
-            if asked > rules.max_retry_after:
-                return "retry_after"
-            delay = asked
+        delay, read = next(self._delays), rules.retry_after
+        if read is not False:  # an error of the user's function is raised
+            asked = asked_delay(carrier) if read is True else as_delay(read(as_outcome(failed)))
+            if asked > delay:
+                if asked > rules.max_retry_after:
+                    return "retry_after"
+                delay = asked
         self._delay = delay
         if refused_until > -inf and clock.now() + delay < refused_until:
             return "circuit_open"
@@ -140,11 +142,6 @@ class RetryState:
         if refused == "budget":
             emit(BudgetSpent, rules.policy, ctx, repeat="retry")
         return refused
-
-    def _asked_delay(self, failed: Failed, carrier: Any) -> float:
-        """Return the delay that a failure asks for, in seconds. An error of the function that reads it is raised."""
-        read = self._rules.retry_after
-        return asked_delay(carrier) if isinstance(read, bool) else as_delay(read(as_outcome(failed)))
 
     def begins_at_once(self, runtime: Runtime) -> bool:
         """Whether the next attempt begins at once, as there is no delay and nothing to close, and it is not too late.

@@ -131,6 +131,7 @@ LOWERED = {
         return f"{await call(ctx)} {again}", (lambda text=await Done(1): text)(), not await call(ctx), ctx.attempt
     """,
     "a private name": "return await call(ctx), self.__secret",
+    "an attribute of its result": "return (await call(ctx)).real",
     "methods of imported names": """
         logger.info("%s", outcomes.Success(1))
         return await call(ctx), outcomes.Success(2), Timeout.abandoned()
@@ -235,6 +236,7 @@ DRIVEN = {
     "super": "return await super().around(call, ctx)",
     "its class": "return __class__.__name__, await call(ctx)",
     "a global of its own name": "return await call(ctx), around",
+    "looks at its call": "return await call(ctx), call.__class__ is None",
     "hands its call on": "return await self.hand_on(call, ctx)",
     "hands its call to a policy": "return await (Base() if ctx.attempt == 1 else Timeout(5)).around(call, ctx)",
     "calls in a lambda": "return await (lambda: call(ctx))()",

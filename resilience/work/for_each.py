@@ -7,7 +7,7 @@ import queue
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import aclosing, nullcontext
+from contextlib import AsyncExitStack, aclosing, nullcontext
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final, overload
 
 import anyio
@@ -16,12 +16,15 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.callables import require_callable
-from resilience.errors import BlockMisuse, Misuse
+from resilience.errors import BlockMisuse, Misuse, closable
 from resilience.events.dispatch import logger
 from resilience.executable import acaptured, captured
 from resilience.execution import protect
 from resilience.outcome import Outcome
 from resilience.policy import Policy
+from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.driving import drive
+from resilience.runtimes.tasks import TASKS
 
 Item = TypeVar("Item")
 R = TypeVar("R")
@@ -71,7 +74,8 @@ def each(
 
     With blocking functions use `with` and `for`; `limit` threads make the calls. Items are read on demand: at most
     `2 * limit` items are read and not yet delivered. At the end of the block, no more items are read, tasks are
-    cancelled, running threads are awaited, and an error of the block is raised as it is.
+    cancelled, running threads are awaited, results that were not delivered are closed, and an error of the block is
+    raised as it is.
 
     :param limit: how many calls may run at once, at least 1.
     :param ordered: whether outcomes come in the order of the items; by default, as they end.
@@ -156,6 +160,8 @@ class Each(Generic[Item, R]):
             await self._group.__aexit__(None, None, None)  # without the error of the block, which it would wrap
         except ExceptionGroup as group:  # an error in closing the items, unwrapped as well
             raise group.exceptions[0] from None
+        finally:
+            await self._tasks.discard()
 
     def _open(self) -> None:
         if self._is_open:
@@ -191,6 +197,10 @@ class _Call(Generic[E]):
             finally:
                 del outcome  # no cycle: error -> traceback -> this frame -> error
         return self.item, outcome
+
+    def resource(self) -> Any:
+        """Return what has to be closed if the outcome is not delivered; None if the call has not ended."""
+        return closable(self.outcome) if hasattr(self, "outcome") else None
 
 
 _InThread: TypeAlias = _Call[Future[None]]
@@ -266,9 +276,13 @@ class _Threads(Iterator[Any]):
             self._delivered.put(call)
 
     def close(self) -> None:
-        """Begin no more calls, and wait for the running ones."""
+        """Begin no more calls, wait for the running ones, and close the results that are not delivered."""
         self._has_more, self._undelivered = False, 0
         self._pool.shutdown(cancel_futures=True)
+        call, self._next = self._next, None
+        while call is not None or not self._delivered.empty():
+            drive(BLOCKING.close((call or self._delivered.get()).resource()))
+            call = None
 
 
 @final
@@ -280,6 +294,7 @@ class _Tasks(AsyncIterator[Any]):
         self._room = anyio.Semaphore(2 * job.limit)
         self._running = anyio.Semaphore(job.limit)
         self._delivered: deque[_InTask] = deque()
+        self._discarded: deque[_InTask] = deque()  # once closed
         self._has_news = anyio.Event()  # set with each delivery, and at the end
         self._is_over = False
 
@@ -304,8 +319,14 @@ class _Tasks(AsyncIterator[Any]):
 
     def close(self) -> None:
         """Begin no more calls, and deliver no more outcomes."""
-        self._delivered.clear()
+        self._discarded, self._delivered = self._delivered, deque()
         self._end()
+
+    async def discard(self) -> None:
+        """Close the results that are not delivered, even if closing one of them is cancelled."""
+        async with AsyncExitStack() as closing:
+            while self._discarded:
+                closing.push_async_callback(TASKS.close, self._discarded.pop().resource())
 
     async def read(self) -> None:
         """Begin a call for each item as soon as there is room. An error of the items is delivered last."""
@@ -336,7 +357,9 @@ class _Tasks(AsyncIterator[Any]):
         group.start_soon(self._run, call)
 
     def _deliver(self, call: _InTask) -> None:
-        if not self._is_over:
+        if self._is_over:
+            self._discarded.append(call)
+        else:
             self._delivered.append(call)
             self._has_news.set()
 

@@ -22,6 +22,7 @@ from tests.callers import wait_until
 from tests.conftest import Boom, Script, Watched, World, no_collector
 from tests.contention.storm import Gauge
 from tests.functions import quick, raising
+from tests.policies.retries import Response
 
 
 async def read(world: World, block: Any, into: list[Any]) -> None:
@@ -255,6 +256,45 @@ async def test_leaving_the_block_cancels_the_calls_and_waits_for_them(tasks_worl
     assert 0 in ended
     assert sorted(ended) == sorted(begun)
     assert closed == [True]
+
+
+async def test_results_that_are_not_delivered_are_closed(world: World, ordered: bool) -> None:
+    """As are those of calls that end while the block ends: no caller gets them."""
+    made: list[Response] = []
+
+    async def fetch(number: int) -> Response:
+        made.append(Response())
+        return made[-1]
+
+    block: Any = each(Retry(1), world.native(fetch), range(20), limit=3, ordered=ordered)
+    if world.blocking:
+        with block as pairs:
+            _, outcome = next(pairs)
+            wait_until(lambda: len(made) >= 3)
+    else:
+        async with block as pairs:
+            _, outcome = await anext(pairs)
+            while len(made) < 3:
+                await anyio.sleep(0)
+    assert [it.closed for it in made] == [int(it is not outcome.unwrap()) for it in made]
+
+
+async def test_a_result_is_closed_although_closing_another_one_is_cancelled(tasks_world: World) -> None:
+    class Slow(Response):
+        async def aclose(self) -> None:
+            self.close()
+            await anyio.sleep(60)
+
+    made = [Slow() for _ in range(3)]
+
+    async def fetch(response: Slow) -> Slow:
+        return response
+
+    with anyio.move_on_after(0.05) as scope:
+        async with each(Retry(1), fetch, made, limit=3):
+            await anyio.sleep(0.01)
+    assert scope.cancelled_caught
+    assert [it.closed for it in made] == [1, 1, 1]
 
 
 async def test_no_call_begins_after_the_block_was_left(in_asyncio: World) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from resilience import Context, DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded
+from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 
 
@@ -133,6 +133,21 @@ async def test_an_error_of_asyncio_in_a_custom_policy_is_raised_in_a_task(in_asy
 
     with pytest.raises(RuntimeError, match="already been entered"):
         await Retry().wrap(Reenters()).acall(asyncio.sleep, 0)
+
+
+async def test_waits_of_less_than_a_second_end_at_their_instants(anywhere: Virtual) -> None:
+    """In a queue, and in a policy that an outer timeout cuts off."""
+    bulkhead = Bulkhead(1, queue=1, max_wait=0.25)
+    with bulkhead.slot():
+        error = await anywhere.attempt(bulkhead, Script("never").function())
+    assert (type(error), anywhere.now()) == (BulkheadFull, pytest.approx(0.25))
+
+    class Sleeps(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            await ctx.sleep(5)
+
+    error = await anywhere.attempt(Timeout(0.5).wrap(Sleeps()), Script("never").function())
+    assert (type(error), anywhere.now()) == (TimeoutExceeded, pytest.approx(0.75))
 
 
 class Gate(Policy):

@@ -10,6 +10,7 @@ _OF_ROUNDING = "the instants differ by the tolerance for rounded sums"
 _NOTED_ONLY = "the only check is whether a later number is larger"
 _NOT_HEDGED = "only a call of at least two attempts is reported"
 _OF_EPOCHS = "epochs are only compared with one another"
+_EQUAL = "the two are equal then"
 _OF_MEMORY = "how many are made at a time affects only memory"
 
 _WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWindow(self.window)"
@@ -163,6 +164,60 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         (_FULL.format("self.max_wait or 0.0"), _FULL.format("self.max_wait or 1.0"), _FOR_CHECKERS),
         (_FULL.format("self.max_wait or 0.0"), _FULL.format("self.max_wait or -1.0"), _FOR_CHECKERS),
         (_FULL.format("self.max_wait or 0.0"), _FULL.format("((self.max_wait))"), _FOR_CHECKERS),
+    ],
+    "integrations/http/exchange.py": [("return None", "pass", _RETURNS_NONE)],
+    "integrations/asgi.py": [("return None", "pass", _RETURNS_NONE)],
+    "integrations/httpx/sending.py": [
+        (
+            "self[name] = left if limit is None or limit > left else limit",
+            "self[name] = left if limit is None or limit >= left else limit",
+            _EQUAL,
+        ),
+        (
+            "return left if limit is None or limit > left else limit",
+            "return left if limit is None or limit >= left else limit",
+            _EQUAL,
+        ),
+        *(
+            (
+                "if left is not None and self.why_not_once_sent is not None:",
+                it,
+                f"{_QUICK_WAY}: without the trace, a request without a limit, or one that may be repeated, is cheaper",
+            )
+            for it in (
+                "if left is not None or self.why_not_once_sent is not None:",
+                "if ((self.why_not_once_sent is not None)):",
+                "if ((left is not None)):",
+            )
+        ),
+    ],
+    "integrations/telemetry/repeats.py": [
+        ("if line is None and not self._intervals: return []", "pass", _QUICK_WAY),
+        ("return []", "pass", _QUICK_WAY),
+    ],
+    "integrations/wire.py": [
+        (
+            'if not self._patterns or "\\\\" in url: # to some clients, a backslash ends the host',
+            'if (("\\\\" in url)): # to some clients, a backslash ends the host',
+            _QUICK_WAY,
+        ),
+        (
+            'if match is None or (wildcard and match["host"] == "*") or int(match["port"] or 1) not in _PORTS:',
+            'if match is None or (wildcard and match["host"] == "*") or int(match["port"] or 2) not in _PORTS:',
+            "both are valid ports",
+        ),
+        (
+            "parsed = [parse_timeout(name, texts[0]) for name, texts in found.items() if len(texts) == 1]",
+            "parsed = [parse_timeout(name, texts[ -1]) for name, texts in found.items() if len(texts) == 1]",
+            "there is one text",
+        ),
+    ],
+    "work/for_each.py": [
+        (
+            "raise group.exceptions[0] from None",
+            "raise group.exceptions[ -1] from None",
+            "only the reader may raise, so the group has one error",
+        ),
     ],
     "policies/timeout.py": [
         (

@@ -34,7 +34,7 @@ class ShuttingDown(Rejected):
 
 @final
 class _Admitted:
-    is_over = False
+    is_over = True  # until the call begins, so that after an interrupt before that it is around no later call
 
 
 @final
@@ -90,6 +90,7 @@ class Gate(Policy[Never]):
             raise self._refusal(ctx)
         token = _inside.set((*outer, admitted))
         try:
+            admitted.is_over = False
             self._admitted.add(admitted)
             if not self._is_shut or is_nested:  # checked again: a drain in between may have missed this call
                 return await call(ctx)

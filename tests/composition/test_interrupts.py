@@ -55,6 +55,7 @@ from resilience.state.rates import Quota, Spread
 from resilience.state.turns import Turn, Turns
 from resilience.streams.pulls import END
 from resilience.work import Gate
+from resilience.work.gate import _inside
 from tests.callers import followers, outcome_of, wait_until
 from tests.conftest import Boom, drive
 from tests.custom import HandingOn
@@ -454,6 +455,20 @@ def interrupted_release(make: Callable[[], Any], play: Callable[[Any, Callable[[
         waiter.join(5)
         assert not waiter.is_alive(), f"a waiter sleeps for ever after an interrupt at place {at}"
     wait_until(lambda: limit.stats().in_flight == limit.stats().queued == 0)
+    return interruptions.count
+
+
+def test_after_an_interrupt_anywhere_in_a_call_of_a_gate_no_later_call_is_inside_it() -> None:
+    """So no number of interrupts makes later calls slower."""
+    at_each_place(interrupted_in_gate, 3)
+
+
+def interrupted_in_gate(at: int) -> int:
+    """Call a gate, interrupted at the given place. Return the number of places."""
+    gate = Gate()
+    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+        gate.call(int)
+    assert len(gate.call(_inside.get)) == 1, f"a later call is inside it after an interrupt at place {at}"
     return interruptions.count
 
 

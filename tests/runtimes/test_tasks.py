@@ -296,6 +296,14 @@ async def test_unused_timers_do_not_accumulate(in_asyncio: World) -> None:
     assert len(loop._scheduled) < 500
 
 
+async def test_a_wait_in_a_queue_that_has_ended_leaves_no_timer(in_asyncio: World) -> None:
+    loop: Any = asyncio.get_running_loop()
+    bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
+    for _ in range(10):
+        await asyncio.gather(bulkhead.acall(asyncio.sleep, 0), bulkhead.acall(asyncio.sleep, 0))
+    assert all(handle.cancelled() for handle in loop._scheduled)
+
+
 async def test_each_call_under_a_shared_timeout_is_cut_off_in_its_own_time(virtual_tasks: Virtual) -> None:
     """They begin one after the other; some end before the timeout, the very first among them."""
     limit, step = 0.04, 0.004

@@ -73,6 +73,26 @@ async def test_a_cancellation_at_the_end_is_not_lost(in_asyncio: World, cancelle
         assert counts(bulkhead) == (1, 1, 0, 0)
 
 
+async def test_a_call_that_is_cancelled_just_after_it_got_its_permit_does_not_begin(in_trio: World) -> None:
+    """Its task is woken by the permit, and runs after the cancellation."""
+    bulkhead, scope, script = Bulkhead(1, queue=1), anyio.CancelScope(), Script("fine")
+
+    async def call() -> None:
+        with scope:
+            await in_trio.execute(bulkhead, script.function())
+
+    slot = bulkhead.slot()
+    await slot.__aenter__()
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await anyio.wait_all_tasks_blocked()
+        await slot.__aexit__(None, None, None)
+        scope.cancel()
+    assert scope.cancelled_caught
+    assert script.calls == 0
+    assert counts(bulkhead) == (1, 0, 0, 0)
+
+
 def test_a_waiter_of_a_closed_loop_takes_no_permit() -> None:
     """The permit goes to the next call in the queue."""
     bulkhead = Bulkhead(1, queue=2)

@@ -75,10 +75,7 @@ _ROOT = Context()
 
 
 class BlockContext(BlankContext):  # type: ignore[misc]  # final for users
-    """The context of a block, which may still be ambient after the end of the block.
-
-    While the block begins, it counts as over. So an interrupt in between leaves no context of a block that never ran.
-    """
+    """The context of a block, which may still be ambient after the end of the block."""
 
     __slots__ = ("is_over", "outer")
 
@@ -119,7 +116,10 @@ def timer_here(ctx: Context) -> Timer | None:
 
 
 class Block:
-    """A block that makes a context ambient: `__enter__` sets `_ctx`, and then `_token` to `set_ambient(ctx)`."""
+    """A block that makes a context ambient: `__enter__` sets `_ctx`, and then `_token` to `set_ambient(ctx)`.
+
+    If that is interrupted, it marks the context as over, as the block may be kept: by the traceback, for example.
+    """
 
     __slots__ = ("_ctx", "_token")
 

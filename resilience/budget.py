@@ -34,9 +34,11 @@ class _Budget(Block):
             raise BlockMisuse(f"this {type(self).__name__} is in use: open another one")
         self._began = began = clock.now()
         self._ctx = ctx = block_context(_without_deadline() if self._is_detached else None, began + self._seconds)
-        ctx.is_over = True  # until it has begun: see `BlockContext`
-        self._token = set_ambient(ctx)
-        ctx.is_over = False
+        try:
+            self._token = set_ambient(ctx)
+        except BaseException:  # interrupted: see `Block`
+            ctx.is_over = True
+            raise
         return ctx
 
     async def __aenter__(self) -> Context:

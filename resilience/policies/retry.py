@@ -342,9 +342,11 @@ class Attempt(Block):
         self.entered = self._attempts.was_entered = True
         self._ctx = ctx = block_context(self._attempts.ctx)
         ctx.attempt = self.number
-        ctx.is_over = True  # until it has begun: see `BlockContext`
-        self._token = set_ambient(ctx)
-        ctx.is_over = False
+        try:
+            self._token = set_ambient(ctx)
+        except BaseException:  # interrupted: see `Block`
+            ctx.is_over = True
+            raise
         return self
 
     @override

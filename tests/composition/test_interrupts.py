@@ -237,7 +237,29 @@ def interrupted(scene: str, at: int) -> int:
     return interruptions.count
 
 
-@pytest.mark.parametrize("make", [lambda: deadline(60), lambda: detached(60), lambda: next(Retry().attempts())])
+BLOCKS = [lambda: deadline(60), lambda: detached(60), lambda: next(Retry().attempts())]
+
+
+@pytest.mark.parametrize("make", BLOCKS)
+def test_a_handler_that_uses_a_block_leaves_the_one_that_begins_open(make: Callable[[], Any]) -> None:
+    """A signal handler that raises nothing, or a finalizer, may run at any place."""
+    block, before = make(), sys.getprofile()
+
+    def handle(frame: FrameType, event: str, argument: Any) -> None:
+        if is_ours(frame) and event in {"call", "c_return"}:
+            with deadline(1):
+                pass
+
+    sys.setprofile(handle)
+    block.__enter__()
+    sys.setprofile(before)
+    try:
+        assert current_context() is block._ctx
+    finally:
+        block.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("make", BLOCKS)
 def test_an_interrupt_as_a_block_begins_leaves_no_context_behind(make: Callable[[], Any]) -> None:
     """Even if the block is kept: by a variable, or by the traceback of the interrupt."""
     blocks: list[Any] = []

@@ -260,9 +260,9 @@ class Pipeline(Policy[D_co]):
         >>> Pipeline(Retry(), Timeout(2.0)).find(Timeout)
         Timeout(seconds=2.0)
         """
-        kind = get_origin(kind) or kind
+        given, kind = kind, get_origin(kind) or kind
         if not (isinstance(kind, type) and issubclass(kind, Policy)):
-            raise TypeError(f"a policy is found by its class, or by its name, pipeline['name'], not by {kind!r}")
+            raise TypeError(f"a policy is found by its class, or by its name, pipeline['name'], not by {given!r}")
         found = [it for it in self._walk() if isinstance(it, kind)]
         return self._single(found, f"{kind.__name__} in {self.name}", LookupError)
 

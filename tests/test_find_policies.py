@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -76,8 +77,10 @@ def test_a_pipeline_cannot_be_indexed_by_position_or_iterated(wrong: Any) -> Non
         list(PIPELINE)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("wrong", ["Retry", Retry(), int, list[int], None])
+@pytest.mark.parametrize("wrong", ["Retry", Retry(), int, list[int], Retry | Timeout, None])
 def test_find_accepts_only_classes_of_policies(wrong: Any) -> None:
-    """The error says how to look up a name."""
-    with pytest.raises(TypeError, match=r"by its class, or by its name, pipeline\['name'\]"):
+    """The error says how to look up a name, and what was given."""
+    with pytest.raises(
+        TypeError, match=rf"by its class, or by its name, pipeline\['name'\], not by {re.escape(repr(wrong))}$"
+    ):
         PIPELINE.find(wrong)

@@ -62,11 +62,11 @@ class Policy(Executable[D_co]):
     """Whether it may run its call several times at once, with `ctx.runtime.race`. In threads, the policies inside it
     then always run as coroutines."""
 
-    # The names of private attributes begin with `_resilience_`, so that they do not collide with those of a subclass.
     # Whether it may run the rest of the chain several times: then a limit inside it is a limit for each attempt.
     _resilience_repeats: ClassVar[bool] = False
     _resilience_streams: ClassVar[bool] = True  # whether it can be used around a stream
     _resilience_shares: ClassVar[str] = ""  # the state that all users of one object share
+    _resilience_shares_results: ClassVar[bool] = False  # whether several callers may get the same result
     # What `settings` returns. The policies of which a program may have one for each host compute it, to save memory.
     _resilience_settings: Mapping[str, object] = MappingProxyType({})
 

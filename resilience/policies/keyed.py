@@ -91,6 +91,7 @@ class Keyed(Policy[D_co], Generic[P_co, D_co]):
 
     races: ClassVar[bool] = True  # the policy of a key may race
     _resilience_shares = "policies"
+    _resilience_shares_results = True  # one of its policies may be a Cache
 
     def __init__(
         self,

@@ -53,6 +53,7 @@ class SingleFlight(Policy[Never]):
 
     _resilience_streams = False
     _resilience_shares = "running calls"
+    _resilience_shares_results = True
 
     def __init__(self, *, key: Key | None = None, name: str | None = None) -> None:
         self._resilience_set_up(locals())

@@ -113,6 +113,11 @@ class _Job(NamedTuple):
     async def acall(self, item: Any) -> Outcome[Any]:
         return await acaptured(self.policy.acall(self.function, item))
 
+    def resource(self, call: _Call[Any]) -> Any:
+        """Return what has to be closed if a call is not delivered; None if there is nothing, or others may have it."""
+        is_shared = any(it._resilience_shares_results for it in self.policy._resilience_chain())
+        return None if is_shared or not hasattr(call, "outcome") else closable(call.outcome)
+
     def report(self) -> None:
         """Call `progress` for one delivered outcome. An error in it is logged, so that the outcome is not lost."""
         if self.progress is not None:
@@ -198,10 +203,6 @@ class _Call(Generic[E]):
                 del outcome  # no cycle: error -> traceback -> this frame -> error
         return self.item, outcome
 
-    def resource(self) -> Any:
-        """Return what has to be closed if the outcome is not delivered; None if the call has not ended."""
-        return closable(self.outcome) if hasattr(self, "outcome") else None
-
 
 _InThread: TypeAlias = _Call[Future[None]]
 _InTask: TypeAlias = _Call[anyio.Event]
@@ -281,7 +282,7 @@ class _Threads(Iterator[Any]):
         self._pool.shutdown(cancel_futures=True)
         call, self._next = self._next, None
         while call is not None or not self._delivered.empty():
-            drive(BLOCKING.close((call or self._delivered.get()).resource()))
+            drive(BLOCKING.close(self._job.resource(call or self._delivered.get())))
             call = None
 
 
@@ -326,7 +327,7 @@ class _Tasks(AsyncIterator[Any]):
         """Close the results that are not delivered, even if closing one of them is cancelled."""
         async with AsyncExitStack() as closing:
             while self._discarded:
-                closing.push_async_callback(TASKS.close, self._discarded.pop().resource())
+                closing.push_async_callback(TASKS.close, self._job.resource(self._discarded.pop()))
 
     async def read(self) -> None:
         """Begin a call for each item as soon as there is room. An error of the items is delivered last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from itertools import count
@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import Failure, Retry, Success, current_context, deadline
+from resilience import Cache, Failure, Keyed, Policy, Retry, SingleFlight, Success, current_context, deadline
 from resilience.errors import Misuse
 from resilience.work import each
 from tests.callers import wait_until
@@ -258,15 +258,27 @@ async def test_leaving_the_block_cancels_the_calls_and_waits_for_them(tasks_worl
     assert closed == [True]
 
 
-async def test_results_that_are_not_delivered_are_closed(world: World, ordered: bool) -> None:
-    """As are those of calls that end while the block ends: no caller gets them."""
+@pytest.mark.parametrize(
+    ("make", "closes"),
+    [
+        (Retry, True),
+        (lambda: Cache(60), False),
+        (lambda: Retry().wrap(SingleFlight(key=int)), False),
+        (lambda: Keyed(lambda number: Cache(60), key=int), False),
+    ],
+    ids=["retry", "cache", "flight", "keyed"],
+)
+async def test_results_that_are_not_delivered_are_closed(
+    world: World, ordered: bool, make: Callable[[], Policy[Any]], closes: bool
+) -> None:
+    """As are those of calls that end while the block ends. But other callers may have what a cache returns."""
     made: list[Response] = []
 
     async def fetch(number: int) -> Response:
         made.append(Response())
         return made[-1]
 
-    block: Any = each(Retry(1), world.native(fetch), range(20), limit=3, ordered=ordered)
+    block: Any = each(make(), world.native(fetch), range(20), limit=3, ordered=ordered)
     if world.blocking:
         with block as pairs:
             _, outcome = next(pairs)
@@ -276,7 +288,7 @@ async def test_results_that_are_not_delivered_are_closed(world: World, ordered: 
             _, outcome = await anext(pairs)
             while len(made) < 3:
                 await anyio.sleep(0)
-    assert [it.closed for it in made] == [int(it is not outcome.unwrap()) for it in made]
+    assert [it.closed for it in made] == [int(closes and it is not outcome.unwrap()) for it in made]
 
 
 async def test_a_result_is_closed_although_closing_another_one_is_cancelled(tasks_world: World) -> None:

@@ -13,9 +13,10 @@ from resilience.runtimes.driving import drive
 
 
 class ClientCall:
-    """A call that consists of attempts, and the function that a policy calls for each attempt.
+    """One call of a client, and the function that the policy calls for each of its attempts.
 
-    Both are coroutines. For a blocking client they are driven: everything that they await has already finished.
+    A subclass writes both as coroutines: `_run`, in which `_execute` lets the policy make the attempts, and `_attempt`.
+    For a blocking client they are driven: everything that they await has already finished.
     """
 
     #: Whether the client is asynchronous.
@@ -23,14 +24,13 @@ class ClientCall:
 
     def run(self) -> Any:
         """Make the call, and return its result. In tasks, the result is awaited."""
-        return self.drive(self._run())
+        return self._drive(self._run())
 
     def __call__(self, ctx: Context) -> Any:
         """Make one attempt. In tasks, the result is awaited."""
-        return self.drive(self._attempt(ctx))
+        return self._drive(self._attempt(ctx))
 
-    def drive(self, step: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine of a blocking client to its end; in tasks, return it."""
+    def _drive(self, step: Coroutine[Any, Any, Any]) -> Any:
         return step if self.in_tasks else drive(step)
 
     @abstractmethod

@@ -86,8 +86,7 @@ class PolicyDriven:
 
         In `redis.asyncio`, the results of `do`, `fail` and this method are awaitable.
         """
-        call = Call(self, do, fail, is_retryable, with_failure_count)
-        return call.run() if current_call(self) is None else call.drive(call.part())
+        return Call(self, do, fail, is_retryable, with_failure_count).run()
 
 
 @final
@@ -173,6 +172,8 @@ class Call(ClientCall):
     @override
     async def _run(self) -> Any:
         try:
+            if current_call(self.retry) is not None:  # as part of an attempt, connecting has no attempts of its own
+                return await self._part()
             result = self._execute(self.retry.policy)
             return await result if self.in_tasks else result
         except Exception as error:
@@ -197,15 +198,15 @@ class Call(ClientCall):
                 raise OutcomeUnknown(f"{names} may have been carried out before it was cut off; not sent again")
             # An enforced Timeout cuts a task off; in blocking code, the deadline limits each operation on the socket.
             ends_by_itself = not self.in_tasks or waits_until(ctx) == inf
-            result = await self.part(None if ends_by_itself else ctx)
+            result = await self._part(None if ends_by_itself else ctx)
             self._unreported = self._in_doubt = None
             return result
         finally:
             self.ctx = None  # tasks that `do` started keep their copy of the variable: the attempt ends for them, too
             _current.reset(token)
 
-    async def part(self, limit: Context | None = None) -> Any:
-        """Run `do` once, as an attempt or as part of one: connecting, for example, has no attempts of its own.
+    async def _part(self, limit: Context | None = None) -> Any:
+        """Run `do` once, as an attempt or as part of one.
 
         :param limit: the context whose deadline ends it.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from typing import Any
@@ -14,7 +15,7 @@ import redis.cluster
 from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Keyed, Policy, Retry, Timeout, deadline, events
 from resilience.integrations.redis import protect
 from resilience.testing import recording
-from tests.conftest import Boom, no_collector
+from tests.conftest import Boom, Watched, no_collector
 from tests.integrations.redis.clients import PATIENCE, Count, Side, done, failure
 from tests.integrations.redis.server import RedisServer
 
@@ -53,6 +54,24 @@ async def test_an_error_does_not_wait_for_the_collector(side: Side) -> None:
         except redis.ResponseError as error:
             kept = weakref.ref(error)
         assert kept() is None
+
+
+async def test_an_error_of_connecting_does_not_wait_for_the_collector(side: Side) -> None:
+    """Nor one after which redis-py keeps the connection, such as that for the number of an unknown database."""
+    retry, watched = side.client(Retry()).connection_pool.make_connection().retry, Watched()
+
+    def connect() -> Any:
+        return watched.fail(redis.ResponseError)
+
+    async def aconnect() -> Any:
+        return connect()
+
+    do: Any = connect if side.blocking else aconnect
+    with no_collector():
+        with contextlib.suppress(redis.ResponseError):
+            await done(retry.call_with_retry(lambda: retry.call_with_retry(do, pytest.fail), pytest.fail))
+        assert watched.seen
+        assert watched.alive == []
 
 
 async def test_a_command_without_an_operation_is_named_redis_command(side: Side) -> None:

@@ -262,6 +262,7 @@ class AdaptiveLimit(Policy[Never]):
             self._period = Period(period.next_evaluation)
             self._period.dropped = period.dropped
             self._permits.machine.resize(new)
+        self._permits.hand_on()  # before the listeners, which may be slow
         emit(LimitChanged, self.name, ctx, self._on_change, old=old, new=new, reason=reason)
 
 

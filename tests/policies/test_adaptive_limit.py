@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from resilience import AdaptiveLimit, Context, Policy, Sample, Seeking, Timeout,
 from resilience.clock import clock as process_clock
 from resilience.errors import DeadlineExceeded, LimitExceeded, TimeoutExceeded
 from resilience.policies.adaptive_limit import LimitStats
+from tests.callers import wait_until
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.contention.beside import beside
 from tests.functions import raising
@@ -242,6 +244,27 @@ async def test_a_raised_limit_admits_waiting_calls_at_once(virtual_tasks: Virtua
         for _ in range(4):
             group.start_soon(limit.call, fn)
     assert [round(it - start, 3) for it in began] == [0, 1, 1, 1]
+
+
+def test_a_waiting_call_that_a_raised_limit_admits_does_not_wait_for_the_listener() -> None:
+    """The listener may be slow, and the call that has raised the limit wakes no others until it has ended."""
+    was_admitted, in_time = threading.Event(), list[bool]()
+    limit = AdaptiveLimit(
+        Recording(2),
+        initial=1,
+        queue=1,
+        min_samples=1,
+        on_change=lambda _: in_time.append(was_admitted.wait(5)),
+    )
+    waiting = threading.Thread(target=limit.call, args=(was_admitted.set,))
+
+    def fn() -> None:
+        waiting.start()
+        wait_until(lambda: limit.stats().queued == 1)
+
+    limit.call(fn)
+    waiting.join()
+    assert in_time == [True]
 
 
 async def test_a_limit_far_above_the_usage_falls_by_one_in_each_update(threads: World, clock: FakeClock) -> None:

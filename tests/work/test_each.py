@@ -295,6 +295,7 @@ async def test_a_result_is_closed_although_closing_another_one_is_cancelled(task
     class Slow(Response):
         async def aclose(self) -> None:
             self.close()
+            scope.cancel()
             await anyio.sleep(60)
 
     made = [Slow() for _ in range(3)]
@@ -302,9 +303,9 @@ async def test_a_result_is_closed_although_closing_another_one_is_cancelled(task
     async def fetch(response: Slow) -> Slow:
         return response
 
-    with anyio.move_on_after(0.05) as scope:
+    with anyio.CancelScope() as scope:
         async with each(Retry(1), fetch, made, limit=3):
-            await anyio.sleep(0.01)
+            await anyio.wait_all_tasks_blocked()
     assert scope.cancelled_caught
     assert [it.closed for it in made] == [1, 1, 1]
 
@@ -365,7 +366,8 @@ def test_a_call_that_waits_for_a_thread_does_not_begin_after_the_block() -> None
         wait_until(lambda: outcomes._undelivered == 4 or pool._shutdown)
         if number:
             wait_until(lambda: pool._shutdown)
-            time.sleep(0.02)  # until the waiting calls are cancelled
+            with pool._shutdown_lock:  # held until the waiting calls are cancelled
+                pass
 
     outcomes: Any
     with each(Retry(1), work, range(9), limit=2) as outcomes:

@@ -13,8 +13,10 @@ from typing import Any
 
 import anyio
 import pytest
+from typing_extensions import override
 
 from resilience import Context, DeadlineExceeded, Policy, Retry, transient
+from resilience.callables import maybe_await
 from resilience.integrations.http import (
     IDEMPOTENT_METHODS,
     TRANSIENT_STATUSES,
@@ -26,7 +28,7 @@ from resilience.integrations.http import (
 from resilience.integrations.http.bodies import OneShot, body_of
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.settings import Settings
-from tests.conftest import Frozen, Virtual
+from tests.conftest import Frozen, Virtual, World
 from tests.functions import raising
 from tests.integrations.upload_bodies import ONCE, OnlyRead, OnlySeek, Reader, SeekableStream, pieces, pipe
 
@@ -198,6 +200,19 @@ def test_an_exchange_that_has_ended_sends_nothing_more() -> None:
     with pytest.raises(NotRepeatable, match="its caller has left"):
         exchange(Context())
     assert exchange.sent == 1
+
+
+async def test_the_request_is_released_at_the_end_unless_an_abandoned_thread_may_send_it(world: World) -> None:
+    class Releasing(Scripted):
+        is_released = False
+
+        @override
+        def _release_request(self) -> None:
+            self.is_released = True
+
+    exchange = Releasing(Retry(1), Response(), in_tasks=not world.blocking)
+    assert type(await maybe_await(exchange.run())) is Response
+    assert exchange.is_released is not world.blocking
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

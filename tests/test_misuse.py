@@ -232,6 +232,17 @@ def test_an_exception_class_as_the_value_of_a_fallback_causes_a_warning_that_nam
     assert bare.call(raising) is Boom
 
 
+@pytest.mark.parametrize("result", [fetch, coroutine, lambda ctx: "result", Client().fetch], ids=name_of)
+def test_a_function_as_the_result_of_a_chaos_causes_a_warning_that_says_how_to_make_a_new_one(result: Any) -> None:
+    """It returns the function itself, and each of the other effects may be a function that is called."""
+    words = f"Chaos returns the function {re.escape(name_of(result))} itself.*Fallback.handler=.*error="
+    with pytest.warns(RuntimeWarning, match=words) as caught:
+        chaos = Chaos(result=result)
+    assert [warning.filename for warning in caught] == [__file__]
+    with chaos.injecting(1.0):
+        assert chaos.call(raising) is result
+
+
 def test_a_coroutine_as_the_value_of_a_fallback_is_refused_and_closed() -> None:
     value = coroutine()
     with refused(TypeError, "coroutine, which can be awaited only once", r"Fallback\(handler=\.\.\.\)"):

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType, MethodType
 from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Never, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import override
@@ -61,7 +62,8 @@ class Chaos(Policy[A_co], Generic[A_co]):
     :param error: what is raised instead of making the call: an `Exception`, a class of them that needs no arguments, or
         a function of the context that returns one. Calls that share one exception share its traceback, so prefer a
         class.
-    :param result: what is returned instead of making the call.
+    :param result: what is returned instead of making the call, as it is: a function is not called, and causes a
+        warning.
     :param delay: seconds before the call is made, or a function of the context that returns them. Timeouts around it
         cut the wait off; a wait that does not fit into the deadline ends there, with `DeadlineExceeded`.
     :param action: a function of the context that is called before the call is made. May be asynchronous in asynchronous
@@ -306,13 +308,23 @@ def _checked_error(value: Any) -> Any:
     return checks.plain_function("error", value, ("ctx",))
 
 
+def _checked_result(value: Any) -> Any:
+    """Warn if the result is a function: its author may expect that it is called, as those of the other effects."""
+    if isinstance(value, (FunctionType, MethodType)):
+        checks.warn(
+            f"this Chaos returns the function {name_of(value)} itself, and does not call it: for a new result each "
+            "time, write Fallback(handler=..., on=Injected) around a Chaos(error=Injected)"
+        )
+    return value
+
+
 def _checked_delay(value: Any) -> Any:
     return checks.plain_function("delay", value, ("ctx",)) if callable(value) else checks.seconds("delay", value)
 
 
 _CHECKS: dict[_Effect, Callable[[Any], Any]] = {
     "error": _checked_error,
-    "result": lambda value: value,
+    "result": _checked_result,
     "delay": _checked_delay,
     "action": lambda value: checks.optional_callable("action", value, ("ctx",)),
 }

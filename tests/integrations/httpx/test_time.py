@@ -67,7 +67,7 @@ async def test_a_response_that_a_timer_has_not_cut_off_is_returned_in_tasks(task
 
 
 async def test_a_body_in_memory_can_be_read_after_the_deadline(kit: Httpx, clock: FakeClock) -> None:
-    """As that of a cache inside."""
+    """Such as one that a cache inside has returned."""
     body = kit.library.ByteStream(b"ok")
     network = kit.library.MockTransport(lambda request: kit.library.Response(200, stream=body))
     async with kit.client(QUICK, network) as client:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from resilience import CircuitBreaker, CircuitIsolated, CircuitOpen, DeadlineExceeded, SlowRatio
+from resilience import CircuitBreaker, CircuitIsolated, CircuitOpen, CircuitState, DeadlineExceeded, SlowRatio
+from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Other, World
 from tests.contention.beside import beside
 from tests.functions import raising
@@ -29,6 +30,28 @@ async def test_an_isolated_circuit_refuses_calls_until_it_is_closed(world: World
     assert breaker.state is ISOLATED
     breaker.close()
     assert await works(world, breaker) == "fine"
+
+
+@pytest.mark.parametrize("state", [OPEN, HALF_OPEN, ISOLATED])
+def test_a_bare_call_is_refused_as_any_other(clock: FakeClock, state: CircuitState) -> None:
+    """A blocking `call` without a listener or a context around it takes a shorter way."""
+    breaker, refused = CircuitBreaker(1, open_for=5.0), list[CircuitState]()
+
+    def call() -> None:
+        try:
+            breaker.call(int)
+        except CircuitOpen as error:
+            refused.append(error.state)
+
+    breaker.capture(raising(Boom()))
+    if state is HALF_OPEN:
+        clock.advance(5.0)
+        breaker.call(in_threads, call)
+    else:
+        if state is ISOLATED:
+            breaker.isolate()
+        call()
+    assert refused == [state]
 
 
 async def test_a_half_open_circuit_refuses_calls_beside_its_probes(world: World, clock: FakeClock) -> None:

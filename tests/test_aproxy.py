@@ -73,6 +73,24 @@ async def test_a_task_of_an_aproxy_method_can_be_cancelled(in_asyncio: World) ->
     assert log == ["cleaned up"]
 
 
+async def test_a_task_of_an_aproxy_method_can_be_cancelled_between_two_of_its_steps(in_asyncio: World) -> None:
+    """When it waits for no future, asyncio only throws the cancellation into it."""
+
+    class Busy:
+        def get(self) -> Awaitable[None]:
+            return self._get()
+
+        async def _get(self) -> None:
+            for _ in range(100):
+                await asyncio.sleep(0)
+
+    task = asyncio.create_task(quick().aproxy(Busy(), "get").get())  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 def test_a_missing_await_causes_the_warning_of_python() -> None:
     client = Client()
     pending: Any = quick().aproxy(client, "later").later("a")
@@ -178,10 +196,10 @@ async def test_a_request_as_of_aiohttp_or_asyncpg_can_be_awaited_and_entered(tas
     session = Session(Boom(), Boom(), 200, Boom(), 201)
     method = getattr(quick().aproxy(session, name), name)
     with nothing_is_left_unawaited():
-        response = await method("a")
+        response = await method(url="a")
         assert response.status == 200
         response.release()
-        async with method("b") as response:
+        async with method(url="b") as response:
             assert await response.text() == "status 201"
             assert session.open == [response]
         assert session.open == []
@@ -236,6 +254,7 @@ async def test_a_result_that_is_not_good_enough_is_exited_before_the_next_attemp
     async with retry.aproxy(session, "get").get("a") as response:
         most.append(len(session.open))
         assert response.status == 200
+        assert session.left == [None] * 2
     assert session.requests == 3
     assert most == [1]
     assert session.open == []
@@ -248,8 +267,19 @@ async def test_a_fallback_that_replaces_a_result_exits_what_was_entered(tasks_wo
     async with proxy.get("a") as answer:
         open_inside.append(len(session.open))
         assert answer == "answered"
+        assert session.left == [None]
     assert open_inside == [0]
     assert session.open == []
+
+
+async def test_an_error_of_a_policy_after_the_entry_exits_what_was_entered(tasks_world: World) -> None:
+    """The block is not run, so it cannot exit it."""
+    session = Session(200)
+    proxy = Retry(on_result=lambda response: response.status / 0).aproxy(session)
+    with pytest.raises(ZeroDivisionError):
+        async with proxy.get("a"):
+            raise AssertionError("never entered")
+    assert session.left == [ZeroDivisionError]
 
 
 async def test_a_rejected_entry_enters_nothing(tasks_world: World) -> None:

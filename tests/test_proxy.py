@@ -146,6 +146,32 @@ def test_a_proxy_that_would_protect_nothing_is_refused(how: str) -> None:
         make(Client)
 
 
+def test_named_class_methods_of_a_class_are_protected() -> None:
+    class Order:
+        tries = 0
+
+        @classmethod
+        def find(cls, number: int) -> int:
+            cls.tries += 1
+            if cls.tries < 3:
+                raise Boom
+            return number
+
+    assert quick().proxy(Order, "find").find(7) == 7
+    assert Order.tries == 3
+
+
+def test_a_callable_object_in_an_attribute_is_not_a_method() -> None:
+    """Such as a callback or a namespace of the client: it is protected only if it is named."""
+
+    class Callback:
+        def __call__(self) -> None: ...
+
+    client = types.SimpleNamespace(callback=Callback(), fetch=lambda: None)
+    assert quick().proxy(client).callback is client.callback
+    assert quick().proxy(client).fetch is not client.fetch
+
+
 @pytest.mark.parametrize("how", ["proxy", "aproxy"])
 def test_attributes_that_are_no_plain_methods_cannot_be_named(how: str) -> None:
     """Other attributes, generator functions, and names that are no strings are refused."""

@@ -44,7 +44,7 @@ def test_ten_successes_at_a_ratio_of_a_tenth_allow_one_repeat() -> None:
         assert not budget.withdraw()
         budget.succeeded()
     assert budget.withdraw()
-    assert (budget.withdraw(), budget.refused) == (False, 11)
+    assert (budget.withdraw(), budget.refused, budget.balance) == (False, 11, 0)
 
 
 def test_a_budget_grows_over_time(clock: FakeClock) -> None:
@@ -56,6 +56,8 @@ def test_a_budget_grows_over_time(clock: FakeClock) -> None:
     clock.advance(-100)
     assert budget.balance == 0
     clock.advance(100)
+    assert budget.balance == 2
+    clock.advance(-100)
     assert budget.balance == 2
 
 

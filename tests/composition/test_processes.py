@@ -294,6 +294,22 @@ def test_an_algorithm_whose_reset_raises_does_not_stop_the_reset_of_other_polici
 
 
 @forks
+def test_a_retry_budget_is_full_in_the_child_and_its_lock_free() -> None:
+    forked("""
+        budget = RetryBudget(0, saved=2)
+        assert [budget.withdraw() for _ in range(3)] == [True, True, False]
+        beside(lambda: take(*locks_of(budget)))
+
+        def child():
+            assert (budget.balance, budget.refused) == (2, 0)
+
+        in_child(child)
+        let_go.set()
+        assert (budget.balance, budget.refused) == (0, 1)
+        """)
+
+
+@forks
 def test_a_probe_and_a_running_listener_of_another_thread_do_not_block_the_child() -> None:
     """The child makes its own probe and reports its own transitions, and not those of the parent."""
     forked("""

@@ -187,6 +187,16 @@ def test_an_awaitable_is_no_result_of_blocking_code(make: Callable[..., Any]) ->
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("methods", [("close",), ("send", "close"), ("throw", "close"), ("send", "throw"), ("send",)])
+def test_an_awaitable_that_is_not_like_a_coroutine_is_not_closed(methods: tuple[str, ...]) -> None:
+    """It may be a connection, which has `send` and `close`, and can be used again."""
+    called: list[object] = []
+    connection = type("Connection", (Awaitable,), dict.fromkeys(methods, lambda self: called.append(self)))()
+    with pytest.raises(TypeError, match="acall"):
+        Retry().call(lambda: connection)
+    assert called == []
+
+
 @pytest.mark.parametrize(
     "value", [None, 0, "", [], {}, object(), generator(), coroutine, Awaitable, Mock(), ...], ids=shown
 )

@@ -99,9 +99,11 @@ async def test_calling_a_function_of_the_context_without_arguments_is_a_misuse(w
     fn, hint = blocking_name(world, takes_one), "use `execute` or `aexecute` for a function of the context"
     with pytest.raises(Misuse, match=hint):
         await world.call(Retry(), fn)
-    with pytest.raises(Misuse) as caught:
-        await world.call(Retry(), fn, 1, 2)
-    assert hint not in str(caught.value)
+    keywords: list[dict[str, int]] = [{}, {"other": 3}]
+    for args, kwargs in zip([(1, 2), ()], keywords, strict=True):
+        with pytest.raises(Misuse) as caught:
+            await world.call(Retry(), fn, *args, **kwargs)
+        assert hint not in str(caught.value)
 
 
 async def test_a_partial_called_with_wrong_arguments_is_a_misuse(world: World) -> None:

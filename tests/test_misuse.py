@@ -52,6 +52,7 @@ from tests.conftest import Boom, World
 from tests.custom import Passing
 from tests.functions import coroutine, quick
 from tests.streams.sources import Source, streamed
+from tests.test_repeats import CustomBudget
 
 
 def fetch() -> str:
@@ -96,6 +97,10 @@ def refused(error: type[Exception], *words: str) -> Any:
 
 def budget(withdraw: Any) -> Any:
     return SimpleNamespace(succeeded=fetch, withdraw=withdraw, give_back=fetch)
+
+
+def object_with(*methods: str) -> Any:
+    return SimpleNamespace(**dict.fromkeys(methods, fetch))
 
 
 def algorithm(update: Any = max, reset: Any = fetch) -> Any:
@@ -147,6 +152,8 @@ OF_TYPES: list[tuple[str, Callable[[], object]]] = [
     (r"slower_than.update must be a plain function", lambda: AdaptiveLimit(algorithm(update=coroutine))),
     (r"slower_than.update is called as .*update\(limit, sample\)", lambda: AdaptiveLimit(algorithm(update=len))),
     (r"slower_than.reset must be a plain function", lambda: AdaptiveLimit(algorithm(reset=coroutine))),
+    (r"budget must be .*, not .*; it has no method withdraw\(\)", lambda: Retry(budget=object_with("succeeded"))),
+    (r"budget must be .*, not .*, and not a class", lambda: Retry(budget=CustomBudget)),
     (r"budget\.withdraw must be a plain", lambda: Retry(budget=budget(coroutine))),
     (r"budget\.withdraw is called as .*withdraw\(\)", lambda: Retry(budget=budget(lambda cost: False))),
     (r"resilience\.events", lambda: events.subscribe(print, Boom)),

@@ -57,7 +57,7 @@ _FORWARDED = [
 
 def make_proxy(
     client: C,
-    names: Iterable[str],
+    names: tuple[str, ...],
     protect: Protect,
     policy: str,
     is_lazy: Callable[[object], object] = why_lazy,
@@ -72,7 +72,6 @@ def make_proxy(
     """
     if client is None:
         raise TypeError("there is no client to protect, only None")
-    names = tuple(names)
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"a method is named by a string, not {name!r}")

@@ -48,10 +48,10 @@ class Open:
     state: ClassVar[CircuitState] = CircuitState.OPEN
     quiet: ClassVar[bool] = False
 
-    def __init__(self, lasts: float, until: float, last_failure: str | None) -> None:
+    def __init__(self, lasts: float, until: float, last_failure: str) -> None:
         self.lasts: float = lasts
         self.until: float = until
-        self.last_failure: str | None = last_failure
+        self.last_failure: str = last_failure
         self.why: str = f"the circuit is open, after {_without_message(last_failure)}"
 
 
@@ -63,9 +63,9 @@ class HalfOpen:
     state: ClassVar[CircuitState] = CircuitState.HALF_OPEN
     quiet: ClassVar[bool] = False
 
-    def __init__(self, probe_timeout: float, last_failure: str | None) -> None:
+    def __init__(self, probe_timeout: float, last_failure: str) -> None:
         self.probe_timeout: float = probe_timeout
-        self.last_failure: str | None = last_failure
+        self.last_failure: str = last_failure
         self.why: str = (
             f"the circuit is half-open and all its probes are running, after {_without_message(last_failure)}"
         )
@@ -245,9 +245,9 @@ def failure_type_of(failure: str | None) -> str | None:
     return kind if separator else None
 
 
-def _without_message(failure: str | None) -> str:
+def _without_message(failure: str) -> str:
     """Return only the type of a failure: its message may contain what other callers must not see, such as a token."""
-    kind = (failure or "").partition(": ")[0]
+    kind = failure.partition(": ")[0]
     return "a result that was not good enough" if kind == "result" else kind
 
 

@@ -137,6 +137,8 @@ TESTS = {
         "policies/test_retry_budget.py",
         "policies/test_repeat_cap.py",
         "test_bad_input.py",
+        "test_misuse.py",
+        "composition/test_copies.py",
     ],
     **{
         f"integrations/{module}.py": [f"integrations/{it}" for it in tests.split()]
@@ -144,6 +146,15 @@ TESTS = {
         for module in modules.split()
     },
     "hints.py": ["policies/test_retry_time.py", "policies/test_hedge.py", "integrations/test_http_clients.py"],
+    "matching.py": [
+        *("test_groups.py", "policies/test_retry_foresight.py", "policies/test_fallback.py"),
+        *("integrations/test_sdks.py", "test_bad_input.py", *_EVERY_POLICY),
+    ],
+    "proxy.py": [
+        *("test_proxy.py", "test_aproxy.py", "test_proxy_operators.py", "test_called.py", "test_misuse.py"),
+        *("streams/test_usage.py", "composition/test_copies.py", "test_public_api.py"),
+    ],
+    "callables.py": ["test_callables.py", "test_mismatch.py", "test_no_outcome.py", "test_misuse.py", "test_policy.py"],
     "network_errors.py": ["test_matching.py", "test_transient_for_real.py", "integrations/test_sdks.py"],
     "events/dispatch.py": ["test_events.py", "test_listeners.py", "test_called.py", "test_bad_input.py"],
     "work/claims.py": ["work/test_once.py", "integrations/redis/test_once.py"],
@@ -162,6 +173,7 @@ TESTS = {
 #: mutants that have survived the other tests.
 APART = {
     "state/permits.py": ["state/test_permits_steps.py"],
+    "repeats.py": ["composition/test_processes.py"],
     "policies/live_permits.py": ["composition/test_processes.py", "composition/test_signals.py"],
     "policies/live_circuit.py": ["composition/test_interrupts.py"],
     "policies/circuit_breaker.py": [

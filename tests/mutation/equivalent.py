@@ -135,6 +135,46 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         (_WINDOW.format("self.last or 1"), _WINDOW.format("self.last or 0"), _FOR_CHECKERS),
         (_WINDOW.format("self.last or 1"), _WINDOW.format("((self.last))"), _FOR_CHECKERS),
     ],
+    "repeats.py": [
+        (
+            "if self._balance >= -_ROUNDING:",
+            "if self._balance > -_ROUNDING:",
+            "at exactly the tolerance it may be allowed or not",
+        ),
+        *(
+            (
+                "self._as_of = clock.now() if self._per_second else 0.0",
+                it,
+                "a full budget earns nothing, so it is not read",
+            )
+            for it in (
+                "self._as_of = clock.now() if not self._per_second else 0.0",
+                "self._as_of = clock.now() if self._per_second else 1.0",
+                "self._as_of = clock.now() if self._per_second else -1.0",
+            )
+        ),
+        (
+            "if value is None or isinstance(value, RetryBudget):",
+            "if ((value is None)):",
+            f"{_QUICK_WAY}: it has the methods",
+        ),
+    ],
+    "proxy.py": [
+        (
+            'return callable(member) and hasattr(type(member), "__get__") and not isinstance(member, type)',
+            'return ((callable(member)) and (hasattr(type(member), "__get__")))',
+            "only a metaclass could have a `__get__`",
+        ),
+        *(
+            ("@functools.lru_cache(maxsize=256)", it, _OF_MEMORY)
+            for it in (
+                "",
+                "@functools.lru_cache(maxsize= 257)",
+                "@functools.lru_cache(maxsize= 255)",
+                "@functools.lru_cache()",
+            )
+        ),
+    ],
     "state/permits.py": [
         ("BATCH = 16", "BATCH = 17", _OF_MEMORY),
         ("BATCH = 16", "BATCH = 15", _OF_MEMORY),

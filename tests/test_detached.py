@@ -219,3 +219,13 @@ async def test_a_timeout_in_a_detached_background_task_sets_its_own_timer(tasks_
 
         await Timeout(LONG).aexecute(begins)
     assert type(outcomes[0].error) is TimeoutExceeded
+
+
+async def test_under_trio_a_cancellation_inside_a_detached_block_does_not_reach_it(in_trio: World) -> None:
+    went_on = False
+    with anyio.CancelScope() as scope:
+        async with detached(timeout=5.0):
+            scope.cancel()
+            await anyio.sleep(0)
+            went_on = True
+    assert went_on

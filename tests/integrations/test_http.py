@@ -268,6 +268,7 @@ def test_a_body_that_can_be_rewound_can_be_sent_again(file: Any) -> None:
     for start, rest in ((None, ONCE[1:]), (2, ONCE[2:])):
         body = body_of(file, start)
         assert body.can_be_sent_again
+        assert file.tell() == 1  # a request that is refused leaves its file as it was
         for _ in range(2):
             body.begin()
             assert file.read() == rest

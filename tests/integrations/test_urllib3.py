@@ -6,6 +6,7 @@ import gzip
 import importlib
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
@@ -77,6 +78,35 @@ def test_a_pool_of_the_manager_is_protected(server: Server) -> None:
     assert [it.path for it in server.requests] == ["/", "/", "/path"]
 
 
+def test_a_manager_that_was_cleared_can_be_used_again(server: Server) -> None:
+    """With new connections. Its later requests are sent again after a failure."""
+    with ResiliencePoolManager(QUICK) as http:
+        for _ in range(2):
+            assert http.request("GET", server.script("/", 503, 200)).status == 200
+            http.clear()
+    assert server.connections == 2
+
+
+def test_by_default_the_body_is_read_in_the_attempt(server: Server) -> None:
+    """So that one that breaks off is asked for again."""
+    url = server.script("/", Answer(body=[b"first", b"rest"], fault="cut"), Answer(body=b"whole"))
+    with ResiliencePoolManager(QUICK) as http:
+        assert http.request("GET", url).data == b"whole"
+
+
+def test_a_connection_is_not_shared_before_its_body_was_read(server: Server) -> None:
+    """Although `release_conn` asks urllib3 to do so: without a policy, it would have read the body by then."""
+    rest = threading.Event()
+    url = server.script("/slow", Answer(body=[b"first", b"rest"], drip=rest))
+    with ResiliencePoolManager(Retry(1), maxsize=1, block=True) as http, ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(http.request, "GET", url, release_conn=True)
+        server.wait_until(lambda: server.requests)
+        with pytest.raises(urllib3.exceptions.EmptyPoolError):
+            http.request("GET", server.url, pool_timeout=0.1)
+        rest.set()
+        assert slow.result().data == b"firstrest"
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_the_policy_is_that_of_the_host(host: str) -> None:
     """Even if the query contains another URL."""
@@ -109,7 +139,13 @@ def test_each_method_of_reading_a_stream_has_the_deadline(server: Server) -> Non
 @pytest.mark.parametrize("chunked", [True, False])
 @pytest.mark.parametrize(
     "read",
-    [lambda it: it.read(), lambda it: it.data, lambda it: it.read(3) + it.read(), lambda it: it.read1(3) + it.data],
+    [
+        lambda it: it.read(),
+        lambda it: it.data,
+        lambda it: it.read(3) + it.read(),
+        lambda it: it.read1(3) + it.data,
+        lambda it: it.read(-1) if it.read(0) == b"" else None,
+    ],
 )
 def test_a_body_is_decoded_as_without_a_policy(server: Server, chunked: bool, read: Any) -> None:
     """Compressed, in chunks or not, and after a part of it has been read."""

@@ -77,6 +77,26 @@ async def test_a_body_in_memory_can_be_read_after_the_deadline(kit: Httpx, clock
         assert await kit.read(response) == b"ok"
 
 
+def test_a_body_that_a_transport_inside_has_read_is_not_read_again(sync_kit: Httpx) -> None:
+    """Neither by an attempt that includes it."""
+    response = sync_kit.library.Response(200, content=iter([b"ok"]))
+    response.read()
+    with sync_kit.library.Client(transport=sync_kit.make(QUICK, sync_kit.mock(response), read_body=True)) as client:
+        assert client.get("http://example.org/").content == b"ok"
+
+
+def test_a_body_whose_time_is_over_is_not_waited_for(sync_kit: Httpx, clock: FakeClock) -> None:
+    """A transport inside that ignores timeouts would wait as long as it wants."""
+    noted: list[str] = []
+    inner = sync_kit.mock(sync_kit.library.Response(200, stream=body_of(sync_kit, b"late", noted=noted)))
+    transport = sync_kit.make(Timeout(1, cooperative=True), inner)
+    with sync_kit.library.Client(transport=transport) as client, client.stream("GET", "http://example.org/") as answer:
+        clock.advance(1)
+        with pytest.raises(TimeoutExceeded, match="limit_body"):
+            answer.read()
+    assert noted == ["closed"]
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_an_abandoned_attempt_sends_nothing(sync_kit: Httpx, server: Server, clock: FakeClock, method: str) -> None:
     """So the next one may send: the two cannot meet at the server."""

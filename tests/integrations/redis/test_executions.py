@@ -156,6 +156,22 @@ async def test_a_connection_whose_handshake_was_cut_off_is_closed(side: Side, se
     assert await done(side.client(db=3).get("a")) == b"1"
 
 
+@pytest.mark.parametrize("side", ["asyncio"], indirect=True)
+async def test_a_connection_lost_before_its_reply_is_not_replaced(side: Side, server: RedisServer) -> None:
+    """A new one would wait for a reply that never comes."""
+    client = side.client(Retry(1), socket_timeout=1)
+    await client.ping()
+    parse = client.parse_response
+
+    async def lose(connection: Any, *args: Any, **options: Any) -> Any:
+        await connection.disconnect(nowait=True)
+        return await parse(connection, *args, **options)
+
+    client.parse_response = lose
+    server.freeze()
+    await failure(redis.ConnectionError, lambda: client.get("a"))
+
+
 async def test_connecting_adds_no_attempts(side: Side, server: RedisServer) -> None:
     """It is a part of the attempt: three attempts of a server that is away are three."""
     count = Count()

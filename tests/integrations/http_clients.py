@@ -286,6 +286,23 @@ def form(**fields: Any) -> aiohttp.FormData:
     return data
 
 
+class OwnPayload(aiohttp.Payload):
+    """A payload of a user's own class, which nobody knows how to send again."""
+
+    _default_content_type = "application/octet-stream"
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._pieces = iter([ONCE])
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        raise NotImplementedError
+
+    async def write(self, writer: Any) -> None:
+        for piece in self._pieces:
+            await writer.write(piece)
+
+
 class Aiohttp(Client):
     error = aiohttp.ClientError
     repeatable: ClassVar[Bodies] = {
@@ -300,6 +317,7 @@ class Aiohttp(Client):
         "pipe": lambda: {"data": pipe()},
         "form with a pipe": lambda: {"data": form(a=pipe())},
         "payload": lambda: {"data": aiohttp.AsyncIterablePayload(pieces())},
+        "own payload": lambda: {"data": OwnPayload()},
     }
     used_up = (NotRepeatable, aiohttp.ClientPayloadError)  # newer versions check this themselves
     make = staticmethod(resilience_middleware)  # type: ignore[assignment]

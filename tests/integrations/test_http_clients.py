@@ -500,7 +500,7 @@ async def test_a_closed_response_is_freed_with_its_request(server: Server, clien
     """
     recording = Recording()
     url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
-    async with client.open(Timeout(PATIENCE).wrap(recording)) as send:
+    async with client.open(Timeout(100 * PATIENCE).wrap(recording)) as send:
         body = client.generator(b"content")
         reply = await send("PUT", url, data=body, stream=True)
         kept = [weakref.ref(it) for it in (body, reply.raw)]

@@ -18,7 +18,7 @@ from resilience.integrations import urllib3 as ours
 from resilience.integrations.http import PerHost
 from resilience.integrations.urllib3 import ResiliencePoolManager, ResilienceProxyManager
 from tests.custom import Recording
-from tests.integrations.http_clients import QUICK
+from tests.integrations.http_clients import QUICK, process_clock_ahead
 from tests.integrations.httpx.conftest import full_port
 from tests.integrations.servers import PATIENCE, Answer, Server
 
@@ -134,6 +134,18 @@ def test_each_method_of_reading_a_stream_has_the_deadline(server: Server) -> Non
                 response.close()
         response = http.request("GET", server.script("/", Answer(body=b'{"a": 1}')), preload_content=False)
         assert (response.json(), response.data, response.read()) == ({"a": 1}, b'{"a": 1}', b"")
+
+
+def test_a_body_whose_time_is_over_is_not_read(server: Server) -> None:
+    """Although more of it has arrived: otherwise an endless one would never end. Its connection is given up."""
+    url = server.script("/slow", Answer(body=[b"first", b"rest"], drip=threading.Event()))
+    with ResiliencePoolManager(Timeout(PATIENCE, cooperative=True), maxsize=1, block=True) as http:
+        response = http.request("GET", url, preload_content=False)
+        assert response.read(1) == b"f"
+        with process_clock_ahead(2 * PATIENCE), pytest.raises(TimeoutExceeded, match="limit_body"):
+            response.read(1)
+        assert response.closed
+        assert http.request("GET", server.url, pool_timeout=0).status == 200
 
 
 @pytest.mark.parametrize("chunked", [True, False])

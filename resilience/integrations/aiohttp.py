@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from math import inf
@@ -23,7 +22,7 @@ from resilience.integrations.extras import needed_by
 
 with needed_by("aiohttp"):
     import aiohttp
-    from aiohttp import ClientRequest, ClientResponse, hdrs, payload
+    from aiohttp import ClientRequest, ClientResponse, payload
 
 from typing_extensions import override
 
@@ -94,7 +93,6 @@ class _Sending(Exchange):
         super().__init__(settings, request.method, request.url, request.headers, _body_in(request.body))
         self._request = request
         self._handler = handler
-        self._was_sent = False
 
     @property
     @override
@@ -120,9 +118,7 @@ class _Sending(Exchange):
         request = self._request
         if headers:
             request.headers.update(headers)
-        if self._was_sent and hdrs.EXPECT in request.headers:
-            request.update_expect_continue()  # each attempt needs a new future that waits for `100 Continue`
-        self._was_sent = True
+        request.update_expect_continue()  # each attempt needs a new future that waits for `100 Continue`
         if waits_until(ctx) == inf:  # a timer cuts it off, if there is a deadline
             return await self._response(ctx)
         async with asyncio.timeout(left):
@@ -149,11 +145,9 @@ def _limit_body(response: ClientResponse, deadline: float, late: Callable[[], Ex
     connection = response.connection
     if deadline == inf or response.content.is_eof() or connection is None:
         return  # the whole body has arrived
-    known = weakref.ref(response)  # the timer does not keep a response alive that was closed and released
 
     def end() -> None:
-        response = known()
-        if response is not None and not response.closed and response.content.exception() is None:
+        if response.content.exception() is None:
             response.content.set_exception(late())
             response.close()
 

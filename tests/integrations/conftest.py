@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -41,3 +42,12 @@ def server() -> Iterator[Server]:
     """A scripted HTTP server: see `tests/integrations/servers.py`."""
     with flaky_server() as server:
         yield server
+
+
+@pytest.fixture
+def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from email.utils import format_datetime
 from pathlib import Path
@@ -52,15 +51,6 @@ from tests.integrations.upload_bodies import ONCE, OnlyRead, OnlySeek, Reader, S
 def test_retry_after_is_parsed_in_all_its_forms(text: str, seconds: float | None) -> None:
     """Digits, decimals and dates; a negative number or a past date is 0."""
     assert retry_after({"Retry-After": text}) == seconds
-
-
-@pytest.fixture
-def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "Asia/Tokyo")
-        time.tzset()
-        yield
-    time.tzset()
 
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="the zone of a process cannot be set there")

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import anyio
@@ -80,6 +80,7 @@ def anthropic_headers(kind: str, remaining: object, reset: str) -> dict[str, str
         (openai_headers("requests", 0, "1s") | openai_headers("tokens", 0, "6m0s"), (0, 360)),
         (openai_headers("tokens", 0, "6m0s") | {"x-ratelimit-remaining": "5", "x-ratelimit-reset": "9"}, (0, 360)),
         (openai_headers("tokens", 0, "6s") | {"x-ratelimit-remaining": "1", "x-ratelimit-reset": "9"}, (0, 6)),
+        (openai_headers("tokens", 0, "6m0s") | {"x-ratelimit-remaining": "0.5", "x-ratelimit-reset": "9"}, (0, 360)),
         (openai_headers("tokens", 1, "6s"), None),
         ({"x-ratelimit-limit": "1", "x-ratelimit-remaining": "0", "x-ratelimit-reset": "5"}, (0, 5)),
         # invalid
@@ -103,6 +104,14 @@ def test_limits_are_read_from_headers(headers: dict[str, str], expected: Any) ->
     assert learned(headers) == expected
     assert learned({name.upper(): value for name, value in headers.items()}) == expected
     assert learned(httpx.Headers(headers)) == expected
+
+
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="the zone of a process cannot be set there")
+def test_an_instant_is_in_utc_unless_it_has_another_zone(in_tokyo: None) -> None:
+    """Independently of this machine's zone."""
+    elsewhere = datetime.now(timezone(timedelta(hours=-5))) + timedelta(seconds=30)
+    for text in (from_now(30)[:19], elsewhere.isoformat()):
+        assert learned(anthropic_headers("requests", 4, text)) == (4, pytest.approx(30, abs=10))
 
 
 def test_values_that_are_no_text_are_read_as_text_or_ignored() -> None:

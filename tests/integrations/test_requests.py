@@ -131,6 +131,14 @@ def test_a_wrapped_adapter_sends_and_is_closed(server: Server, session: Make) ->
     assert recorder.is_closed
 
 
+def test_an_adapter_keeps_as_many_connections_as_it_is_given() -> None:
+    adapter = ResilienceAdapter(QUICK, pool_connections=1, pool_maxsize=2, pool_block=True)
+    pools = adapter.poolmanager
+    for host in ("a", "b"):
+        pool = pools.connection_from_url(f"http://{host}/")
+        assert (len(pools.pools), pool.pool.maxsize, pool.block) == (1, 2, True)
+
+
 def test_a_session_that_was_closed_can_be_used_again(server: Server, session: Make) -> None:
     """As a session of requests alone. Its later requests are sent again after a failure."""
     used = session()

@@ -206,6 +206,51 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         (_FULL.format("self.max_wait or 0.0"), _FULL.format("((self.max_wait))"), _FOR_CHECKERS),
     ],
     "integrations/http/exchange.py": [("return None", "pass", _RETURNS_NONE)],
+    "integrations/http/rules.py": [("return None", "pass", _RETURNS_NONE)],
+    "integrations/http/bodies.py": [
+        ("return None", "pass", _RETURNS_NONE),
+        (
+            "elif not isinstance(source, _PLAIN) and any(hasattr(source, name) for name in _STREAM_METHODS):",
+            "elif ((any(hasattr(source, name) for name in _STREAM_METHODS))):",
+            _QUICK_WAY,
+        ),
+        (
+            "return self._files[0][1] if self._files else None",
+            "return self._files[ -1][1] if self._files else None",
+            "only the start of a body of one part is read",
+        ),
+        *(
+            (
+                'yield from source if read is None else iter(partial(read, 65536), b"")',
+                f'yield from source if read is None else iter(partial(read, {it}), b"")',
+                _OF_MEMORY,
+            )
+            for it in (65537, 65535)
+        ),
+    ],
+    "integrations/httpx/bodies.py": [
+        ("if isinstance(stream, _BYTES): return IN_MEMORY", "pass", _QUICK_WAY),
+        ("return IN_MEMORY", "pass", _QUICK_WAY),
+    ],
+    "integrations/redis/protection.py": [
+        (
+            'if "timeout" in kwargs and not self.is_connected: # a subscriber only reads',
+            'if (("timeout" in kwargs)): # a subscriber only reads',
+            "connecting does nothing if it is connected",
+        ),
+    ],
+    "integrations/urllib3.py": [
+        (
+            "if deadline < inf or not self.reads:",
+            "if deadline <= inf or not self.reads:",
+            f"{_QUICK_WAY}: without a limit, each wait has the timeout that it has anyway",
+        ),
+        (
+            'self._options = {**options, "retries": False, "redirect": False, "preload_content": False}',
+            'self._options = {**options, "retries": False, "redirect": True, "preload_content": False}',
+            "a pool without retries follows no redirect",
+        ),
+    ],
     "integrations/asgi.py": [("return None", "pass", _RETURNS_NONE)],
     "integrations/httpx/sending.py": [
         (

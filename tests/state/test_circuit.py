@@ -47,6 +47,17 @@ def test_a_probe_is_recorded_or_released_once() -> None:
     assert circuit.period.state is HALF_OPEN  # two successes, not three
 
 
+def test_if_a_function_is_the_first_probe_only_that_one_runs_alone() -> None:
+    circuit = Circuit(ConsecutiveFailures(1), 30.0, 2, 3, None, checks_first=True)
+    half_open(circuit)
+    first = admitted(circuit, 31.0)
+    assert circuit.admit(31.0)[0] is None
+    circuit.record(first, None, 0.0, 31.0)
+    admitted(circuit, 31.0)
+    admitted(circuit, 31.0)
+    assert circuit.admit(31.0)[0] is None
+
+
 def test_keep_slot_of_a_probe_that_lost_its_slot_does_nothing() -> None:
     circuit = make_circuit(probes=1, successes=3)
     half_open(circuit)

@@ -52,7 +52,9 @@ def may_repeat(command: Command, also: frozenset[str] | None) -> bool:
     name = command[0].upper() if isinstance(command[0], str) else ""
     if also is None or name in also:
         return True
-    options = command[_OPTIONS_FROM.get(name, len(command)) :]
-    return name in REPEATABLE_COMMANDS and all(
-        isinstance(it, (int, float)) or str(it).upper() in _HARMLESS_OPTIONS for it in options
+    if name not in REPEATABLE_COMMANDS:
+        return False
+    options_from = _OPTIONS_FROM.get(name)
+    return options_from is None or all(
+        isinstance(it, (int, float)) or str(it).upper() in _HARMLESS_OPTIONS for it in command[options_from:]
     )

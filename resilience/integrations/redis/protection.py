@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
 import redis
@@ -17,7 +17,14 @@ from typing_extensions import override
 from resilience.callables import maybe_await
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.redis.commands import Command
-from resilience.integrations.redis.retrying import TOO_LATE, AsyncPolicyRetry, PolicyDriven, PolicyRetry, current_call
+from resilience.integrations.redis.retrying import (
+    TOO_LATE,
+    AsyncPolicyRetry,
+    Call,
+    PolicyDriven,
+    PolicyRetry,
+    current_call,
+)
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 
@@ -70,15 +77,11 @@ _RedisConnection: Any = object
 class _Connection(_RedisConnection):  # type: ignore[misc]
     """A connection that connects within the attempt that needs it, and reports to that attempt what it sends.
 
-    The methods are coroutines. A blocking connection drives them: everything that they await has already finished.
+    What makes it ready is a coroutine. A blocking connection drives it: everything that it awaits has already finished.
     """
 
     _commands: list[Command] | None = None
     _connecting = False
-
-    async def _resilient_connect(self) -> None:
-        if current_call(self.retry) is not None:
-            await self._connect_now()
 
     async def _connect_now(self) -> None:
         self._connecting, outer = True, self._connecting
@@ -100,26 +103,31 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
         self._commands = [tuple(command) for command in commands]
         return super().pack_commands(self._commands)
 
-    async def _resilient_send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        commands, self._commands = self._commands, None  # before the handshake or a PING overwrites it
+    def _is_ready(self, check_health: bool) -> bool:
+        return self.is_connected and not (check_health and self.health_check_interval)
+
+    async def _get_ready(self, commands: list[Command] | None, check_health: bool) -> None:
+        """Connect, and check the health of the connection, before these commands are sent."""
         if not self.is_connected:
             if commands == _RESET and current_call(self.retry) is None:
                 raise RedisConnectionError("the connection is closed, and watches nothing")
             await self._connect_now()
         if check_health and self.health_check_interval:
             await maybe_await(self.check_health())
-        self._shorten_timeout()
-        call = current_call(self.retry)
+
+    def _report(self, commands: list[Command] | None, call: Call | None) -> None:
+        """Report to the running attempt, if any, what is about to be sent."""
         if call is not None and not self._connecting:
             call.sends(commands)
-        await self._send_now(command)
 
 
 class _AsyncConnection(_Connection):
     """A connection of `redis.asyncio`, where the deadline limits the attempt as a whole."""
 
-    connect = _Connection._resilient_connect
-    send_packed_command = _Connection._resilient_send_packed_command
+    @override
+    async def connect(self) -> None:
+        if not self.is_connected and current_call(self.retry) is not None:
+            await self._connect_now()
 
     @override
     async def can_read(self, *args: Any) -> bool:
@@ -135,13 +143,15 @@ class _AsyncConnection(_Connection):
             await self.connect()
         return await super().read_response(*args, **kwargs)
 
-    def _shorten_timeout(self) -> None:
-        """Leave the socket's timeout as it is."""
-
     async def _disconnect_now(self) -> None:
         await self.disconnect(nowait=True)
 
-    async def _send_now(self, command: Any) -> None:
+    @override
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        commands, self._commands = self._commands, None  # before the handshake or a PING overwrites it
+        if not self._is_ready(check_health):
+            await self._get_ready(commands, check_health)
+        self._report(commands, current_call(self.retry))
         task = asyncio.current_task()
         cancellations = task.cancelling() if task is not None else 0
         await super().send_packed_command(command, check_health=False)
@@ -152,21 +162,18 @@ class _AsyncConnection(_Connection):
             raise asyncio.CancelledError
 
 
-def _driven(method: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *args, **kwargs: drive(method(self, *args, **kwargs))
-
-
 def _capped_timeout(name: str) -> property:
     """Return a property for a timeout of redis-py; its value is at most the time left."""
     own = f"_{name}"
-    return property(lambda self: self._capped(getattr(self, own)), lambda self, value: setattr(self, own, value))
+    return property(
+        lambda self: _capped(getattr(self, own), current_call(self.retry)),
+        lambda self, value: setattr(self, own, value),
+    )
 
 
 class _BlockingConnection(_Connection):
     """A connection of `redis`, where the deadline limits each operation on the socket."""
 
-    connect = _driven(_Connection._resilient_connect)
-    send_packed_command = _driven(_Connection._resilient_send_packed_command)
     socket_timeout = _capped_timeout("socket_timeout")
     socket_connect_timeout = _capped_timeout("socket_connect_timeout")
 
@@ -175,41 +182,55 @@ class _BlockingConnection(_Connection):
         return self._sock is not None
 
     @override
+    def connect(self) -> None:
+        if not self.is_connected and current_call(self.retry) is not None:
+            drive(self._connect_now())
+
+    @override
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        commands, self._commands = self._commands, None  # before the handshake or a PING overwrites it
+        if not self._is_ready(check_health):
+            drive(self._get_ready(commands, check_health))
+        call = current_call(self.retry)
+        self._shorten_timeout(call)
+        self._report(commands, call)
+        super().send_packed_command(command, check_health=False)
+
+    @override
     def can_read(self, timeout: float = 0) -> bool:
-        if not self.is_connected and current_call(self.retry) is None:
+        call = current_call(self.retry)
+        if not self.is_connected and call is None:
             return False
-        return bool(super().can_read(self._capped(timeout)))
+        return bool(super().can_read(_capped(timeout, call)))
 
     async def _disconnect_now(self) -> None:
         self.disconnect()
 
-    async def _send_now(self, command: Any) -> None:
-        super().send_packed_command(command, check_health=False)
-
     @override
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            self._shorten_timeout()
+            call = current_call(self.retry)
+            self._shorten_timeout(call)
             if "timeout" in kwargs:  # from a subscriber; None waits without a limit
-                kwargs["timeout"] = self._capped(kwargs["timeout"])
+                kwargs["timeout"] = _capped(kwargs["timeout"], call)
         except DeadlineExceeded:
             self.disconnect()  # the answer may still arrive, and must not be taken for that of another command
             raise RedisTimeoutError(TOO_LATE) from None
         return super().read_response(*args, **kwargs)
 
-    def _shorten_timeout(self) -> None:
-        timeout = self._capped(self._socket_timeout)
+    def _shorten_timeout(self, call: Call | None) -> None:
+        timeout = _capped(self._socket_timeout, call)
         if hasattr(self._sock, "gettimeout") and self._sock.gettimeout() != timeout:  # that of fakeredis has none
             self._sock.settimeout(timeout)
 
-    def _capped(self, limit: Any) -> Any:
-        """Return the smaller of redis-py's timeout and the time left; 0 and redis-py's sentinel are returned as is."""
-        is_a_wait = limit is None or (isinstance(limit, (int, float)) and limit > 0)
-        call = current_call(self.retry) if is_a_wait else None
-        if call is None or call.ctx is None:
-            return limit
-        left = call.ctx.timeout()
-        return limit if left is None or (limit is not None and limit < left) else left
+
+def _capped(limit: Any, call: Call | None) -> Any:
+    """Return the smaller of redis-py's timeout and the time left; 0 and redis-py's sentinel are returned as is."""
+    is_a_wait = limit is None or (isinstance(limit, (int, float)) and limit > 0)
+    if call is None or call.ctx is None or not is_a_wait:
+        return limit
+    left = call.ctx.timeout()
+    return limit if left is None or (limit is not None and limit < left) else left
 
 
 @functools.cache

@@ -31,6 +31,26 @@ async def test_a_command_is_one_execution_including_its_connection(side: Side) -
     assert count.calls == 4
 
 
+async def test_a_health_check_that_is_due_precedes_the_command(side: Side) -> None:
+    """It is part of the attempt: no execution of its own, and none before a command whose check is not due."""
+    count = Count()
+    watcher = side.client()
+
+    async def pings() -> int:
+        statistics = await done(watcher.info("commandstats"))
+        return int(statistics.get("cmdstat_ping", {"calls": 0})["calls"])
+
+    client = side.client(count, health_check_interval=3600)
+    await done(client.get("a"))  # connects
+    before = await pings()
+    await done(client.get("a"))
+    assert await pings() == before
+    for connection in client.connection_pool._available_connections:
+        connection.next_health_check = 0  # an hour has passed
+    await done(client.get("a"))
+    assert (await pings(), count.calls) == (before + 1, 3)
+
+
 async def test_an_open_connection_does_not_keep_the_command_that_opened_it(side: Side) -> None:
     class Key(str):
         """A string that can be weakly referenced."""

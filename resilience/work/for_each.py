@@ -189,8 +189,8 @@ class _Call(Generic[E]):
     outcome: Outcome[Any] | BaseException
 
     def __init__(self, item: Any, ended: E) -> None:
-        self.item = item
-        self.ended = ended
+        self.item: Any = item
+        self.ended: E = ended
 
     def result(self) -> tuple[Any, Outcome[Any]]:
         """Deliver the item and its outcome; raise an error that is not an outcome."""

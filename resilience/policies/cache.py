@@ -190,8 +190,7 @@ class Cache(Policy[Never]):
                 try:
                     result = await call(ctx)
                 except BaseException as error:
-                    old = self._stale_after(error, key, old, ctx)
-                    if old is None:
+                    if (old := self._stale_after(error, key, old, ctx)) is None:
                         raise
                     await ctx.runtime.close(closable(error))
                     return self._answer(old, ctx, "stale")

@@ -50,12 +50,11 @@ async def keep_open(first: float, idle: float, ctx: Context) -> None:
     if on_worker:
         refuse_if_exhausted(limits.policy(), ctx)
     runtime.failure, runtime.is_exhausted = None, False
-    record, now = ctx._info.record, clock.now()
+    record, now, run = ctx._info.record, clock.now(), None
     began = now if subscribers.calls else None
     if record is not None:
         record.begin_attempt()
-    token = set_ambient(ctx)
-    until, run = now + first, None
+    until, token = now + first, set_ambient(ctx)
     try:
         if runtime.host is not BLOCKING:
             opened = await _aopen(ctx, limits, until)

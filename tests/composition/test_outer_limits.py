@@ -326,8 +326,10 @@ async def test_a_timeout_of_a_child_is_raised_in_its_group(tasks_world: World) -
 async def test_an_inner_fallback_never_answers_a_cut_off(world: World, nested: bool) -> None:
     """Nested pipelines inherit the instant, and in threads two timers race. The fallback may be nested, too."""
     fallback = Fallback("instead")
+    # A task that is stalled for so long before the nested call finds no time left, which that fallback may answer.
+    limit = SHORT if world.blocking else 4 * SHORT
     inner: Any = Pipeline(fallback if nested else Retry(2, on=Boom), Timeout(LONG))
-    pipeline: Any = Pipeline(Timeout(SHORT, name="outer"), Retry(2, on=Boom) if nested else fallback)
+    pipeline: Any = Pipeline(Timeout(limit, name="outer"), Retry(2, on=Boom) if nested else fallback)
 
     async def calls(ctx: Any = None) -> Any:
         return await world.execute(inner, world.hang)

@@ -45,11 +45,11 @@ def _bare_context() -> Context | None:
     """Return the context of the closest call around this code that inherits nothing; None if there is none.
 
     Setting the variable for a bare call (see `BARE`) would let it take a quarter longer. Instead, this looks for
-    `protected` in the frames of the thread or task.
+    `inner` in the frames of `execution`.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame is not forks.starting_frame:
-        if frame.f_code.co_name == "protected":
+        if frame.f_globals.get("__name__") == "resilience.execution":
             ctx = frame.f_locals.get("inner")
             if isinstance(ctx, BlankContext) and (ctx._info is BARE or ctx._info is NO_INFO):
                 return ctx

@@ -6,7 +6,7 @@ derives a child, so hedged attempts, worker threads and abandoned calls cannot a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf, isinf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
@@ -253,6 +253,28 @@ class BlankContext(Context):  # type: ignore[misc]  # final for users
     __slots__ = ()
     if not TYPE_CHECKING:  # pragma: no branch (to type checkers, it would be another signature)
         __init__ = object.__init__
+
+
+def new_context(
+    executed: Named,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...] | None,
+    keywords: Mapping[str, Any],
+    info: ExecutionInfo,
+    runtime: Runtime,
+) -> Context:
+    """Make the first context of an execution, without a limit."""
+    ctx: Context = BlankContext()
+    ctx.deadline = inf
+    ctx.attempt = 1
+    ctx.runtime = runtime
+    ctx._function = function
+    ctx._arguments = arguments
+    ctx._keywords = keywords
+    ctx._info = info
+    ctx._executed = executed
+    ctx._timer = None
+    return ctx
 
 
 def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) -> Context:

@@ -22,9 +22,9 @@ from resilience.callables import (
     why_lazy,
 )
 from resilience.checks import Duration
-from resilience.context import Context
+from resilience.context import NO_KEYWORDS, Context
 from resilience.errors import Misuse
-from resilience.execution import Stage, aprotect, compose, compose_for_threads, protect
+from resilience.execution import Stage, aprotect, arun, compose, compose_for_threads, protect, run
 from resilience.info import Listener
 from resilience.outcome import Failure, Outcome, Success
 from resilience.proxy import awaiting, make_proxy
@@ -87,8 +87,8 @@ class Executable(ABC, Generic[D_co]):
         'attempt 1'
         """
         if is_coroutine_function(fn):
-            return aprotect(self, fn, ctx, takes_context=True)()
-        return protect(self, fn, ctx, takes_context=True)()
+            return arun(self, fn, None, ctx=ctx)
+        return run(self, fn, None, ctx=ctx)
 
     async def aexecute(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> T | D_co:
         """Run `fn(ctx)` under this policy and await what it returns, which may be any awaitable.
@@ -98,7 +98,7 @@ class Executable(ABC, Generic[D_co]):
         :raises TypeError: if `fn` returns something that cannot be awaited.
         """
         require_callable(fn)
-        return await aprotect(self, fn, ctx, takes_context=True)()  # type: ignore[no-any-return]
+        return await arun(self, fn, None, ctx=ctx)  # type: ignore[no-any-return]
 
     @overload
     def call(self, fn: Callable[P, Unknown], /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
@@ -118,13 +118,12 @@ class Executable(ABC, Generic[D_co]):
         5
         """
         if is_coroutine_function(fn):
-            return aprotect(self, fn)(*args, **kwargs)
-        return protect(self, fn)(*args, **kwargs)
+            return arun(self, fn, args, kwargs)
+        return run(self, fn, args, kwargs)
 
     async def acall(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co:
         """Run `fn(*args, **kwargs)` under this policy and await what it returns."""
-        run = aprotect(self, fn, is_lazy=is_coroutine_function(fn))
-        return await run(*args, **kwargs)  # type: ignore[no-any-return]
+        return await arun(self, fn, args, kwargs, is_lazy=is_coroutine_function(fn))  # type: ignore[no-any-return]
 
     def capture(self, fn: Callable[[Context], T], ctx: Context | None = None) -> Outcome[T | D_co]:
         """Run `fn(ctx)` and return the outcome as a value: `Success(value)` or `Failure(error)`.
@@ -136,7 +135,7 @@ class Executable(ABC, Generic[D_co]):
         Failure(error=ZeroDivisionError('division by zero'))
         """
         require_callable(fn)
-        return captured(protect(self, fn, ctx, takes_context=True))
+        return captured(run, self, fn, None, NO_KEYWORDS, ctx)
 
     async def acapture(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> Outcome[T | D_co]:
         """Run `fn(ctx)`, await what it returns, and return the outcome as a value. A cancellation is still raised."""

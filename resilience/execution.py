@@ -14,7 +14,7 @@ innermost stage to the end of the execution; code that inspects exceptions unwra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from math import inf
 from types import CoroutineType
@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeAlias
 
 from resilience.ambient import get_ambient, innermost_open, timer_here
 from resilience.callables import close_coroutine, is_awaitable, is_coroutine_function, without_partials
-from resilience.context import BlankContext, Context
+from resilience.context import NO_KEYWORDS, BlankContext, Context, new_context
 from resilience.endings import end_execution
 from resilience.errors import ArgumentMisuse, AwaitableMisuse
 from resilience.events.dispatch import subscribers
@@ -45,7 +45,7 @@ class Executed(Named, Protocol):
 
     _resilience_listeners: tuple[Listener, ...]
     _resilience_uses_workers: bool  # whether, in blocking code, it may run the function in another thread
-    _resilience_keeps_record: bool  # whether a policy in it needs a record of each execution
+    _resilience_keeps_record: bool  # whether a policy in it, or a listener, needs a record of each execution
 
     def _resilience_chain(self) -> Sequence[object]: ...
 
@@ -141,77 +141,114 @@ def refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> No
 # --- executing ---
 
 
-def protect(
-    executed: Executed, function: Callable[..., Any], ctx: Context | None = None, *, takes_context: bool = False
-) -> Callable[..., Any]:
-    """Return a function that executes a blocking `function` with the arguments of each call.
+def run(
+    executed: Executed,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...] | None,
+    keywords: Mapping[str, Any] = NO_KEYWORDS,
+    ctx: Context | None = None,
+) -> Any:
+    """Execute a blocking function once.
 
+    :param arguments: None if it is called with its context instead.
     :param ctx: the context that the caller passed in, if any.
-    :param takes_context: whether `function` is called with the context instead.
+    """
+    is_bare = arguments is not None and not executed._resilience_uses_workers  # nothing looks beyond a thread
+    inner = new_context(executed, function, arguments, keywords, BARE if is_bare else NO_INFO, BLOCKING)
+    stage = executed._resilience_stage(None)
+    try:
+        if ctx is not None or get_ambient() is not None or subscribers.executions or executed._resilience_keeps_record:
+            return _observed(inner, executed, ctx, stage, enter, _recorded)
+        return stage(inner)
+    except (StoppedIteration, Suspended) as carrier:
+        carried = carrier.error
+    try:
+        raise carried
+    finally:
+        del carried  # no cycle: error -> traceback -> this frame -> error
+
+
+def protect(executed: Executed, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does what `run` does with the arguments of each call.
+
+    It repeats `run` and `new_context`, because to call them would be a fifth of a call under one policy.
     """
     stage: Stage | None = None
-    is_observed = ctx is not None or bool(executed._resilience_listeners) or executed._resilience_keeps_record
-    info = NO_INFO if takes_context or executed._resilience_uses_workers else BARE  # nothing looks beyond a thread
+    keeps_record = executed._resilience_keeps_record
+    info = NO_INFO if executed._resilience_uses_workers else BARE
 
     def protected(*args: Any, **kwargs: Any) -> Any:
         nonlocal stage
         if stage is None:
             stage = executed._resilience_stage(None)
-        inner: Context = BlankContext()  # `current_context` finds it here; inlined: 6 % of a call under four policies
+        inner: Context = BlankContext()
         inner.deadline = inf
         inner.attempt = 1
         inner.runtime = BLOCKING
         inner._function = function
-        inner._arguments = None if takes_context else args
+        inner._arguments = args
         inner._keywords = kwargs
         inner._info = info
         inner._executed = executed
         inner._timer = None
         try:
-            if is_observed or subscribers.executions or get_ambient() is not None:
-                return _observed(inner, executed, ctx, stage, enter, _recorded)
+            if keeps_record or subscribers.executions or get_ambient() is not None:
+                return _observed(inner, executed, None, stage, enter, _recorded)
             return stage(inner)
         except (StoppedIteration, Suspended) as carrier:
             carried = carrier.error
         try:
             raise carried
         finally:
-            del carried  # no cycle: error -> traceback -> this frame -> error
+            del carried  # no cycle, as in `run`
 
     return protected
 
 
-def aprotect(
+async def arun(
     executed: Executed,
     function: Callable[..., Any],
+    arguments: tuple[Any, ...] | None,
+    keywords: Mapping[str, Any] = NO_KEYWORDS,
     ctx: Context | None = None,
     *,
-    takes_context: bool = False,
     is_lazy: bool = True,
     runtime: Runtime = TASKS,
-) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return a coroutine function that executes `function`, and awaits its result. See `protect`.
+) -> Any:
+    """Execute a function once, and await its result. See `run`.
 
     :param is_lazy: whether a call of `function` begins no work, as with a coroutine function.
     """
     innermost = enter_task if is_lazy else enter_awaitable
+    inner = new_context(executed, function, arguments, keywords, NO_INFO if arguments is None else BARE, runtime)
     stage = executed._resilience_stage(innermost)
-    is_observed = ctx is not None or bool(executed._resilience_listeners) or executed._resilience_keeps_record
-    info = NO_INFO if takes_context else BARE
+    if ctx is not None or get_ambient() is not None or subscribers.executions or executed._resilience_keeps_record:
+        result = await _observed(inner, executed, ctx, stage, innermost, _arecorded)
+    else:
+        result = await stage(inner)
+    if type(result) is CoroutineType:
+        refuse_forgotten_await(executed, function, result)
+    return result
+
+
+def aprotect(executed: Executed, function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return a coroutine function that does what `arun` does with the arguments of each call."""
+    stage = executed._resilience_stage(enter_task)
+    keeps_record = executed._resilience_keeps_record
 
     async def protected(*args: Any, **kwargs: Any) -> Any:
-        inner: Context = BlankContext()  # inlined, as in `protect`
+        inner: Context = BlankContext()
         inner.deadline = inf
         inner.attempt = 1
-        inner.runtime = runtime
+        inner.runtime = TASKS
         inner._function = function
-        inner._arguments = None if takes_context else args
+        inner._arguments = args
         inner._keywords = kwargs
-        inner._info = info
+        inner._info = BARE
         inner._executed = executed
         inner._timer = None
-        if is_observed or subscribers.executions or get_ambient() is not None:
-            result = await _observed(inner, executed, ctx, stage, innermost, _arecorded)
+        if keeps_record or subscribers.executions or get_ambient() is not None:
+            result = await _observed(inner, executed, None, stage, enter_task, _arecorded)
         else:
             result = await stage(inner)
         if type(result) is CoroutineType:
@@ -249,13 +286,13 @@ def inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record |
     source = ctx or outer or inner
     inner.deadline = source.deadline if outer is None else min(source.deadline, outer.deadline)
     record = None
-    listeners = executed._resilience_listeners
-    if ctx is not None or listeners or subscribers.executions or executed._resilience_keeps_record:
+    if ctx is not None or subscribers.executions or executed._resilience_keeps_record:
         record = Record(executed)
     elif outer is None:  # there is nothing to inherit: at most, the context of a block that is over is ambient
         return None
     cap = (outer or inner)._info.cap or source._info.cap
-    inner._info = ExecutionInfo(source._info.operation, source._info.properties, listeners, record, cap)
+    info, listeners = source._info, executed._resilience_listeners
+    inner._info = ExecutionInfo(info.operation, info.properties, listeners, record, cap)
     if outer is not None and inner.runtime is not BLOCKING:  # a task's timer cannot cut off blocking code
         inner._timer = timer_here(outer)
     if ctx is not None and record is not None:

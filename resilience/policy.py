@@ -227,6 +227,8 @@ class Pipeline(Policy[D_co]):
         self._resilience_listeners = checks.several("listeners", listeners, "a sequence of functions")
         for listener in self._resilience_listeners:
             checks.plain_function("listeners", listener, ("event",))
+        if self._resilience_listeners:
+            self._resilience_keeps_record = True
         chain: list[Policy[Any]] = []
         for part in parts:
             chain += part._as_chain() if type(part) is Pipeline else (part,)

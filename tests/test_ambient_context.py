@@ -26,15 +26,6 @@ def test_outside_an_execution_the_ambient_context_is_new_and_unlimited() -> None
     assert (first.operation, first.attempt, first.attempts) == (None, 1, 0)
 
 
-def test_no_other_function_is_taken_for_a_call() -> None:
-    """The ambient context of a call without inherited data is found by the name of a function of the library."""
-
-    def protected(inner: object) -> Context:
-        return current_context()
-
-    assert protected("not a context").called is None
-
-
 @pytest.mark.parametrize("run", ["call", "execute"])
 @pytest.mark.parametrize("inside", [PASSING, Timeout(60.0)])
 async def test_a_callback_finds_the_context_of_the_call_around_it(world: World, inside: Policy, run: str) -> None:

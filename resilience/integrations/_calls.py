@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from resilience.context import Context
-from resilience.execution import aprotect, protect
+from resilience.execution import arun, run
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 
@@ -44,4 +44,4 @@ class ClientCall:
 
         `Policy.execute` would examine for each call how this object is called.
         """
-        return (aprotect if self.in_tasks else protect)(policy, self, ctx, takes_context=True)()
+        return (arun if self.in_tasks else run)(policy, self, None, ctx=ctx)

@@ -7,10 +7,11 @@ from types import CoroutineType
 from typing import Any
 
 from resilience.clock import clock
-from resilience.context import Context
+from resilience.context import Context, new_context
 from resilience.endings import end_execution
 from resilience.errors import ArgumentMisuse
 from resilience.execution import Executed, inherit, refuse_forgotten_await
+from resilience.info import NO_INFO
 from resilience.runtimes.blocking import BLOCKING
 from resilience.streams.pulls import Item
 from resilience.streams.runtime import Closed, StreamRuntime
@@ -31,10 +32,7 @@ async def execute(
     :param given: the context that the caller passed in, if any.
     """
     runtime.began = clock.now()
-    ctx = Context()
-    ctx.runtime = runtime.host
-    ctx._function, ctx._arguments, ctx._keywords = called
-    ctx._executed = policy
+    ctx = new_context(policy, *called, NO_INFO, runtime.host)
     record, error = inherit(ctx, policy, given), None
     ctx.runtime = runtime
     try:

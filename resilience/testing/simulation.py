@@ -25,7 +25,7 @@ from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import SuspensionMisuse
-from resilience.execution import aprotect
+from resilience.execution import arun
 from resilience.policy import Policy
 from resilience.runtimes.engine import Client, Engine, is_valid, until
 from resilience.runtimes.tasks import TASKS
@@ -101,7 +101,7 @@ class Simulation(Engine):
         self, policy: Policy[D], fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None
     ) -> Awaitable[T | D]:
         """Run `fn(ctx)` under a policy, in this simulation. A client must await the result at once."""
-        return aprotect(policy, fn, ctx, takes_context=True, runtime=self.runtime)()
+        return arun(policy, fn, None, ctx=ctx, runtime=self.runtime)
 
     def start(self, coroutine: Coroutine[Any, None, object], after: Duration = 0.0) -> Client:
         """Add a client, which begins after `after` seconds."""

@@ -19,7 +19,7 @@ from resilience.callables import require_callable
 from resilience.errors import BlockMisuse, Misuse, closable
 from resilience.events.dispatch import logger
 from resilience.executable import acaptured, captured
-from resilience.execution import protect
+from resilience.execution import run
 from resilience.outcome import Outcome
 from resilience.policy import Policy
 from resilience.runtimes.blocking import BLOCKING
@@ -108,7 +108,7 @@ class _Job(NamedTuple):
     progress: Progress | None
 
     def call(self, item: Any) -> Outcome[Any]:
-        return captured(protect(self.policy, self.function), item)  # not `call`, whose result may be a coroutine
+        return captured(run, self.policy, self.function, (item,))  # not `call`, whose result may be a coroutine
 
     async def acall(self, item: Any) -> Outcome[Any]:
         return await acaptured(self.policy.acall(self.function, item))

@@ -24,7 +24,7 @@ from resilience.callables import (
 )
 from resilience.clock import clock
 from resilience.errors import AwaitableMisuse, DeadlineExceeded, TimeoutExceeded
-from resilience.execution import aprotect, protect
+from resilience.execution import arun, run
 from resilience.hints import forbid_repeat
 from resilience.integrations.dbapi.cleanup import close, undo, undo_shielded
 from resilience.integrations.dbapi.drivers import is_aborted
@@ -138,7 +138,7 @@ class UnitOfWork(Generic[W, D]):
         def blocking(*args: Any, **kwargs: Any) -> Any:
             execution = _Execution(self, fn, name, in_tasks=False)
             try:
-                return protect(self._policy, execution)(*args, **kwargs)
+                return run(self._policy, execution, args, kwargs)
             except Exception as error:
                 execution.mark(error)
                 raise
@@ -146,7 +146,7 @@ class UnitOfWork(Generic[W, D]):
         async def tasks(*args: Any, **kwargs: Any) -> Any:
             execution = _Execution(self, fn, name, in_tasks=True)
             try:
-                return await aprotect(self._policy, execution)(*args, **kwargs)
+                return await arun(self._policy, execution, args, kwargs)
             except Exception as error:
                 execution.mark(error)
                 raise

@@ -76,6 +76,8 @@ def budget(name: str, value: object) -> float:
     """Return the seconds of a budget: 0 is already over, infinity is no limit."""
     if type(value) is float and value >= 0.0:
         return value  # as in `seconds`, whose keyword arguments would take longer than all of its checks
+    if type(value) is int and 0 <= value <= sys.maxsize:  # not too large for a float
+        return float(value)
     return seconds(name, value, zero=True, infinite=True)
 
 

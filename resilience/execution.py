@@ -284,15 +284,16 @@ def inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record |
         raise ArgumentMisuse(f"ctx must be a Context, not {ctx!r}; use `call` or `acall` to pass arguments")
     outer = innermost_open(get_ambient())
     source = ctx or outer or inner
-    inner.deadline = source.deadline if outer is None else min(source.deadline, outer.deadline)
+    inner.deadline = source.deadline if outer is None or source.deadline < outer.deadline else outer.deadline
     record = None
     if ctx is not None or subscribers.executions or executed._resilience_keeps_record:
         record = Record(executed)
     elif outer is None:  # there is nothing to inherit: at most, the context of a block that is over is ambient
         return None
     cap = (outer or inner)._info.cap or source._info.cap
-    info, listeners = source._info, executed._resilience_listeners
-    inner._info = ExecutionInfo(info.operation, info.properties, listeners, record, cap)
+    inner._info = info = source._info
+    if info is not NO_INFO or record is not None or cap is not None:
+        inner._info = ExecutionInfo(info.operation, info.properties, executed._resilience_listeners, record, cap)
     if outer is not None and inner.runtime is not BLOCKING:  # a task's timer cannot cut off blocking code
         inner._timer = timer_here(outer)
     if ctx is not None and record is not None:

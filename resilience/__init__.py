@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from resilience.state.concurrency import Sample as Sample, Seeking as Seeking
     from resilience.state.trips import (
         ConsecutiveFailures as ConsecutiveFailures,
+        FailureCount as FailureCount,
         FailureRatio as FailureRatio,
         SlowRatio as SlowRatio,
         Trip as Trip,
@@ -98,7 +99,7 @@ _HOMES = {
     "record": "FailedAttempt",
     "repeats": "RetryBudget",
     "state.concurrency": "Sample Seeking",
-    "state.trips": "ConsecutiveFailures FailureRatio SlowRatio Trip",
+    "state.trips": "ConsecutiveFailures FailureCount FailureRatio SlowRatio Trip",
 }
 _MODULES = ("backoff", "errors", "events")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()} | {name: name for name in _MODULES}

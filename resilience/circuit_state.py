@@ -21,8 +21,9 @@ class TripCount(NamedTuple):
 
     :param what: ``"failures"`` or ``"slow calls"``.
     :param bad: how many there were; in a row, for `ConsecutiveFailures`.
-    :param of: the number of calls in the window; for `ConsecutiveFailures`, the number of failures that trips it.
-    :param threshold: the ratio that trips it; None for `ConsecutiveFailures`.
+    :param of: the number of calls in the window; for `ConsecutiveFailures` and `FailureCount`, the number of failures
+        that trips it.
+    :param threshold: the ratio that trips it; None for those two.
     """
 
     what: str

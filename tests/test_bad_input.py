@@ -30,6 +30,7 @@ from resilience import (
     CircuitBreaker,
     ConsecutiveFailures,
     Context,
+    FailureCount,
     FailureRatio,
     Fallback,
     Hedge,
@@ -251,6 +252,7 @@ CASES: list[Case] = [
         progress=wrong([5, "bar", later], []),
     ),
     *every(ConsecutiveFailures),
+    *every(FailureCount, {"n": 1}, window=NO_DURATION),
     *every(FailureRatio, {"ratio": 0.5}, window=NO_DURATION),
     *every(SlowRatio, {"slower_than": 1.0, "ratio": 0.5}, window=NO_DURATION),
     *every(Bulkhead, {"limit": 1}, queue=wrong(["3", 3.0, True, None, NAN], [-1])),
@@ -464,6 +466,7 @@ def test_valid_arguments_at_the_bounds_are_accepted() -> None:
     Timeout(5e-324)
     Timeout(timedelta(days=365))
     CircuitBreaker(1, open_for=timedelta(milliseconds=1))
+    FailureCount(5, last=5)
     FailureRatio(1)
     FailureRatio(0.5, min_calls=10, last=5)
     Bulkhead(10**9, queue=0)

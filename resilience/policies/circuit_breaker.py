@@ -42,8 +42,8 @@ _DEFAULT_TRIP = ConsecutiveFailures(5)
 class CircuitBreaker(Policy[Never]):
     """Refuse calls for some time when too many have failed, then let a few probes test for recovery.
 
-    :param trip: when to open: `ConsecutiveFailures(5)` by default (an `int` will do), `FailureRatio`, `SlowRatio`, or
-        two of them with `|`.
+    :param trip: when to open: `ConsecutiveFailures(5)` by default (an `int` will do), `FailureCount`, `FailureRatio`,
+        `SlowRatio`, or two of them with `|`.
     :param open_for: seconds for which it stays open, 30 by default; or a backoff, which grows with each re-opening
         and starts again once the circuit has closed.
     :param probes: how many calls at a time may test whether the service has recovered; 1 by default.

@@ -78,22 +78,55 @@ class ConsecutiveFailures(Trip):
         return _Streak(self.n)
 
 
-class _Share(Trip):
+class _Windowed(Trip):
+    """The common base of the conditions over the results in a window of time or of calls."""
+
+    def __init__(self, window: Duration | None, last: int | None) -> None:
+        self.last: int | None = None if last is None else checks.whole("last", last)
+        self.window: float | None = None
+        if self.last is None:
+            self.window = checks.seconds("window", DEFAULT_WINDOW if window is None else window)
+        elif window is not None:
+            raise ValueError(f"give a window of time or of calls, not both: window={window!r}, last={last!r}")
+
+    def _empty_window(self) -> Window:
+        return CountWindow(self.last or 1) if self.window is None else TimeWindow(self.window)
+
+
+@final
+class FailureCount(_Windowed):
+    """Trip when at least `n` of the calls in a window have failed, however many have succeeded.
+
+    :param n: at least 1, and at most `last`.
+    :param window: the window in seconds, 30 by default. Results leave it in steps of a 32nd of it.
+    :param last: a window of that many calls instead.
+    """
+
+    def __init__(self, n: int, *, window: Duration | None = None, last: int | None = None) -> None:
+        self.n: int = checks.whole("n", n)
+        super().__init__(window, last)
+        if self.last is not None and self.n > self.last:
+            raise ValueError(f"n must be at most last={last!r}, as a window holds no more failures, not {n!r}")
+
+    def __repr__(self) -> str:
+        return format_call("FailureCount", self.n, last=(self.last, None), window=(self.window, None))
+
+    @override
+    def tally(self) -> Tally:
+        return _Number(self._empty_window(), self.n)
+
+
+class _Share(_Windowed):
     """The common base of `FailureRatio` and `SlowRatio`: a share of bad results in a window."""
 
     def __init__(
         self, ratio: float, *, min_calls: int = 10, window: Duration | None = None, last: int | None = None
     ) -> None:
+        super().__init__(window, last)
         self.ratio: float = checks.ratio("ratio", ratio)
         self.min_calls: int = checks.whole("min_calls", min_calls)
-        self.last: int | None = None if last is None else checks.whole("last", last)
-        self.window: float | None = None
         if self.last is not None:
-            if window is not None:
-                raise ValueError(f"give a window of time or of calls, not both: window={window!r}, last={last!r}")
             self.min_calls = min(self.min_calls, self.last)  # a window never holds more calls
-        else:
-            self.window = checks.seconds("window", DEFAULT_WINDOW if window is None else window)
 
     def __repr__(self) -> str:
         slower_than, min_calls = (self.slower_than, inf), (self.min_calls, None)
@@ -103,8 +136,7 @@ class _Share(Trip):
 
     @override
     def tally(self) -> Tally:
-        window: Window = CountWindow(self.last or 1) if self.window is None else TimeWindow(self.window)
-        return _Ratio(window, self.ratio, self.min_calls, self.slower_than)
+        return _Ratio(self._empty_window(), self.ratio, self.min_calls, self.slower_than)
 
 
 @final
@@ -185,6 +217,28 @@ class _Streak(Tally):
     @override
     def count(self) -> TripCount:
         return TripCount("failures", self._count, self._limit)
+
+
+@final
+class _Number(Tally):
+    def __init__(self, window: Window, limit: int) -> None:
+        self._window = window
+        self._limit = limit
+        self.quiet: bool = True
+
+    @override
+    def add(self, failed: bool, duration: float, now: float) -> bool:
+        self._window.add(failed, now)
+        self.quiet = self._window.bad == 0
+        return self._window.bad >= self._limit
+
+    @override
+    def count(self) -> TripCount:
+        return TripCount("failures", self._window.bad, self._limit)
+
+    @override
+    def counts(self, now: float) -> tuple[TripCount, ...]:
+        return (TripCount("failures", self._window.at(now)[0], self._limit),)
 
 
 @final

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from resilience import CircuitState, ConsecutiveFailures, FailureRatio, SlowRatio, Trip
+from resilience import CircuitState, ConsecutiveFailures, FailureCount, FailureRatio, SlowRatio, Trip
 
 CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
 
@@ -23,7 +23,7 @@ class Result:
 class Condition:
     """One trip condition and its meaning. Times are whole seconds, so that windows are exact."""
 
-    kind: str  # streak, failures or slow
+    kind: str  # streak, number, failures or slow
     n: int = 1
     percent: int = 50
     min_calls: int = 1
@@ -35,6 +35,8 @@ class Condition:
         ratio = self.percent / 100
         if self.kind == "streak":
             return ConsecutiveFailures(self.n)
+        if self.kind == "number":
+            return FailureCount(self.n, last=self.last, window=self.window)
         if self.kind == "failures":
             return FailureRatio(ratio, min_calls=self.min_calls, last=self.last, window=self.window)
         return SlowRatio(
@@ -50,7 +52,9 @@ class Condition:
         else:
             assert self.window is not None
             seen = [it for it in results if results[-1].at - it.at < self.window]
-        bad = sum(it.failed if self.kind == "failures" else it.took >= self.slower_than for it in seen)
+        bad = sum(it.took >= self.slower_than if self.kind == "slow" else it.failed for it in seen)
+        if self.kind == "number":
+            return bad >= self.n
         enough = self.min_calls if self.last is None else min(self.min_calls, self.last)
         return len(seen) >= enough and Fraction(bad, len(seen)) >= Fraction(self.percent, 100)
 
@@ -144,6 +148,10 @@ percents = st.sampled_from([1, 28, 30, 50, 55, 75, 100])
 windows: st.SearchStrategy[dict[str, int]] = st.one_of(
     st.builds(lambda n: {"last": n}, st.integers(1, 8)), st.builds(lambda n: {"window": n}, st.integers(2, 20))
 )
+numbers = st.one_of(
+    st.builds(lambda n, more: Condition("number", n=n, last=n + more), small, st.integers(0, 4)),
+    st.builds(lambda n, window: Condition("number", n=n, window=window), small, st.integers(2, 20)),
+)
 shares = st.builds(
     lambda percent, min_calls, window: Condition("failures", percent=percent, min_calls=min_calls, **window),
     percents,
@@ -159,4 +167,4 @@ slow_shares = st.builds(
     windows,
     st.sampled_from([1.0, 2.0]),
 )
-conditions = st.lists(st.one_of(streaks, shares, slow_shares), min_size=1, max_size=3)
+conditions = st.lists(st.one_of(streaks, numbers, shares, slow_shares), min_size=1, max_size=3)

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from resilience import CircuitBreaker, CircuitState, ConsecutiveFailures, Context, FailureRatio, SlowRatio, events
+from resilience import (
+    CircuitBreaker,
+    CircuitState,
+    ConsecutiveFailures,
+    Context,
+    FailureCount,
+    FailureRatio,
+    SlowRatio,
+    events,
+)
 from resilience.errors import CircuitOpen
 from resilience.events import CircuitChanged, TripCount
 from resilience.state.trips import Tally, Trip
@@ -125,20 +134,30 @@ class RecordedBreaker:
 TWO = ConsecutiveFailures(3) | FailureRatio(0.5, min_calls=4)
 SLOW = SlowRatio(0.25, slower_than=1, last=10, min_calls=2)
 BAD = "a result that was not good enough"
+OF_TWO = "failures 2 of 2; the last failure was KeyError"
 OF_FOUR = "failures 2 of 4, a ratio of 0.5 of at least 0.5; the last failure was Boom"
 
 
 @pytest.mark.parametrize(
     ("trip", "results", "counted", "reason", "after"),
     [
-        (2, [Boom(), KeyError(TOKEN)], (2, 2), "failures 2 of 2; the last failure was KeyError", "KeyError"),
+        (2, [Boom(), KeyError(TOKEN)], (2, 2), OF_TWO, "KeyError"),
         (FailureRatio(0.5, min_calls=4), [1, 1, Boom(), Boom(TOKEN)], (2, 4, 0.5), OF_FOUR, "Boom"),
+        (FailureCount(2), [Boom(), 1, 1, KeyError(TOKEN)], (2, 2), OF_TWO, "KeyError"),
         (TWO, [Boom(), Boom(), Boom(TOKEN)], (3, 3), "failures 3 of 3; the last failure was Boom", "Boom"),
         (TWO, [1, 1, Boom(), Boom(TOKEN)], (2, 4, 0.5), OF_FOUR, "Boom"),
         (1, [TOKEN], (1, 1), f"failures 1 of 1; the last failure was {BAD}", BAD),
         (SLOW, [1, 1], (2, 2, 0.25), "slow calls 2 of 2, a ratio of 1 of at least 0.25", "slow calls"),
     ],
-    ids=["consecutive failures", "a ratio", "the first of two", "the second of two", "a bad result", "slow calls"],
+    ids=[
+        "consecutive failures",
+        "a ratio",
+        "a number",
+        "the first of two",
+        "the second of two",
+        "a bad result",
+        "slow calls",
+    ],
 )
 async def test_the_reason_of_an_opening_contains_the_counts_and_names_the_last_failure_by_its_type(
     threads: World,
@@ -167,12 +186,14 @@ async def test_the_reason_of_an_opening_contains_the_counts_and_names_the_last_f
 async def test_the_statistics_of_a_closed_circuit_show_each_conditions_count(threads: World, clock: FakeClock) -> None:
     """Failures that have left the window do not count, even if no call has come since."""
     trip = ConsecutiveFailures(3) | FailureRatio(0.9, min_calls=4, window=10) | SlowRatio(0.5, slower_than=1, last=9)
+    trip |= FailureCount(4, window=10)
     recorded = RecordedBreaker(threads, clock, trip=trip)
     stats = recorded.breaker.stats
     assert stats().counted == (
         TripCount("failures", 0, 3),
         TripCount("failures", 0, 0, 0.9),
         TripCount("slow calls", 0, 0, 0.5),
+        TripCount("failures", 0, 4),
     )
     await recorded(Boom(), 1, Boom(), Boom())
     assert [str(count) for count in stats().counted[:2]] == [
@@ -180,12 +201,12 @@ async def test_the_statistics_of_a_closed_circuit_show_each_conditions_count(thr
         "failures 3 of 4, a ratio of 0.75 of at least 0.9",
     ]
     clock.advance(10)
-    assert [(count.bad, count.of) for count in stats().counted] == [(2, 3), (0, 0), (0, 4)]
+    assert [(count.bad, count.of) for count in stats().counted] == [(2, 3), (0, 0), (0, 4), (0, 4)]
     await recorded(Boom())
     assert (stats().state, stats().counted) == ("open", ())
     clock.advance(30)
     await recorded(1)
-    assert [(count.bad, count.of) for count in stats().counted] == [(0, 3), (0, 0), (0, 0)]
+    assert [(count.bad, count.of) for count in stats().counted] == [(0, 3), (0, 0), (0, 0), (0, 4)]
     recorded.breaker.isolate()
     assert stats().counted == ()
 

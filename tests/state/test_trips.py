@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience import ConsecutiveFailures, FailureRatio, SlowRatio, Trip
+from resilience import ConsecutiveFailures, FailureCount, FailureRatio, SlowRatio, Trip
 
 F, S = True, False  # failed, succeeded
 
@@ -34,6 +34,26 @@ def test_tallies_of_one_condition_are_independent() -> None:
     assert not first.add(F, 0.0, 0.0)
     assert not second.add(F, 0.0, 0.0)
     assert first.add(F, 0.0, 0.0)
+
+
+# --- numbers in a window ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trip", "results", "every", "at"),
+    [
+        (FailureCount(3, last=5), [F, S, S, F, F], 1.0, 5),
+        (FailureCount(3, last=5), [F, S, S, S, F, F], 1.0, None),
+        (FailureCount(2), [F, *[S] * 29, F], 1.0, None),  # 30 s later: the default window is over
+        (FailureCount(2), [F, *[S] * 28, F], 1.0, 30),
+        (FailureCount(3, window=timedelta(minutes=1)), [F, F, F], 20.0, 3),
+        (FailureCount(3, window=timedelta(minutes=1)), [F] * 9, 30.0, None),
+    ],
+)
+def test_failures_in_a_window_trip_however_many_calls_succeed(
+    trip: Trip, results: list[bool], every: float, at: int | None
+) -> None:
+    assert tripped_at(trip, results, every=every) == at
 
 
 # --- ratios over the last calls --------------------------------------------------------------
@@ -114,6 +134,9 @@ def test_a_tally_is_quiet_if_a_success_would_change_nothing() -> None:
     assert not streak.quiet
     streak.add(S, 0.0, 0.0)
     assert streak.quiet
+    number = FailureCount(3, last=3).tally()
+    assert number.quiet
+    assert [(number.add(failed, 0.0, 0.0), number.quiet)[1] for failed in (F, S, S, S)] == [False, False, False, True]
     assert not FailureRatio(0.5).tally().quiet
     assert not SlowRatio(0.5, slower_than=1.0).tally().quiet
     assert not (ConsecutiveFailures(3) | FailureRatio(0.5)).tally().quiet

@@ -23,6 +23,7 @@ from resilience import (
     ConsecutiveFailures,
     Context,
     Failure,
+    FailureCount,
     FailureRatio,
     Fallback,
     Hedge,
@@ -115,6 +116,7 @@ def settings() -> None:
     Timeout(timedelta(seconds=2), cooperative=True, on_timeout=print, name="t")
     Timeout.max_abandoned = 64
     CircuitBreaker(5, open_for=30)
+    CircuitBreaker(FailureCount(5, window=timedelta(minutes=1)) | FailureCount(3, last=10))
     CircuitBreaker(FailureRatio(0.5, last=100) | SlowRatio(0.5, slower_than=1.0), open_for=Exponential(1, cap=60))
     CircuitBreaker(probe=lambda: fetch(Context()), probe_timeout=2)
     CircuitBreaker(probe=lambda: afetch(Context()))

@@ -73,13 +73,13 @@ def test_the_fallback_mode_of_polly_asks_one_after_another_and_raises_the_first_
         assert clock.now() == 40.0
 
 
-def test_three_failures_of_five_calls_open_not_before_five_calls() -> None:
+def test_three_failures_among_five_calls_open_a_circuit() -> None:
     [breaker] = policies_in("failsafe-go", "`WithFailureThresholdRatio(3, 5)`")
     states = []
-    for step in (OSError(), OSError(), OSError(), "fine", "fine"):
+    for step in (OSError(), "fine", OSError(), "fine", "fine", OSError(), OSError()):
         breaker.capture(script(step))
         states.append(breaker.state)
-    assert states == [CircuitState.CLOSED] * 4 + [CircuitState.OPEN]
+    assert states == [CircuitState.CLOSED] * 6 + [CircuitState.OPEN]
 
 
 def test_a_result_that_cache_if_refuses_is_not_kept() -> None:

@@ -43,6 +43,7 @@ _STREAMS = [
 ]
 _HTTP = ["test_http_clients.py", "test_http.py", "httpx", "test_standard.py", "test_sdks.py", "test_wrong_arguments.py"]
 _TELEMETRY = [f"test_{it}.py" for it in ("telemetry", "metrics", "logging", "structlog", "opentelemetry", "prometheus")]
+_TELEMETRY += ["test_wrong_arguments.py"]
 
 #: The modules of `integrations`, and the tests there that should notice a fault in them.
 _INTEGRATIONS = {
@@ -57,7 +58,7 @@ _INTEGRATIONS = {
     "test_aiohttp.py test_http_clients.py": "aiohttp",
     "grpc test_wrong_arguments.py": "grpc/answers grpc/client grpc/server",
     "redis": "redis/commands redis/protection redis/retrying",
-    "databases": "dbapi/cleanup dbapi/errors dbapi/limits dbapi/units sqlalchemy",
+    "databases test_wrong_arguments.py": "dbapi/cleanup dbapi/errors dbapi/limits dbapi/units sqlalchemy",
     " ".join(_TELEMETRY): (
         "telemetry/feed telemetry/instruments telemetry/labels telemetry/lines telemetry/observed telemetry/repeats "
         "telemetry/sentences telemetry/words logging opentelemetry prometheus"

@@ -250,8 +250,6 @@ class _Execution:
         except Exception as error:
             if self._unit.is_undone(error):
                 self._commits.remove(deadline)
-            elif not self.repeatable:
-                forbid_repeat(error)
             raise
 
 

@@ -20,6 +20,7 @@ from resilience.integrations.dbapi import OutcomeUnknown, unit_of_work
 from resilience.testing import recording
 from tests.callers import wait_until
 from tests.conftest import FakeClock
+from tests.functions import raising
 from tests.integrations.databases.sqlite import AGAIN, PATIENCE, connecting, note, notes
 
 
@@ -62,12 +63,14 @@ def notes_of(connection: sqlite3.Connection) -> list[Any]:
 
 def test_policies_see_the_arguments_of_the_caller(path: Path) -> None:
     """Without the connection, which is new in each attempt: equal calls of one function have one key."""
-    asked: list[str] = []
+    asked: list[tuple[str, Any]] = []
     unit = unit_of_work(Cache(60.0), connecting(path))
-    for ask in [unit(lambda connection, text: asked.append(text)) for _ in range(2)]:
+    for ask in [unit(lambda _, text: asked.append((text, current_context().called.function))) for _ in range(2)]:
         for text in "aba":
             ask(text)
-    assert asked == ["a", "b", "a", "b"]
+    texts, functions = zip(*asked, strict=True)
+    assert texts == ("a", "b", "a", "b")
+    assert [it == functions[0] for it in (*functions, "a")] == [True, True, False, False, False]
 
 
 class LosesConnection(sqlite3.Connection):
@@ -124,10 +127,13 @@ def test_the_outcome_of_a_cut_off_commit_is_unknown(path: Path, clock: FakeClock
 
 
 def test_a_committed_unit_is_not_repeated_if_its_result_is_rejected(path: Path) -> None:
-    """The caller gets that result."""
+    """The caller gets that result, or what a policy raises instead."""
     policy = Retry(3, on_result=lambda result: True, backoff=[0])
     assert unit_of_work(policy, connecting(path))(lambda connection: [note(connection, "a")])() == [None]
-    assert notes(path) == ["a"]
+    rejecting = Fallback(handler=raising(ConnectionError("not this")), on_result=lambda result: True)
+    with pytest.raises(ConnectionError):
+        AGAIN.call(unit_of_work(rejecting, connecting(path))(note), "b")
+    assert notes(path) == ["a", "b"]
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])

@@ -77,8 +77,9 @@ class Timeout(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         began = clock.now()
-        own = began + self._seconds
-        deadline = own if own < ctx.deadline else ctx.deadline
+        deadline = began + self._seconds
+        if deadline > ctx.deadline:
+            deadline = ctx.deadline
         deadline_error: Exception | None = None
         try:
             if self._cooperative:
@@ -87,11 +88,9 @@ class Timeout(Policy[Never]):
                     self._warn_of_overrun(ctx, began, deadline)
                 return result
             if began < deadline:
-                outer = ctx._timer
-                if outer is not None and outer.deadline <= deadline:
+                if ctx._timer is not None and ctx._timer.deadline <= deadline:
                     return await call(ctx)  # the outer timer fires first, so this one is not needed
-                limit = self._seconds if own < ctx.deadline else None
-                timer = ctx.runtime.timer(deadline, limit, self.name)
+                timer = ctx.runtime.timer(deadline, self._seconds if deadline < ctx.deadline else None, self.name)
                 try:  # not `with`, which calls the methods of the timer through C: 5 % of a call
                     timer.start()
                     result = await call(derive(ctx, deadline, ctx.attempt, timer))
@@ -107,11 +106,11 @@ class Timeout(Policy[Never]):
                 if self._cooperative:
                     self._warn_of_overrun(ctx, began, deadline)
                 raise
-            if ctx.deadline <= own or not has_come(own):
+            if deadline == ctx.deadline or not has_come(deadline):
                 raise
             deadline_error = error
         try:
-            raise self._exceeded(ctx, None if own < ctx.deadline else deadline - began, deadline_error)
+            raise self._exceeded(ctx, None if deadline < ctx.deadline else deadline - began, deadline_error)
         finally:
             del deadline_error
 

@@ -7,8 +7,7 @@ Two rules take precedence over these parameters. A misuse of the library is not 
 counts calls handles `Rejected` ("not even tried") and `DeadlineExceeded` ("no time left") only if `on` names their
 type.
 
-An exception group is handled if each of its leaves is handled, and neutral if one of them is neutral or only some of
-them are handled.
+An exception group is what all of its leaves are: handled, not handled, or neutral. It is also neutral if they differ.
 """
 
 from __future__ import annotations
@@ -56,25 +55,23 @@ class Matcher:
 
     def handles(self, error: Exception) -> bool:
         """Whether the policy handles this exception. An error of a predicate reaches the caller."""
-        if issubclass(type(error), _SPECIAL):  # `isinstance` would also look up `__class__`: 100 ns more
-            return self._handles_special(error)
-        return (self._ignored is None or not self._ignored(error)) and bool(self._on(error))
+        return self.judge(error) is True
 
     def judge(self, error: Exception) -> bool | None:
-        """Return whether the policy handles this exception, or None if `is_neutral(error)`."""
-        if issubclass(type(error), _SPECIAL):
-            if self._handles_special(error):
-                return True
-            return None if self.is_neutral(error) else False
-        return None if self._ignored is not None and self._ignored(error) else bool(self._on(error))
+        """Return whether the policy handles this exception; None if it is neutral.
 
-    def _handles_special(self, error: Exception) -> bool:
-        """Whether the policy handles a group, a carrier, or an error of the library that `on` may have to name."""
-        if isinstance(error, StoppedIteration):
-            return self.handles(error.error)
-        if isinstance(error, ExceptionGroup) and not self._types_in_on(BaseExceptionGroup):
-            return all(self.handles(leaf) for leaf in error.exceptions)
-        return not self.is_neutral(error) and bool(self._on(error))
+        Then it is not handled, and shows neither a success nor a failure of the service: an exception that `ignore`
+        matches, an error of the library that `on` would have to name, and a group whose leaves are not all the same.
+        """
+        if issubclass(type(error), _SPECIAL):  # `isinstance` would also look up `__class__`: 100 ns more
+            if isinstance(error, StoppedIteration):
+                return self.judge(error.error)
+            if isinstance(error, ExceptionGroup) and not self._types_in_on(BaseExceptionGroup):
+                verdicts = {self.judge(leaf) for leaf in error.exceptions}
+                return verdicts.pop() if len(verdicts) == 1 else None
+            if isinstance(error, self._reserved) and not isinstance(error, self._types_in_on(_OWN)):
+                return None
+        return None if self._ignored is not None and self._ignored(error) else bool(self._on(error))
 
     def names(self, refusal: type[Exception]) -> bool:
         """Whether `on` names this class of refusals, a superclass or a subclass of it."""
@@ -85,18 +82,6 @@ class Matcher:
         if isinstance(self.on, tuple):
             return tuple([it for it in self.on if issubclass(it, kinds)])
         return (self.on,) if isinstance(self.on, type) and issubclass(self.on, kinds) else ()
-
-    def is_neutral(self, error: Exception) -> bool:
-        """Whether this exception is not handled, and shows neither a success nor a failure of the service.
-
-        This holds for an exception that `ignore` matches, an error of the library that `on` would have to name, and a
-        group that is handled only in part.
-        """
-        if isinstance(error, ExceptionGroup) and not self._types_in_on(BaseExceptionGroup):
-            return any(self.is_neutral(leaf) or self.handles(leaf) for leaf in error.exceptions)
-        if isinstance(error, self._reserved) and not isinstance(error, self._types_in_on(_OWN)):
-            return True
-        return self._ignored is not None and bool(self._ignored(error))
 
 
 def _condition(name: str, value: Any) -> Callable[[Exception], object]:

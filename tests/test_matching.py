@@ -121,15 +121,13 @@ def test_on_selects_the_handled_exceptions(on: Any, handled: list[Exception], no
 def test_ignore_takes_precedence_over_on(on: Any, ignore: Any) -> None:
     """An exception that both match is not handled."""
     matcher = Matcher(on, ignore)
-    assert not matcher.handles(Bang())
-    assert matcher.is_neutral(Bang())
+    assert matcher.judge(Bang()) is None
 
 
 def test_an_exception_that_neither_on_nor_ignore_matches_is_an_answer() -> None:
     """It is not handled, and not neutral either: to a circuit breaker the dependency has answered."""
     matcher = Matcher(Boom, Bang)
-    assert not matcher.handles(Other())
-    assert not matcher.is_neutral(Other())
+    assert matcher.judge(Other()) is False
 
 
 @pytest.mark.parametrize("truth", [re.match("b", "busy"), [0], None, 0, ()])
@@ -285,7 +283,7 @@ async def test_a_misuse_is_never_handled(world: World, clock: FakeClock, case: C
     ways = [Exception, BaseException, Misuse, TypeError, (TypeError, RuntimeError, Misuse), lambda error: True]
     for kind, on in itertools.product((Misuse, AwaitableMisuse, SuspensionMisuse), ways):
         assert not await handles(world, case, error := kind("no"), on=on), (error, on)
-        assert Matcher(on, ()).is_neutral(error), (error, on)
+        assert Matcher(on, ()).judge(error) is None, (error, on)
 
 
 # --- transient -------------------------------------------------------------------------------

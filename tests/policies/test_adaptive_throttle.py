@@ -130,6 +130,13 @@ async def test_each_outcome_counts_as_refused_accepted_or_neutral(
     assert counts(throttle)[:2] == counted
 
 
+def test_an_ignored_stop_iteration_is_not_counted() -> None:
+    """In blocking code, where a carrier takes it through the policies."""
+    throttle = AdaptiveThrottle(ignore=StopIteration)
+    throttle.capture(lambda ctx: next(iter(())))
+    assert counts(throttle) == (0, 0, 0)
+
+
 async def test_a_rejection_that_is_in_on_counts_as_refused(threads: World) -> None:
     throttle = AdaptiveThrottle(on=(Boom, Rejected))
     await run_calls(threads, throttle, CircuitOpen())

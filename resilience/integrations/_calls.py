@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from resilience.context import Context
+from resilience.context import NO_KEYWORDS, Context
 from resilience.execution import arun, run
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
@@ -26,9 +26,9 @@ class ClientCall:
         """Make the call, and return its result. In tasks, the result is awaited."""
         return self._drive(self._run())
 
-    def __call__(self, ctx: Context) -> Any:
-        """Make one attempt. In tasks, the result is awaited."""
-        return self._drive(self._attempt(ctx))
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Make one attempt, with the context or the arguments that `_execute` passes. In tasks, await the result."""
+        return self._drive(self._attempt(*args, **kwargs))
 
     def _drive(self, step: Coroutine[Any, Any, Any]) -> Any:
         return step if self.in_tasks else drive(step)
@@ -37,11 +37,19 @@ class ClientCall:
     async def _run(self) -> Any: ...
 
     @abstractmethod
-    async def _attempt(self, ctx: Context) -> Any: ...
+    async def _attempt(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def _execute(self, policy: Policy[Any], ctx: Context | None = None) -> Any:
-        """Let the policy make the attempts. In tasks, the result is awaited.
+    async def _execute(
+        self,
+        policy: Policy[Any],
+        arguments: tuple[Any, ...] | None = None,
+        keywords: Mapping[str, Any] = NO_KEYWORDS,
+        ctx: Context | None = None,
+    ) -> Any:
+        """Let the policy make the attempts. By default, each gets its context.
 
         `Policy.execute` would examine for each call how this object is called.
         """
-        return (arun if self.in_tasks else run)(policy, self, None, ctx=ctx)
+        if self.in_tasks:
+            return await arun(policy, self, arguments, keywords, ctx)
+        return run(policy, self, arguments, keywords, ctx)

@@ -24,14 +24,13 @@ from resilience.callables import (
 )
 from resilience.clock import clock
 from resilience.errors import AwaitableMisuse, DeadlineExceeded, TimeoutExceeded
-from resilience.execution import arun, run
 from resilience.hints import forbid_repeat
+from resilience.integrations._calls import ClientCall
 from resilience.integrations.dbapi.cleanup import close, undo, undo_shielded
 from resilience.integrations.dbapi.drivers import is_aborted
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
 from resilience.integrations.dbapi.limits import StatementLimits
 from resilience.policy import Policy, as_pipeline
-from resilience.runtimes.driving import drive
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -133,23 +132,11 @@ class UnitOfWork(Generic[W, D]):
                 f"{name_of(fn)} is a generator function: it would do its work after the commit; return a list instead"
             )
 
-        name = name_of(fn)
-
         def blocking(*args: Any, **kwargs: Any) -> Any:
-            execution = _Execution(self, fn, name, in_tasks=False)
-            try:
-                return run(self._policy, execution, args, kwargs)
-            except Exception as error:
-                execution.mark(error)
-                raise
+            return _Execution(self, fn, args, kwargs, in_tasks=False).run()
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
-            execution = _Execution(self, fn, name, in_tasks=True)
-            try:
-                return await arun(self._policy, execution, args, kwargs)
-            except Exception as error:
-                execution.mark(error)
-                raise
+            return await _Execution(self, fn, args, kwargs, in_tasks=True).run()
 
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
         signature = inspect.signature(fn)
@@ -172,23 +159,20 @@ class UnitOfWork(Generic[W, D]):
 
 
 @final
-class _Execution:
+class _Execution(ClientCall):
     """One execution of a unit of work, with the state that its attempts share.
 
     For the policies it is the called function, and the executions of one function are equal, as parts of a key.
     """
 
-    def __init__(self, unit: UnitOfWork[Any, Any], fn: Callable[..., Any], name: str, *, in_tasks: bool) -> None:
+    def __init__(self, unit: UnitOfWork[Any, Any], fn: Callable[..., Any], *arguments: Any, in_tasks: bool) -> None:
+        self.in_tasks: bool = in_tasks
         self._unit = unit
         self._fn = fn
-        self.__qualname__ = name  # the default operation of the execution
-        self._in_tasks = in_tasks
+        self._arguments = arguments  # a tuple, and a dictionary by keyword
+        self.__qualname__ = name_of(fn)  # the default operation of the execution
         self._commits: list[float] = []  # of the attempts that may have committed, their deadlines
         self._resilience_may_overlap = unit._repeat_unknown_commits  # a Hedge reads this; both attempts would commit
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        attempt = self.attempt(ambient_deadline(), args, kwargs)
-        return attempt if self._in_tasks else drive(attempt)
 
     @override
     def __eq__(self, other: object) -> bool:
@@ -203,18 +187,24 @@ class _Execution:
         """Whether another attempt may be made; a Retry reads this."""
         return not self._commits or self._unit._repeat_unknown_commits
 
-    def mark(self, error: Exception) -> None:
-        """Forbid a Retry around the unit to repeat it if its outcome is unknown; name a commit that was cut off."""
-        if not self.repeatable:
-            if isinstance(error, TimeoutExceeded):
-                raise OutcomeUnknown(IN_DOUBT) from error
-            forbid_repeat(error)
+    @override
+    async def _run(self) -> Any:
+        try:
+            return await self._execute(self._unit._policy, *self._arguments)
+        except Exception as error:
+            if not self.repeatable:  # no Retry around the unit may repeat it
+                if isinstance(error, TimeoutExceeded):
+                    raise OutcomeUnknown(IN_DOUBT) from error
+                forbid_repeat(error)
+            raise
 
-    async def attempt(self, deadline: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    @override
+    async def _attempt(self, /, *args: Any, **kwargs: Any) -> Any:
         if not self.repeatable:
             raise OutcomeUnknown(IN_DOUBT)
+        deadline = ambient_deadline()
         connect = self._unit._connect
-        connection = await maybe_await(connect()) if self._in_tasks else _connect_for_plain(connect, self._fn)
+        connection = await maybe_await(connect()) if self.in_tasks else _connect_for_plain(connect, self._fn)
         limits = AsyncExitStack() if self._unit._limit_statements and deadline < inf else None
         try:
             if limits is not None:
@@ -227,7 +217,7 @@ class _Execution:
             await close(connection)
             return result
         except BaseException:
-            await (undo_shielded if self._in_tasks else undo)(connection, limits)
+            await (undo_shielded if self.in_tasks else undo)(connection, limits)
             raise
 
     def _enter(self, /, *args: Any, **kwargs: Any) -> Any:

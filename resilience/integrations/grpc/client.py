@@ -195,8 +195,7 @@ class Call(ClientCall):
     async def _run(self) -> Any:
         """Return what grpc hands to the caller."""
         try:
-            reply = self._execute(self._policy, self._context())
-            return self._call_of(await reply if self.in_tasks else reply)
+            return self._call_of(await self._execute(self._policy, ctx=self._context()))
         except DeadlineExceeded as error:
             status: Any = error.status if isinstance(error, OutOfTime) else None
             status = status or DeadlineStatus(*error.args, policy=error.policy, timeout=error.timeout)

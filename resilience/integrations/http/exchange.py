@@ -163,8 +163,7 @@ class Exchange(ClientCall, Repeatable):
         """Return the response that the policy chose, or a fallback's answer."""
         kept: Any = None
         try:
-            result = self._execute(policy_for(self.settings.policies, self._url))
-            kept = await result if self.in_tasks else result
+            kept = await self._execute(policy_for(self.settings.policies, self._url))
         except Exception as error:
             kept = self._response_in(error)
             if kept is None:

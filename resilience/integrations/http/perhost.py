@@ -63,12 +63,9 @@ class PerHost(Generic[W_co]):
         return cast("Mapping[str, W_co]", self._keyed.policies)
 
 
-def policy_for(policy: Policies, url: Any) -> Policy[Any]:
-    """Return the policy for a request to this URL: a string, or a URL object of httpx or yarl."""
-    if not isinstance(policy, PerHost):
-        return policy
-    origin = _origin(url) if isinstance(url, str) else _origin_of(url.scheme, url.raw_host, url.port)
-    return policy._keyed.policy_for(origin)
+def policy_for(policy: Policies, url: object) -> Policy[Any]:
+    """Return the policy for a request to this URL: a string, or the URL object of a client."""
+    return policy._keyed.policy_for(_origin(str(url))) if isinstance(policy, PerHost) else policy
 
 
 def _origin(url: str) -> str:
@@ -80,10 +77,6 @@ def _origin(url: str) -> str:
 def _origin_in(url: str) -> str:
     """Return the origin of a URL without its path. Many URLs have the same one, and to split a URL takes 2 us."""
     parts = urlsplit(url)
-    return _origin_of(parts.scheme, parts.hostname or "", parts.port)
-
-
-@functools.lru_cache(maxsize=4096)
-def _origin_of(scheme: str, host: str | bytes, port: int | None) -> str:
-    name = (host.decode() if isinstance(host, bytes) else host).lower().removesuffix(".")  # yarl may keep the case
-    return f"{scheme}://{f'[{name}]' if ':' in name else name}:{port or DEFAULT_PORTS.get(scheme, 0)}"
+    name = (parts.hostname or "").removesuffix(".")
+    port = parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
+    return f"{parts.scheme}://{f'[{name}]' if ':' in name else name}:{port}"

@@ -283,9 +283,7 @@ class Pipeline(Policy[D_co]):
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
         if self._resilience_foresees:  # a Retry in it looks here for the circuits inside it
             ctx = ctx._with(chosen=(*ctx._info.chosen, self))
-        if self._resilience_listeners:
-            ctx = ctx._with(listeners=ctx._info.listeners + self._resilience_listeners)
-        return await compose(self._chain, call)(ctx)  # type: ignore[no-any-return]
+        return await compose(self._as_chain(), call)(ctx)  # type: ignore[no-any-return]
 
     @override
     def settings(self) -> Mapping[str, object]:

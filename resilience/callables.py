@@ -117,6 +117,12 @@ def is_generator_function(fn: object) -> bool:
     return type(fn) is not FunctionType and _has_generator_code(getattr(type(fn), "__call__", None))
 
 
+def is_async_function(fn: object) -> bool:
+    """Whether calling `fn` returns a coroutine or an asynchronous generator."""
+    fn = without_partials(fn)
+    return any(map(inspect.isasyncgenfunction, (fn, getattr(type(fn), "__call__", None)))) or is_coroutine_function(fn)
+
+
 def _has_generator_code(fn: object) -> bool:
     flags = getattr(getattr(fn, "__code__", None), "co_flags", 0)
     return isinstance(flags, int) and bool(flags & _CO_GENERATOR)  # not an int: `fn` is a mock

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from math import inf
 from typing import Any, ParamSpec, TypeAlias, TypeVar, final, overload
 
 from resilience import checks
-from resilience.callables import Unknown, is_coroutine_function, name_of, named_like, require_callable, signature_of
+from resilience.callables import Unknown, is_async_function, name_of, named_like, require_callable, signature_of
 from resilience.checks import Duration
 from resilience.context import Context
 from resilience.events.dispatch import subscribers
@@ -39,13 +38,6 @@ _Awaited: TypeAlias = (
 
 #: What a blocking function returns: its items, or a context manager of them.
 _Items: TypeAlias = Iterable[T] | AbstractContextManager[Iterable[T], bool | None]
-
-
-def _is_async(fn: Any) -> bool:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    method = getattr(type(fn), "__call__", None)  # noqa: B004  # its type matters, not whether it is callable
-    return any(map(inspect.isasyncgenfunction, (fn, method))) or is_coroutine_function(fn)
 
 
 @final
@@ -102,7 +94,7 @@ class Streaming:
         """
         if isinstance(fn, (staticmethod, classmethod)):
             return type(fn)(self(fn.__func__))
-        return self._protect(fn, _is_async(fn))
+        return self._protect(fn, is_async_function(fn))
 
     def _protect(self, fn: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
         self._check(fn)
@@ -143,7 +135,7 @@ class Streaming:
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Return the items of `fn(*args, **kwargs)`."""
         self._check(fn)
-        return self._stream(_is_async(fn), fn, args, kwargs)
+        return self._stream(is_async_function(fn), fn, args, kwargs)
 
     def acall(self, fn: Callable[P, _Awaited[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]:
         """Return the items of an asynchronous iterator that `fn(*args, **kwargs)` returns, or an awaitable of one."""
@@ -159,7 +151,7 @@ class Streaming:
     def execute(self, fn: Callable[..., Any], ctx: Context | None = None) -> Any:
         """Return the items of `fn(ctx)`."""
         self._check(fn)
-        return self._stream(_is_async(fn), fn, None, {}, ctx)
+        return self._stream(is_async_function(fn), fn, None, {}, ctx)
 
     def aexecute(self, fn: Callable[[Context], _Awaited[T]], ctx: Context | None = None) -> AsyncStream[T]:
         """Return the items of an asynchronous iterator that `fn(ctx)` returns, or an awaitable of one."""

@@ -159,7 +159,7 @@ class Cache(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> Any:
-        key = key_of(ctx, self)
+        key = key_of(ctx, self._key, self.name)
         try:
             entry = self._find(key)
         except TypeError:
@@ -274,7 +274,7 @@ class Cache(Policy[Never]):
             function, the tuple of its arguments, and for each keyword argument, sorted, a `(name, value)`.
         :raises TypeError: for a key that no call can have, such as an argument alone if there is no `key` function.
         """
-        refuse_foreign(key, self)
+        refuse_foreign(key, self._key, self.name)
         with self._lock:
             self._flights.forget(key)
             self._entries.pop(key, None)

@@ -117,7 +117,7 @@ class Keyed(Policy[D_co], Generic[P_co, D_co]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
-        policy: Policy[D_co] = self.policy_for(key_of(ctx, self))
+        policy: Policy[D_co] = self.policy_for(key_of(ctx, self._key, self.name))
         return await policy.around(call, ctx)
 
     def policy_for(self, key: Hashable) -> P_co:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from types import CoroutineType
-from typing import Any, Concatenate, Protocol, TypeAlias, TypeVar
+from typing import Any, Concatenate, TypeAlias, TypeVar
 
 from resilience.callables import name_of, refuse_arguments
 from resilience.context import Context
 from resilience.errors import ArgumentMisuse, KeyMisuse
-from resilience.record import Named
 
 T = TypeVar("T")
 
@@ -25,26 +24,16 @@ OfCall: TypeAlias = Callable[Concatenate[Any, ...], T] | Callable[Concatenate[An
 Key: TypeAlias = OfCall[Hashable]
 
 
-class HasKey(Named, Protocol):
-    """A policy that tells calls apart by a key."""
-
-    @property
-    def _key(self) -> Key | None:
-        """The key function that the policy was given."""
-        ...
-
-
-def key_of(ctx: Context, policy: HasKey) -> Hashable:
+def key_of(ctx: Context, make: Key | None, policy: str) -> Hashable:
     """Return the key of the call that a context carries. If a look-up of the key raises, call `refuse_unhashable`.
 
-    :param policy: the policy that needs the key. An error of its key function is raised.
+    :param make: the key function of the policy, if it has one. An error in it is raised.
     :raises KeyMisuse: if there is no key function and the function takes only the context, or if the key function is
         asynchronous.
     """
-    make = policy._key
     if make is None:
         if ctx._arguments is None:
-            raise KeyMisuse(f"{policy.name}: a function of the context has no arguments to be its key: give key=")
+            raise KeyMisuse(f"{policy}: a function of the context has no arguments to be its key: give key=")
         if ctx._keywords:
             return (ctx._function, ctx._arguments, *sorted(ctx._keywords.items()))
         return ctx._function, ctx._arguments
@@ -59,7 +48,7 @@ def key_of(ctx: Context, policy: HasKey) -> Hashable:
         raise
     if type(key) is CoroutineType:
         key.close()
-        raise KeyMisuse(f"{policy.name}: key must be a plain function: {name_of(make)} returned a coroutine")
+        raise KeyMisuse(f"{policy}: key must be a plain function: {name_of(make)} returned a coroutine")
     return key
 
 
@@ -71,11 +60,11 @@ def refuse_unhashable(key: Hashable, policy: str) -> None:
         raise KeyMisuse(f"{policy}: the key of a call must be hashable: {error}; give key= to choose one") from None
 
 
-def refuse_foreign(key: Hashable, policy: HasKey) -> None:
+def refuse_foreign(key: Hashable, make: Key | None, policy: str) -> None:
     """Raise a `TypeError` for a key that no call can have: an argument instead of the function with its arguments."""
-    if policy._key is None and not (isinstance(key, tuple) and key and callable(key[0])):
+    if make is None and not (isinstance(key, tuple) and key and callable(key[0])):
         raise TypeError(
-            f"{policy.name}: no call has the key {key!r}: without key=, a key is (function, arguments), with the "
+            f"{policy}: no call has the key {key!r}: without key=, a key is (function, arguments), with the "
             "undecorated function; give key= to choose one"
         )
 

@@ -62,7 +62,7 @@ class SingleFlight(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        key = key_of(ctx, self)
+        key = key_of(ctx, self._key, self.name)
         refuse_unhashable(key, self.name)
         flight = self._flights.board(key, ctx)
         try:
@@ -75,7 +75,7 @@ class SingleFlight(Policy[Never]):
 
     def forget(self, key: Hashable) -> None:
         """Let the next caller of this key start a new call, beside the running one. Keys are as for `Cache.forget`."""
-        refuse_foreign(key, self)
+        refuse_foreign(key, self._key, self.name)
         self._flights.forget(key)
 
     def stats(self) -> SingleFlightStats:

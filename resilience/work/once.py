@@ -135,7 +135,7 @@ class Once(Policy[Never]):
         return result
 
     def _key_of(self, ctx: Context) -> str:
-        key = key_of(ctx, self)
+        key = key_of(ctx, self._key, self.name)
         if isinstance(key, bool) or not isinstance(key, (str, int)) or key == "":
             raise KeyMisuse(
                 f"{self.name}: the key of a call is a text or a whole number, and not empty; it was {key!r}"

@@ -61,14 +61,11 @@ def make_proxy(
     protect: Protect,
     policy: str,
     is_lazy: Callable[[object], object] = why_lazy,
-    *,
-    allow_generators: bool = False,
 ) -> C:
     """Return a proxy for `client` whose methods `names` (all public ones, if empty) are protected.
 
     :param policy: the policy, as shown by the proxy's `repr`.
     :param is_lazy: a predicate for methods that do none of their work when they are called, and are not protected.
-    :param allow_generators: whether generator functions can be protected.
     """
     if client is None:
         raise TypeError("there is no client to protect, only None")
@@ -80,7 +77,7 @@ def make_proxy(
     chosen = names or _public_methods(client, is_lazy)
     if not chosen:
         raise TypeError(f"{name_of(client)} has no public methods to protect: name some, or decorate a function")
-    return cast("C", _build(client, chosen, protect, policy, allow_generators))
+    return cast("C", _build(client, chosen, protect, policy))
 
 
 def awaiting(protect: Protect, run: Run) -> Protect:
@@ -90,7 +87,7 @@ def awaiting(protect: Protect, run: Run) -> Protect:
     """
 
     def protect_awaited(method: Run) -> Run:
-        if is_coroutine_function(method):
+        if is_coroutine_function(method) or is_generator_function(method):  # the latter is refused
             return protect(method)
 
         def pending(*args: Any, **kwargs: Any) -> Any:
@@ -101,7 +98,7 @@ def awaiting(protect: Protect, run: Run) -> Protect:
     return protect_awaited
 
 
-def _build(client: Any, names: Iterable[str], protect: Protect, policy: str, allow_generators: bool) -> Any:
+def _build(client: Any, names: Iterable[str], protect: Protect, policy: str) -> Any:
     proxy: Any = object.__new__(_class_for(cast("type", type(client))))
     here: dict[str, Any] = {"_resilience_client": client, "_resilience_policy": policy}
     nested: dict[str, list[str]] = {}
@@ -110,24 +107,20 @@ def _build(client: Any, names: Iterable[str], protect: Protect, policy: str, all
         if dot:
             nested.setdefault(head, []).append(rest)
         else:
-            here[head] = _protected(head, getattr(client, head), protect, allow_generators)
+            here[head] = _protected(head, getattr(client, head), protect)
     for head, rests in nested.items():
         if head in here:  # a method that is a namespace, too
             rests.append("__call__")
-        here[head] = _build(getattr(client, head), rests, protect, policy, allow_generators)
+        here[head] = _build(getattr(client, head), rests, protect, policy)
     proxy.__dict__.update(here)
     return proxy
 
 
-def _protected(name: str, method: Any, protect: Protect, allow_generators: bool) -> Run:
+def _protected(name: str, method: Any, protect: Protect) -> Run:
     if name[:2] == name[-2:] == "__" and name not in _WORK_METHODS:
         raise TypeError(f"{name} cannot be protected: Python calls it around the work, not for it; name the methods")
     if not callable(method):
         raise TypeError(f"only methods can be protected, not {method!r}")
-    if is_generator_function(method) and not allow_generators:
-        raise TypeError(
-            f"{name_of(method)} is a generator function: calling it does none of its work; use policy.streaming().proxy"
-        )
     return protect(method)
 
 

@@ -169,4 +169,4 @@ class Streaming:
     def _proxy(self, client: C, names: tuple[str, ...], protect: Callable[..., Any]) -> C:
         if not names:
             raise TypeError('name the methods that bring items: .proxy(client, "chat.completions.create")')
-        return make_proxy(client, names, protect, repr(self), allow_generators=True)
+        return make_proxy(client, names, protect, repr(self))

@@ -90,7 +90,7 @@ class _Sending(Exchange):
     reads_in_threads = True
 
     def __init__(self, settings: Settings, request: ClientRequest, handler: Handler) -> None:
-        super().__init__(settings, request.method, request.url, request.headers, _body_in(request.body))
+        super().__init__(settings, request.method, str(request.url), request.headers, _body_in(request.body))
         self._request = request
         self._handler = handler
 

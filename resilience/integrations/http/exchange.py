@@ -71,7 +71,7 @@ class Exchange(ClientCall, Repeatable):
     _resilience_asks_for_limiters: ClassVar[bool] = True  # to let them obey the headers of responses
 
     def __init__(
-        self, settings: Settings, method: str, url: object, headers: Mapping[str, str], body: Body = IN_MEMORY
+        self, settings: Settings, method: str, url: str, headers: Mapping[str, str], body: Body = IN_MEMORY
     ) -> None:
         super().__init__(settings, method, headers, body)
         self._url = url
@@ -82,7 +82,7 @@ class Exchange(ClientCall, Repeatable):
     @property
     def _resilience_operation(self) -> str:
         """The name of the operation, which is built only if something reads it."""
-        return OfHost(f"{self._method} {urlsplit(str(self._url)).hostname or ''}", common=self._method)
+        return OfHost(f"{self._method} {urlsplit(self._url).hostname or ''}", common=self._method)
 
     # --- the description of a client ---
 
@@ -106,9 +106,7 @@ class Exchange(ClientCall, Repeatable):
     @override
     async def _attempt(self, ctx: Context) -> Any:
         left = ctx.timeout()
-        propagation = self.settings.propagation
-        propagated = propagation.headers_for(str(self._url), ctx) if propagation.hosts else {}
-        headers = self.count_as_sent(ctx, propagated)
+        headers = self.count_as_sent(ctx, self.settings.propagation.headers_for(self._url, ctx))
         try:
             try:
                 response = await self.send(ctx, left, headers)

@@ -63,9 +63,9 @@ class PerHost(Generic[W_co]):
         return cast("Mapping[str, W_co]", self._keyed.policies)
 
 
-def policy_for(policy: Policies, url: object) -> Policy[Any]:
-    """Return the policy for a request to this URL: a string, or the URL object of a client."""
-    return policy._keyed.policy_for(_origin(str(url))) if isinstance(policy, PerHost) else policy
+def policy_for(policy: Policies, url: str) -> Policy[Any]:
+    """Return the policy for a request to this URL."""
+    return policy._keyed.policy_for(_origin(url)) if isinstance(policy, PerHost) else policy
 
 
 def _origin(url: str) -> str:

@@ -124,7 +124,7 @@ class _Call(Exchange):
         self, settings: Settings, sdk: SDK, client: Any, send: Callable[[Any], Any], options: Any, in_tasks: bool
     ) -> None:
         body = Body(*_sources([getattr(options, name, None) for name in _BODIES]))
-        super().__init__(settings, options.method.upper(), client.base_url, {}, body)
+        super().__init__(settings, options.method.upper(), str(client.base_url), {}, body)
         self.in_tasks: bool = in_tasks
         self._sdk = sdk
         self._known = (sdk.errors, *_MISTAKES)

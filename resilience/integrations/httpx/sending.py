@@ -120,7 +120,7 @@ class Sending(Exchange):
             body = body_in(request.stream)
         except NotRepeatable as error:
             raise library.StreamConsumed from error
-        super().__init__(settings, request.method, request.url, request.headers, body)
+        super().__init__(settings, request.method, str(request.url), request.headers, body)
         if not body.can_be_sent_again:  # the client passes the same stream to the next hop of a redirect
             request.stream = OneShotStream.of(request.stream)
         self.response_type: Any = library.Response

@@ -9,7 +9,6 @@ be one of a pool, which outlives the call that starts it. So there, no code coun
 
 from __future__ import annotations
 
-import logging  # first, so that its own locks are free before anything is reset
 import os
 import sys
 import threading
@@ -19,7 +18,7 @@ from types import FrameType
 from typing import Any, TypeVar
 from weakref import ref
 
-logger: logging.Logger = logging.getLogger("resilience")
+from resilience.log import logger  # imports `logging`, whose own locks are then free before anything is reset
 
 T = TypeVar("T")
 

@@ -6,7 +6,6 @@ lock is held. An exception from a listener is logged, and changes nothing. Witho
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -28,8 +27,7 @@ from resilience.events.kinds import (
     RetryScheduled,
 )
 from resilience.info import Listener
-
-logger: logging.Logger = logging.getLogger("resilience")
+from resilience.log import logger
 
 R = TypeVar("R", bound=ResilienceError)
 

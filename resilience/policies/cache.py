@@ -9,7 +9,6 @@ Nothing runs in the background: a refresh belongs to the caller that makes it, w
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, MutableMapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from resilience.errors import closable
 from resilience.events.dispatch import report_use, subscribers
 from resilience.formats import format_number
 from resilience.innermost import raise_if_cut_off
+from resilience.log import logger
 from resilience.matching import Matcher, On
 from resilience.policies.copies import without_frames
 from resilience.policies.flights import Flights, concerns_all
@@ -41,8 +41,6 @@ T = TypeVar("T")
 
 #: For how long a value is fresh: seconds, or a function of the value that returns them.
 Ttl: TypeAlias = "Duration | Callable[[Any], Duration]"
-
-logger: logging.Logger = logging.getLogger("resilience")
 
 
 @final

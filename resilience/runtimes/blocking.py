@@ -8,7 +8,6 @@ and the function neither count nor answer it.
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,6 +19,7 @@ from typing_extensions import override
 from resilience import checks
 from resilience.callables import close_coroutine, is_awaitable, unexpected_awaitable
 from resilience.clock import FOREVER, clock
+from resilience.log import logger
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
 from resilience.runtimes.base import (
@@ -36,8 +36,6 @@ from resilience.runtimes.base import (
 from resilience.runtimes.driving import drive
 
 T = TypeVar("T")
-
-logger: logging.Logger = logging.getLogger("resilience")
 
 
 @final

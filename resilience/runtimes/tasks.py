@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import logging
 import sys
 import types
 from collections.abc import Awaitable, Callable, Generator
@@ -21,6 +20,7 @@ from typing_extensions import override
 
 from resilience.callables import maybe_await
 from resilience.clock import clock
+from resilience.log import logger
 from resilience.runtimes.alarms import OTHER_LIMITS, AsyncioTimer, find_alarm
 from resilience.runtimes.base import Expired, Plan, Runtime, Timer, Waiter, refuse_undeclared_race, trio_task
 from resilience.runtimes.blocking import BLOCKING
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from resilience.runtimes.races.trio_race import TrioRace
 
 T = TypeVar("T")
-
-logger: logging.Logger = logging.getLogger("resilience")
 
 
 def _load_current_task() -> asyncio.Task[Any] | None:

@@ -13,7 +13,6 @@ its function itself.
 from __future__ import annotations
 
 import contextvars
-import logging
 import sys
 import threading
 from collections import deque
@@ -26,8 +25,7 @@ from resilience import forks
 from resilience.callables import close_coroutine
 from resilience.clock import clock
 from resilience.errors import ArgumentMisuse, WorkersExhausted
-
-logger: logging.Logger = logging.getLogger("resilience")
+from resilience.log import logger
 
 #: How many abandoned functions may be running in the process before another call is refused.
 DEFAULT_MAX_ABANDONED = 128

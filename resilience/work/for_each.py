@@ -17,9 +17,9 @@ from typing_extensions import override
 from resilience import checks
 from resilience.callables import require_callable
 from resilience.errors import BlockMisuse, Misuse, closable
-from resilience.events.dispatch import logger
 from resilience.executable import acaptured, captured
 from resilience.execution import run
+from resilience.log import logger
 from resilience.outcome import Outcome
 from resilience.policy import Policy
 from resilience.runtimes.blocking import BLOCKING

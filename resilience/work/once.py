@@ -27,8 +27,9 @@ from resilience import checks
 from resilience.checks import Duration
 from resilience.context import Context
 from resilience.errors import KeyMisuse, Misuse, Rejected, TimeoutExceeded
-from resilience.events.dispatch import logger, report_refusal
+from resilience.events.dispatch import report_refusal
 from resilience.formats import format_number
+from resilience.log import logger
 from resilience.policies.keys import OfCall, key_of
 from resilience.policy import Call, Policy
 from resilience.work.claims import Claim, ClaimStore, Store, as_claim_store

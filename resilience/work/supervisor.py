@@ -18,10 +18,11 @@ from resilience.backoff import Backoff, BackoffLike, Exponential, as_backoff
 from resilience.callables import is_awaitable, name_of, require_callable
 from resilience.checks import Duration
 from resilience.clock import clock
-from resilience.events.dispatch import emit, logger, optional_listener
+from resilience.events.dispatch import emit, optional_listener
 from resilience.events.kinds import Parked
 from resilience.formats import format_number
 from resilience.info import Listener
+from resilience.log import logger
 from resilience.outcome import Failure
 
 #: The supervisors that run the current task, or a task that has started it.

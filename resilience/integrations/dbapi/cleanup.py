@@ -11,8 +11,8 @@ import anyio
 
 from resilience.callables import maybe_await
 from resilience.clock import clock
-from resilience.events.dispatch import logger
 from resilience.integrations.dbapi.drivers import is_of
+from resilience.log import logger
 from resilience.runtimes.tasks import asyncio_task
 
 #: How many seconds the caller of an asynchronous unit waits, after a failure or a cancellation, until its connection is

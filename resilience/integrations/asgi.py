@@ -19,8 +19,9 @@ from resilience.ambient import get_ambient
 from resilience.checks import Duration
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
+from resilience.integrations._serving import Steps, budget, ran_out
 from resilience.integrations.answers import TOO_LATE, Answer, Answering, FrameworkErrors, answer_to
-from resilience.integrations.wire import HEADERS, Acceptance, Steps, budget, ran_out
+from resilience.integrations.wire import HEADERS, Acceptance
 from resilience.runtimes.tasks import TASKS
 
 __all__ = ["DeadlineMiddleware", "ResilienceMiddleware"]

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias, final
 
 from resilience import checks
 from resilience.checks import Duration
+from resilience.integrations._serving import Steps, budget, ran_out
 from resilience.integrations.answers import TOO_LATE, Answer, Answering, FrameworkErrors, answer_to
-from resilience.integrations.wire import HEADERS, Acceptance, Steps, budget, ran_out
+from resilience.integrations.wire import HEADERS, Acceptance
 
 __all__ = ["DeadlineMiddleware", "ResilienceMiddleware"]
 

@@ -48,7 +48,7 @@ _TELEMETRY += ["test_wrong_arguments.py"]
 #: The modules of `integrations`, and the tests there that should notice a fault in them.
 _INTEGRATIONS = {
     "test_answers.py test_deadline_middlewares.py": "answers asgi wsgi",
-    "test_wire.py test_deadline_middlewares.py test_wrong_arguments.py": "wire",
+    "test_wire.py test_serving.py test_deadline_middlewares.py test_wrong_arguments.py": "wire _serving",
     " ".join(_HTTP): "http/bodies http/exchange http/repeatable http/rules http/perhost http/standard_pipeline",
     "test_limits.py test_standard.py": "http/limits",
     "test_sdks.py test_openai.py test_limits.py test_wrong_arguments.py": "http/sdk openai anthropic",

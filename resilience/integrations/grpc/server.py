@@ -17,8 +17,9 @@ import grpc.aio  # type: ignore[import-untyped]
 from resilience.callables import maybe_await
 from resilience.checks import Duration
 from resilience.context import Context
+from resilience.integrations._serving import Steps, budget, ran_out
 from resilience.integrations.grpc.client import Kind
-from resilience.integrations.wire import Acceptance, Steps, budget, ran_out
+from resilience.integrations.wire import Acceptance
 from resilience.runtimes.driving import drive
 
 _Behavior: TypeAlias = Callable[..., Any]

@@ -152,8 +152,14 @@ class Urllib3Exchange(Exchange):
     def limit(self, raw: Any, ctx: Context) -> None:
         """Limit the time for the body of a response, which is read in the attempt, or after it."""
         deadline, late = self.limit_of_body(ctx, in_attempt=self.reads)
-        if deadline < inf or not self.reads:
-            limit_body(raw, self.timeout, deadline, late)
+        if self.reads and deadline == inf:
+            return
+        if type(raw) is HTTPResponse:
+            raw.__class__ = LimitedResponse  # urllib3 creates its responses itself, and has no option for their class
+        if isinstance(raw, LimitedResponse):
+            raw.longest_wait = _longest_wait(self.timeout)
+            raw.deadline, raw.late = deadline, late
+            raw.limit_wait()
 
     @override
     def was_discarded(self, response: Any) -> bool:
@@ -231,20 +237,6 @@ def bounded(timeout: TimeoutLike, left: float) -> Timeout:
     return Timeout(connect=connect, read=read, total=left)
 
 
-def limit_body(response: Any, timeout: TimeoutLike, deadline: float, late: Callable[[], Exception]) -> None:
-    """Set the deadline for reading the body of a response, with any of its methods.
-
-    :param timeout: the user's own timeout, which still applies to each wait.
-    :param late: creates the error for a body that is not read by then.
-    """
-    if type(response) is HTTPResponse:
-        response.__class__ = LimitedResponse  # urllib3 creates its responses itself, and has no option for their class
-    if isinstance(response, LimitedResponse):
-        response.longest_wait = _longest_wait(timeout)
-        response.deadline, response.late = deadline, late
-        response.limit_wait()
-
-
 def _longest_wait(timeout: TimeoutLike) -> float:
     """Return how many seconds each wait for bytes may take under a timeout; infinity if there is no limit."""
     wait: Any = timeout[1] if isinstance(timeout, tuple) else timeout
@@ -257,7 +249,11 @@ def _longest_wait(timeout: TimeoutLike) -> float:
 
 @final
 class LimitedResponse(HTTPResponse):
-    """A response of urllib3 with a time limit on its body."""
+    """A response of urllib3 with a time limit on its body.
+
+    The user's own timeout, `longest_wait`, still applies to each wait. `late` creates the error for a body that is not
+    read by the deadline.
+    """
 
     longest_wait: float = inf
     deadline: float = inf

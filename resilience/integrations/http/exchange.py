@@ -137,8 +137,7 @@ class Exchange(ClientCall, Repeatable):
 
     def _judge(self, response: Any, ctx: Context) -> Any:
         headers = response.headers
-        if ctx._info.limiters:
-            inform_limiters(ctx, headers)
+        inform_limiters(ctx, headers)
         failure = self.settings.rules.failure_of(getattr(response, self.status_name), headers, response)
         if failure is None:
             return response

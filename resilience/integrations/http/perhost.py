@@ -20,7 +20,8 @@ Policies: TypeAlias = "Policy[Any] | PerHost"
 
 W_co = TypeVar("W_co", bound=Policy[Any], default=Policy[Any], covariant=True)
 
-_UP_TO_THE_PATH = re.compile(r"[^:/?#]+://[^/?#]*")
+#: The scheme of a URL, and its host, without the name and password before it, which no cache needs to keep.
+_SCHEME_AND_HOST = re.compile(r"([^:/?#]+://)(?:[^/?#]*@)?([^/?#]*)")
 
 
 @final
@@ -69,8 +70,8 @@ def policy_for(policy: Policies, url: str) -> Policy[Any]:
 
 
 def _origin(url: str) -> str:
-    found = _UP_TO_THE_PATH.match(url)
-    return _origin_in(url if found is None else found[0])
+    found = _SCHEME_AND_HOST.match(url)
+    return _origin_in(url if found is None else found[1] + found[2])
 
 
 @functools.lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from resilience.errors import closable, ends_with_the_deadline, is_refusal
 from resilience.events.dispatch import emit, optional_listener
 from resilience.events.kinds import BudgetSpent, HedgeFinished, HedgeStarted
 from resilience.formats import format_number, format_percent
-from resilience.hints import allows, may_overlap
+from resilience.hints import allows, forbid_repeat, is_repeatable, may_overlap
 from resilience.info import Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
@@ -62,7 +62,8 @@ class Hedge(Policy[Never]):
     `Timeout.abandoned()`. At `Timeout.max_abandoned` no hedge begins. In threads each attempt runs on a worker.
 
     If all fail, the caller gets the first attempt's failure, with a note on the others. A call is not hedged before a
-    `Quantile` is warm, after the deadline, or if the function is a callable object with `repeatable = False`.
+    `Quantile` is warm, after the deadline, or if the function is a callable object with `repeatable = False`. A failure
+    that carries `repeatable = False` begins no further attempt, and no Retry repeats the call.
 
     >>> from resilience import Hedge
     >>> import time
@@ -124,6 +125,8 @@ class Hedge(Policy[Never]):
             return answer.value  # type: ignore[no-any-return]
         assert answer is not None  # an attempt that is cut off while no other runs raises out of `race`
         failed = answer.error
+        if not plan.is_repeatable:
+            forbid_repeat(failed)
         try:
             raise StoppedIteration(failed) if isinstance(failed, StopIteration) else failed
         finally:
@@ -166,7 +169,7 @@ class HedgePlan:
 
     __slots__ = (
         *("_began", "_ctx", "_delay", "_first_runs", "_others", "_policy", "_running"),
-        *("answer", "attempts", "discarded", "due", "won"),
+        *("answer", "attempts", "discarded", "due", "is_repeatable", "won"),
     )
 
     def __init__(self, policy: Hedge, ctx: Context, delay: float) -> None:
@@ -185,6 +188,8 @@ class HedgePlan:
         self.won: int | None = None
         #: What must be closed of outcomes that are not the answer: results, and responses that errors carry.
         self.discarded: list[Any] = []
+        #: Whether no outcome forbids that the call is made again.
+        self.is_repeatable: bool = True
 
     def begin(self) -> Context | None:
         """Return the context of the next attempt, the first one included; None if there is none."""
@@ -224,13 +229,17 @@ class HedgePlan:
                 self.won = number
                 if policy._latencies is not None and (number == 0 or self._first_runs):
                     policy._latencies.add(now - self._began, now)  # if another one wins, the first took longer
+            carrier = outcome.value
         else:
-            error, others_run = outcome.error, self._running > 0 or self.due <= now
+            carrier = error = outcome.error
+            others_run = self._running > 0 or self.due <= now
             is_inconclusive = is_refusal(error) or ends_with_the_deadline(error)
             decides = not (policy._failures.handles(error) or (others_run and is_inconclusive))
             is_answer = decides and not is_inconclusive
             if number and is_refusal(error):
                 give_back_refused(error, self._ctx._info.cap, policy._budget)
+        if not (decides or is_repeatable(carrier)):  # the attempt may have done its work
+            self.due, self.is_repeatable = inf, False
         if number == 0 or is_answer:
             if self.answer is not None:
                 self._discard(self.answer)

@@ -121,6 +121,30 @@ async def test_a_callable_that_cannot_be_repeated_once_it_has_begun_is_not_hedge
     assert len(service.begun) == 1
 
 
+class Unanswered(ConnectionError):
+    repeatable = False
+
+
+@pytest.mark.parametrize("eager", [False, True])
+async def test_no_attempt_begins_after_a_failure_that_must_not_be_repeated(anywhere: Virtual, eager: bool) -> None:
+    """Running attempts continue. The same holds for a result."""
+    hedge = Hedge(0.1, hedges=3, eager=eager, on_result=_is_bad, budget=None)
+    for failure in (Unanswered("sent, then reset"), Response(repeatable=False)):
+        alone = Service(anywhere, (0.05, failure), (0.01, "paid twice"))
+        assert await alone.under(hedge) == (failure, 0.05)
+        assert len(alone.begun) == 1
+        beside = Service(anywhere, (0.5, "paid"), (0.05, failure), (0.01, "paid twice"))
+        assert await beside.under(hedge) == ("paid", 0.5)
+        assert len(beside.begun) == 2
+
+
+async def test_no_retry_repeats_a_call_if_the_failure_of_one_attempt_forbids_it(anywhere: Virtual) -> None:
+    """Although the error is that of the first attempt."""
+    service = Service(anywhere, (0.5, ConnectionError("refused")), (0.05, Unanswered("sent, then reset")))
+    error, _ = await service.under(Retry(3, backoff=[0]).wrap(Hedge(0.1, budget=None)))
+    assert (type(error), len(service.begun)) == (ConnectionError, 2)
+
+
 # --- which attempt decides ----------------------------------------------------------------------
 
 

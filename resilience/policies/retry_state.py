@@ -29,6 +29,7 @@ from resilience.record import History
 from resilience.repeats import FAILED, Budget, Refuser, give_back_refused, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.tasks import hides_cancellation
 
 _Reason: TypeAlias = (
     Literal["attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open"] | Refuser
@@ -120,6 +121,8 @@ class RetryState:
             return "attempts"
         carrier = failed if isinstance(failed, Exception) else failed.value
         if not (ctx.runtime.is_repeatable and allows(ctx._function, "repeatable") and is_repeatable(carrier)):
+            return "unrepeatable"
+        if carrier is failed and hides_cancellation(failed):
             return "unrepeatable"
         delay, read = next(self._delays), rules.retry_after
         if read is not False:  # an error of the user's function is raised

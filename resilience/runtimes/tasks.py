@@ -21,6 +21,7 @@ from typing_extensions import override
 from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.log import logger
+from resilience.notes import is_handled_outside
 from resilience.runtimes.alarms import OTHER_LIMITS, AsyncioTimer, find_alarm
 from resilience.runtimes.base import Expired, Plan, Runtime, Timer, Waiter, refuse_undeclared_race, trio_task
 from resilience.runtimes.blocking import BLOCKING
@@ -55,6 +56,25 @@ current_task: Callable[[], asyncio.Task[Any] | None] = _load_current_task
 def asyncio_task() -> asyncio.Task[Any] | None:
     """Return what `current_task` returns now; for other modules, as that variable changes."""
     return current_task()
+
+
+def hides_cancellation(error: BaseException) -> bool:
+    """Whether an error was raised in place of the cancellation of the current task, as by a clean-up that failed.
+
+    asyncio cancels a task once, so no later `await` would raise the cancellation again, as under trio. A timeout has
+    ended its own cancellation.
+    """
+    task = current_task()
+    if task is None or not task.cancelling():
+        return False
+    cancelled, seen = sys.modules["asyncio"].CancelledError, set[int]()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen and not isinstance(each, TimeoutError):
+        if isinstance(each, cancelled):
+            return not is_handled_outside(each)  # otherwise, the call was made in an `except` block
+        seen.add(id(each))
+        each = each.__context__
+    return False
 
 
 def _library() -> Any:

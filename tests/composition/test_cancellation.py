@@ -572,3 +572,83 @@ async def test_a_function_that_cancels_its_own_task_and_returns_keeps_its_result
 
     task = asyncio.create_task(call())
     assert await task == "fine"
+
+
+# --- a cancellation that the function hides ---
+
+
+class Client:
+    """Its first call lasts until it is cancelled. Then its clean-up fails, which hides the cancellation."""
+
+    calls = 0
+
+    async def __call__(self) -> None:
+        self.calls += 1
+        try:
+            await asyncio.sleep(LONG if self.calls == 1 else 0)
+        except asyncio.CancelledError:
+            try:
+                raise OSError("broken pipe")
+            except OSError:
+                raise ConnectionError("clean-up failed") from None
+
+
+async def test_a_retry_does_not_repeat_a_failure_that_hides_a_cancellation(in_asyncio: World) -> None:
+    """asyncio cancels once, so no limit around would end the next attempt."""
+    with pytest.raises(ConnectionError, match="clean-up failed"):
+        async with asyncio.timeout(0.01):
+            await Retry(3, backoff=[0]).acall(Client())
+    client = Client()
+    with pytest.raises(ConnectionError, match="clean-up failed"):
+        async with asyncio.timeout(0.01):
+            async for attempt in Retry(3, backoff=[0]).attempts():
+                with attempt:
+                    await client()
+
+
+async def test_a_failure_that_hides_the_cancellation_of_another_future_is_repeated(in_asyncio: World) -> None:
+    """As that of a pooled connection."""
+    loop = asyncio.get_running_loop()
+    free: list[asyncio.Future[str]] = [loop.create_future(), loop.create_future()]
+    free[0].set_result("fine")
+    free[1].cancel()
+
+    async def fetch() -> str:
+        try:
+            return await free.pop()
+        except asyncio.CancelledError:
+            raise ConnectionError("the connection was closed") from None
+
+    assert await Retry(2, backoff=[0]).acall(fetch) == "fine"
+
+
+@pytest.mark.parametrize("is_handled", [True, False])
+async def test_a_clean_up_of_a_cancelled_task_is_retried(in_asyncio: World, is_handled: bool) -> None:
+    """Also after a timeout, which is a cancellation, too; and after an error that is a context of itself."""
+    ring = ConnectionError("b")
+    ring.__context__ = OSError("refused")
+    ring.__context__.__context__ = ring
+    failures = [TimeoutError(), ring, ConnectionError("a")]
+
+    async def clean_up() -> str:
+        failure = failures.pop() if failures else None
+        if isinstance(failure, TimeoutError):
+            async with asyncio.timeout(0):
+                await asyncio.sleep(LONG)
+        elif failure is not None:
+            raise failure
+        return "cleaned up"
+
+    async def work() -> str:
+        retry = Retry(4, backoff=[0])
+        try:
+            await asyncio.sleep(LONG)
+        except asyncio.CancelledError:
+            if is_handled:
+                return await retry.acall(clean_up)
+        return await retry.acall(clean_up)
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == "cleaned up"

@@ -62,6 +62,22 @@ def test_a_date_is_in_utc_unless_it_has_another_zone(form: str, in_tokyo: None) 
         assert retry_after({"Retry-After": text}) == pytest.approx(3600, abs=30)
 
 
+def test_an_instant_is_on_the_clock_of_the_server() -> None:
+    """Unless its `Date`, which has no fractions of seconds, can be explained without another clock."""
+    now = datetime.now(UTC)
+    for minutes in (-60, 60):
+        there = now + timedelta(minutes=minutes)
+        headers = {"Retry-After": format_datetime(there + timedelta(seconds=30), usegmt=True)}
+        assert retry_after({**headers, "Date": format_datetime(there, usegmt=True)}) == 30
+        assert retry_after({**headers, "date": format_datetime(there, usegmt=True), "AGE": "10"}) == 20
+        assert retry_after({**headers, "Date": "today"}) == pytest.approx(3630 if minutes > 0 else 0, abs=30)
+    now = datetime.now(UTC)
+    headers = {"Retry-After": now + timedelta(seconds=30), "Date": now}
+    waited = retry_after({name: format_datetime(it, usegmt=True) for name, it in headers.items()})
+    assert waited is not None
+    assert waited < 30
+
+
 def test_retry_after_ms_comes_first() -> None:
     """It is the more exact one; if it is invalid, the other one holds. Case is ignored, and so is what is no text."""
     assert retry_after({"retry-after-ms": "250", "Retry-After": "7"}) == 0.25

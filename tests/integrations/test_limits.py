@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from email.utils import format_datetime
 from typing import Any
 
 import anyio
@@ -112,6 +113,15 @@ def test_an_instant_is_in_utc_unless_it_has_another_zone(in_tokyo: None) -> None
     elsewhere = datetime.now(timezone(timedelta(hours=-5))) + timedelta(seconds=30)
     for text in (from_now(30)[:19], elsewhere.isoformat()):
         assert learned(anthropic_headers("requests", 4, text)) == (4, pytest.approx(30, abs=10))
+
+
+def test_an_instant_is_on_the_clock_of_the_server() -> None:
+    """Its `Date` tells that clock, in seconds since 1970 and in RFC 3339 format."""
+    there = datetime.now(UTC) - timedelta(hours=1)
+    date = {"DATE": format_datetime(there, usegmt=True)}
+    reset = there.replace(microsecond=0) + timedelta(seconds=30)
+    assert learned({**date, **anthropic_headers("requests", 4, reset.isoformat())}) == (4, 30)
+    assert learned({**date, "X-RateLimit-Remaining": "4", "X-RateLimit-Reset": f"{reset.timestamp():.0f}"}) == (4, 30)
 
 
 def test_values_that_are_no_text_are_read_as_text_or_ignored() -> None:

@@ -14,13 +14,14 @@ at which it is full again (OpenAI), counts only if nothing is left of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from math import inf
-from time import time
 from typing import Final, NamedTuple
 
 from resilience.context import Context
+from resilience.integrations.http.rules import server_time
 from resilience.policies.rate_limiter import RateLimiter
 
 __all__ = ["learned"]
@@ -64,7 +65,8 @@ def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
 
     Reads `RateLimit` and `RateLimit-Policy`, `RateLimit-*`, `X-RateLimit-*`, OpenAI's `x-ratelimit-*-requests` and
     `-tokens`, and `anthropic-ratelimit-*`, in any case. Values that cannot be parsed are ignored, and so are negative
-    numbers, a limit of 0, and a reset in the past. It never raises.
+    numbers, a limit of 0, and a reset in the past. An instant is compared with the `Date` of the response, if it has
+    one, as the clocks of two machines differ. It never raises.
 
     :param headers: the headers of a response: a client's own mapping, or a plain dictionary.
 
@@ -74,9 +76,10 @@ def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
     >>> learned({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"})
     (0.0, 360.0)
     """
-    named = [(str(name).lower(), value) for name, value in headers.items()]
-    fields = {name: str(value).strip()[:_MAX_LENGTH] for name, value in named if "ratelimit" in name}
-    limits = [it for it in map(_parsed, _quotas_in(fields)) if it is not None]
+    named = {str(name).lower(): value for name, value in headers.items()}
+    fields = {name: str(value).strip()[:_MAX_LENGTH] for name, value in named.items() if "ratelimit" in name}
+    now = partial(server_time, named.get("date"), named.get("age"))
+    limits = [it for quota in _quotas_in(fields) if (it := _parsed(quota, now)) is not None]
     used_up = [it for it in limits if it[0] < 1]
     if used_up:
         return max(used_up, key=lambda it: it[1])
@@ -116,9 +119,9 @@ def _items(field: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield name.strip('"'), {key.lower(): value.strip('"') for key, value in _PARAMETER.findall(parameters)}
 
 
-def _parsed(quota: _Quota) -> tuple[float, float] | None:
+def _parsed(quota: _Quota, now: Callable[[], float]) -> tuple[float, float] | None:
     """Return the remaining calls, and for how many seconds; None if the limit does not count."""
-    remaining, limit, seconds = _number(quota.remaining), _number(quota.limit), _seconds(quota.reset)
+    remaining, limit, seconds = _number(quota.remaining), _number(quota.limit), _seconds(quota.reset, now)
     if remaining is None or remaining < 0 or (limit is not None and limit <= 0) or not 0 < seconds < inf:
         return None
     return (remaining, seconds) if quota.counts_calls or remaining < 1 else None
@@ -128,17 +131,20 @@ def _number(text: str | None) -> float | None:
     return float(text) if text is not None and _NUMBER.fullmatch(text) else None
 
 
-def _seconds(text: str | None) -> float:
-    """Return the seconds until a reset; 0 if it cannot be parsed."""
+def _seconds(text: str | None, now: Callable[[], float]) -> float:
+    """Return the seconds until a reset; 0 if it cannot be parsed.
+
+    :param now: returns the time on the clock of the server.
+    """
     if text is None:
         return 0.0
     number = _number(text)
     if number is not None:
-        return number if number < _EPOCH else number / (1000 if number >= _EPOCH_IN_MILLISECONDS else 1) - time()
+        return number if number < _EPOCH else number / (1000 if number >= _EPOCH_IN_MILLISECONDS else 1) - now()
     if _DURATION.fullmatch(text):
         return sum(float(count) * _UNITS[unit] for count, unit in _PART.findall(text))
     try:
         instant = datetime.fromisoformat(text)
-        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp() - time()
+        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp() - now()
     except (ValueError, OverflowError):
         return 0.0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from math import isinf
+from time import time
 from typing import Any, Final, final
 
 from resilience import checks
@@ -19,6 +20,9 @@ TRANSIENT_STATUSES: frozenset[int] = frozenset({408, 425, 429, 502, 503, 504})
 
 #: Methods for which two requests have the same effect as one (RFC 9110, 9.2.2).
 IDEMPOTENT_METHODS: frozenset[str] = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PUT", "TRACE"})
+
+#: Two clocks agree if they seem to differ by less than so many seconds.
+_CLOCKS_AGREE: Final = 2.0
 
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?")
 
@@ -134,9 +138,10 @@ class Rules:
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return how many seconds a response asks to wait, from `retry-after-ms` or `Retry-After`; None if it does not.
 
-    Parses digits, decimals, and for `Retry-After` also an HTTP date, which is UTC if it has no zone. Negative numbers
-    and dates in the past are 0. Values that cannot be parsed are ignored. There is no upper bound, because a Retry
-    compares the wait with the time left.
+    Parses digits, decimals, and for `Retry-After` also an HTTP date, which is UTC if it has no zone. A date is compared
+    with the `Date` of the response, if it has one, as the clocks of two machines differ. Negative numbers and dates in
+    the past are 0. Values that cannot be parsed are ignored. There is no upper bound, because a Retry compares the wait
+    with the time left.
 
     >>> from resilience.integrations.http import retry_after
     >>> (
@@ -151,7 +156,23 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return milliseconds / 1000
     text = str(_header(headers, "retry-after"))
     seconds = _number(text)
-    return _seconds_until(text) if seconds is None else seconds
+    if seconds is None and (instant := _timestamp(text)) is not None:
+        return max(0.0, instant - server_time(_header(headers, "date"), _header(headers, "age")))
+    return seconds
+
+
+def server_time(date: object, age: object) -> float:
+    """Return the time on the clock of a server, as a timestamp: an instant that it names is on that clock.
+
+    It is that of this machine's clock if the server does not tell its own, or if the two differ by less than a `Date`
+    can show: that has whole seconds, and was on its way.
+
+    :param date: the header `Date`, the time at which the response was made.
+    :param age: the header `Age`, for how many seconds a cache has kept it since then.
+    """
+    here, made = time(), _timestamp(str(date))
+    there = here if made is None else made + (_number(str(age)) or 0.0)
+    return here if abs(there - here) < _CLOCKS_AGREE else there
 
 
 def _header(headers: Mapping[str, str], name: str) -> str:
@@ -169,12 +190,10 @@ def _number(text: str) -> float | None:
     return None if isinf(value) else max(0.0, value)
 
 
-def _seconds_until(date: str) -> float | None:
+def _timestamp(date: str) -> float | None:
     try:
         instant = parsedate_to_datetime(date)
-        if instant.tzinfo is None:
-            instant = instant.replace(tzinfo=UTC)
-        return max(0.0, (instant - datetime.now(UTC)).total_seconds())
+        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
     except (TypeError, ValueError, IndexError, OverflowError):
         return None
 

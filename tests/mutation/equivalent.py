@@ -13,6 +13,7 @@ _OF_EPOCHS = "epochs are only compared with one another"
 _EQUAL = "the two are equal then"
 _OF_MEMORY = "how many are made at a time affects only memory"
 
+_OF_BLOCK = "with nullcontext() if error[{}] is None else suppress(Exception): # keep the error of the block"
 _WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWindow(self.window)"
 _FIRST = "attempt = ctx if ctx.attempt == {} else ctx.child(attempt=1)"
 _FULL = 'raise self._refused(ctx, f"after {{format_number({})}} s in the queue", waited)'
@@ -238,6 +239,19 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             'if (("timeout" in kwargs)): # a subscriber only reads',
             "connecting does nothing if it is connected",
         ),
+    ],
+    "integrations/dbapi/limits.py": [
+        *(
+            (_OF_BLOCK.format("0"), _OF_BLOCK.format(it), "without an error, all three are None")
+            for it in (" 1", " -1")
+        ),
+        ("if own > milliseconds:", "if own >= milliseconds:", _EQUAL),
+        (
+            "self._wakes_at = -inf",
+            "self._wakes_at = inf",
+            "the thread does not wait yet",
+        ),
+        ("elif deadline < self._wakes_at:", "elif deadline <= self._wakes_at:", "it wakes at this instant anyway"),
     ],
     "integrations/urllib3.py": [
         (

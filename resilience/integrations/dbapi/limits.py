@@ -153,11 +153,10 @@ class _Interrupter:
         with self._changed:
             try:
                 while (earliest := min(self._deadlines.values(), default=inf)) < inf:
-                    left = earliest - clock.now()
-                    if left <= 0:
-                        self._interrupt(clock.now())
-                    sleep = min(max(left, _INTERRUPT_INTERVAL), _LONGEST_SLEEP)
-                    self._wakes_at = clock.now() + sleep
+                    now = clock.now()
+                    self._interrupt(now)
+                    sleep = min(max(earliest - now, _INTERRUPT_INTERVAL), _LONGEST_SLEEP)
+                    self._wakes_at = now + sleep
                     self._changed.wait(sleep)
             finally:
                 self._is_running = False

@@ -122,6 +122,11 @@ def unit_of_work(
 @final
 class _UnitOfWork(UnitOfWork[Any, D]):
     @override
+    def connection_of(self, made: Any) -> Any:
+        """Return the session behind a scoped one, which would be another one in the task of a clean-up."""
+        return made.registry() if hasattr(made, "registry") else made
+
+    @override
     @asynccontextmanager
     async def limits(self, connection: Any) -> AsyncIterator[None]:
         ctx = current_context()
@@ -234,14 +239,12 @@ def _is_session(blocking: object) -> bool:
 
 
 def _blocking(work: Any) -> Any:
-    """Return the blocking session or connection behind an asynchronous one or a scoped session."""
-    work = work.registry() if hasattr(work, "registry") else work
+    """Return the blocking session or connection behind an asynchronous one."""
     return getattr(work, "sync_session", getattr(work, "sync_connection", work))
 
 
 async def _run(work: Any, step: Callable[[Any], None]) -> None:
     """Run a step with the blocking session or connection; with an asynchronous one, in SQLAlchemy's greenlet."""
-    work = work.registry() if hasattr(work, "registry") else work
     run_sync = getattr(work, "run_sync", None)
     if run_sync is None:
         step(work)

@@ -144,6 +144,10 @@ class UnitOfWork(Generic[W, D]):
         wrapper.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
         return wrapper
 
+    def connection_of(self, made: W) -> W:
+        """Return the connection that is meant by what `connect` has made."""
+        return made
+
     def limits(self, connection: W) -> AbstractAsyncContextManager[object]:
         """Return a context manager that limits the statements of a connection to the deadline."""
         return StatementLimits(connection)
@@ -204,7 +208,8 @@ class _Execution(ClientCall):
             raise OutcomeUnknown(IN_DOUBT)
         deadline = ambient_deadline()
         connect = self._unit._connect
-        connection = await maybe_await(connect()) if self.in_tasks else _connect_for_plain(connect, self._fn)
+        made = await maybe_await(connect()) if self.in_tasks else _connect_for_plain(connect, self._fn)
+        connection = self._unit.connection_of(made)
         limits = AsyncExitStack() if self._unit._limit_statements and deadline < inf else None
         try:
             if limits is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, func, insert, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
@@ -243,12 +244,15 @@ def test_a_unit_whose_connection_is_lost_as_it_is_asked_is_repeated(url: str, mo
     engine.dispose()
 
 
-async def test_a_connection_that_is_lost_after_the_last_statement_is_tried_again(url: str) -> None:
+@pytest.mark.parametrize("is_scoped", [False, True])
+async def test_a_connection_that_is_lost_after_the_last_statement_is_tried_again(url: str, is_scoped: bool) -> None:
     """With asyncpg the server is asked before the commit, so nothing was committed, and no statement has failed."""
     engine = create_async_engine(url.replace("://", "+asyncpg://"))
+    scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+    source: Any = (lambda: scoped) if is_scoped else engine
     attempts: list[str] = []
 
-    @unit_of_work(AGAIN, engine)
+    @unit_of_work(AGAIN, source)
     async def add(connection: AsyncConnection) -> None:
         attempts.append(f"attempt {len(attempts) + 1}")
         process = await connection.scalar(insert(Note).values(text=attempts[-1]).returning(func.pg_backend_pid()))

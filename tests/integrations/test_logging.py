@@ -207,6 +207,7 @@ def test_messages_of_errors_are_written_on_request(clock: FakeClock, log: Log) -
     opened, retried, *_ = log.lines
     assert "failures 1 of 1; the last failure was Boom, after Boom: no" in opened
     assert "attempt 1 failed with Boom, the next one is in 1 s: no\\nINFO forged" in retried
+    assert extra(log.records[1])["error"].startswith("no\\nINFO forged")
     assert all("\n" not in line and len(line) < 400 for line in log.lines)
 
 
@@ -228,8 +229,8 @@ def test_control_characters_are_escaped(log: Log, hostile: str) -> None:
 # --- repeats ---------------------------------------------------------------------------------
 
 
-def isolated(name: str = "db") -> CircuitBreaker:
-    breaker = CircuitBreaker(name=name)
+def isolated(name: str = "db", *, observe_only: bool = False) -> CircuitBreaker:
+    breaker = CircuitBreaker(name=name, observe_only=observe_only)
     breaker.isolate()
     return breaker
 
@@ -369,11 +370,14 @@ def test_the_number_of_counted_operations_is_bounded(clock: FakeClock, log: Log)
 # --- options ---------------------------------------------------------------------------------
 
 
-def test_levels_can_be_set_for_each_kind_of_event(clock: FakeClock, log: Log) -> None:
-    """None leaves a kind out."""
-    log.begin(levels={events.RetryScheduled: logging.CRITICAL, events.RetryGaveUp: None})
+def test_levels_can_be_set_for_each_kind_of_event(clock: FakeClock, log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    """None leaves a kind out, without an error of the listener."""
+    kinds = events.RetryGaveUp, events.CircuitChanged, events.CallRejected, events.ExecutionFinished
+    log.begin(levels={events.RetryScheduled: logging.CRITICAL, **dict.fromkeys(kinds)})
     Retry(2, on=Boom, backoff=[1]).capture(fails)
+    refuse(isolated(observe_only=True))
     assert [record.levelname for record in log.records] == ["CRITICAL"]
+    assert caplog.records == []
 
 
 def test_lines_go_to_the_default_logger_or_to_an_adapter(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,8 @@ _OF_EPOCHS = "epochs are only compared with one another"
 _EQUAL = "the two are equal then"
 _OF_MEMORY = "how many are made at a time affects only memory"
 
+_NO_IMPORT = f"{_QUICK_WAY}, without an import of the ORM"
+
 _OF_BLOCK = "with nullcontext() if error[{}] is None else suppress(Exception): # keep the error of the block"
 _WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWindow(self.window)"
 _FIRST = "attempt = ctx if ctx.attempt == {} else ctx.child(attempt=1)"
@@ -246,12 +248,31 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             for it in (" 1", " -1")
         ),
         ("if own > milliseconds:", "if own >= milliseconds:", _EQUAL),
-        (
-            "self._wakes_at = -inf",
-            "self._wakes_at = inf",
-            "the thread does not wait yet",
-        ),
+        ("self._wakes_at = -inf", "self._wakes_at = inf", "the thread does not wait yet"),
         ("elif deadline < self._wakes_at:", "elif deadline <= self._wakes_at:", "it wakes at this instant anyway"),
+        *(
+            ("return max(1, int((ctx.timeout() or 0) * 1000))", f"return max(1, int({it} * 1000))", _FOR_CHECKERS)
+            for it in ("(ctx.timeout() or 1)", "(ctx.timeout() or -1)", "(((ctx.timeout())))")
+        ),
+        ("await maybe_await(cursor.close())", "pass", "CPython closes it when it frees it"),
+    ],
+    "integrations/sqlalchemy.py": [
+        ("if not isinstance(error, SQLAlchemyError): return False", "pass", _NO_IMPORT),
+        ("return False", "pass", _NO_IMPORT),
+    ],
+    "integrations/telemetry/lines.py": [
+        *(
+            ("self._follows_endings = False # whether each execution has a line", it, "`begin` sets it")
+            for it in (
+                "self._follows_endings = True # whether each execution has a line",
+                "pass # whether each execution has a line",
+            )
+        ),
+        (
+            "if not self._follows_endings and self._repeats.has_open != (self._unsubscribe is not None):",
+            "if ((not self._follows_endings)):",
+            _QUICK_WAY,
+        ),
     ],
     "integrations/urllib3.py": [
         (

@@ -61,7 +61,7 @@ class Observed:
                 # The parts are referenced, not the pipeline: it may exist for one call only, and its parts live on.
                 parts = given.policies if isinstance(given, Pipeline) else (given,)
                 self._given += [(given.name, ref(part)) for part in parts]
-            elif not isinstance(given, type) and isinstance(getattr(given, "policies", None), Mapping):
+            elif isinstance(getattr(given, "policies", None), Mapping):
                 self._given.append((None, ref(given)))
             else:
                 raise TypeError(f"only policies can be observed, not {given!r}")

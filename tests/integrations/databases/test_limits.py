@@ -126,12 +126,21 @@ def test_a_statement_is_not_interrupted_before_the_deadline(path: Path, clock: F
 
 
 def test_a_statement_that_begins_after_the_deadline_is_interrupted(path: Path) -> None:
-    """In every block, whose limits may have been made for an earlier one."""
-    with closing(connecting(path)()) as connection:
+    """In every block, whose limits may have been made for an earlier one. Again and again, but not without a pause."""
+
+    class Counting(sqlite3.Connection):
+        interrupts = 0
+
+        def interrupt(self) -> None:
+            self.interrupts += 1
+            super().interrupt()
+
+    with closing(Counting(path, check_same_thread=False)) as connection:
         limits = StatementLimits(connection)
         for _ in range(2):
             with deadline(0.02), limits:
-                time.sleep(0.03)
+                time.sleep(0.05)
+                assert connection.interrupts < 50
                 for _ in range(2):
                     with pytest.raises(sqlite3.OperationalError, match="interrupted"):
                         connection.execute(FOREVER).fetchall()
@@ -163,11 +172,12 @@ def test_one_thread_interrupts_all_connections(path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(workers.pool, "idle", deque())
     monkeypatch.setattr(limits, "_LONGEST_SLEEP", PATIENCE)  # so that the thread does not wake by itself
     first, second, closed = connecting(path)(), connecting(path)(), connecting(path, PATIENCE)()
-    with closing(first), closing(second), deadline(PATIENCE), StatementLimits(first):
+    with closing(first), closing(second), deadline(PATIENCE) as longest, StatementLimits(first):
         assert second.execute("select 1").fetchone() == (1,)
         with pytest.raises(sqlite3.ProgrammingError), deadline(0.01), StatementLimits(closed):
             closed.close()
             time.sleep(0.1)
+            assert list(limits._interrupter._deadlines.values()) == [longest.deadline]
         for _ in range(2):
             began = time.monotonic()
             with deadline(0.05), StatementLimits(second), pytest.raises(sqlite3.OperationalError, match="interrupted"):

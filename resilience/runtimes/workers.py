@@ -149,18 +149,21 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Run jobs until none has arrived for the idle time."""
-        while self.wait():
-            job, self._job = self._job, None
-            if job is None:
-                continue
-            job.run()
-            if job.claim():
-                pool.idle.append(self)  # before the caller wakes, so that its next call finds this worker
-                job.deliver()
-            else:
-                job.drop()
-                pool.idle.append(self)
-            del job  # an idle worker keeps no result alive
+        try:
+            while self.wait():
+                job, self._job = self._job, None
+                if job is None:
+                    continue
+                job.run()
+                if job.claim():
+                    pool.idle.append(self)  # before the caller wakes, so that its next call finds this worker
+                    job.deliver()
+                else:
+                    job.drop()
+                    pool.idle.append(self)
+                del job  # an idle worker keeps no result alive
+        finally:  # also if no memory is left, or a trace function raises: nothing would run a job that it was given
+            pool.retire(self)
 
 
 @final

@@ -192,6 +192,20 @@ def test_a_job_is_never_given_to_a_worker_that_has_ended(monkeypatch: pytest.Mon
         assert list(callers.map(calls, range(4))) == [list(range(60))] * 4
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_no_job_is_given_to_a_worker_that_an_exception_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a `MemoryError`, or one that a trace function raises."""
+    monkeypatch.setattr(workers.pool, "idle", deque())
+    timeout = Timeout(5)
+    timeout.call(int)
+    with monkeypatch.context() as patched:
+        patched.setattr(workers.Pool, "idle_timeout", raising(MemoryError))
+        worker = timeout.call(threading.current_thread)
+        worker.join(5)
+    assert not worker.is_alive()
+    assert timeout.call(threading.current_thread) is not worker
+
+
 def test_a_worker_that_was_taken_waits_for_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if its caller is delayed for longer than the idle time."""
     taken: list[workers.Worker] = []

@@ -64,8 +64,7 @@ def hides_cancellation(error: BaseException) -> bool:
     asyncio cancels a task once, so no later `await` would raise the cancellation again, as under trio. A timeout has
     ended its own cancellation.
     """
-    task = current_task()
-    if task is None or not task.cancelling():
+    if error.__context__ is None or (task := current_task()) is None or not task.cancelling():
         return False
     cancelled, seen = sys.modules["asyncio"].CancelledError, set[int]()
     each: BaseException | None = error

@@ -87,8 +87,11 @@ def _is_marked(fn: object) -> bool:
     return mark is getattr(sys.modules["asyncio"].coroutines, "_is_coroutine", None)
 
 
-def require_callable(fn: object) -> None:
-    """Raise if `fn` cannot be called, before a policy could count that as a failure of the call."""
+def require_callable(fn: object, runner: str = "a policy", example: str = "policy.call(fetch, url)") -> None:
+    """Raise if `fn` cannot be called, before a policy could count that as a failure of the call.
+
+    :param runner: what was asked to run it, and an example of how to ask, for the message.
+    """
     if is_policy(fn):
         raise ArgumentMisuse(
             f"a policy runs functions, not {fn!r}: to run a function under both, write "
@@ -99,8 +102,7 @@ def require_callable(fn: object) -> None:
     if is_awaitable(fn):
         close_coroutine(fn)
     raise ArgumentMisuse(
-        f"a policy runs callables, not {fn!r}; pass the function and its arguments, `policy.call(fetch, url)`, not its "
-        "result"
+        f"{runner} runs callables, not {fn!r}; pass the function and its arguments, `{example}`, not its result"
     )
 
 

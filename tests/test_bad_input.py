@@ -411,7 +411,8 @@ def test_a_function_that_is_not_callable_is_refused_and_no_policy_handles_the_er
         ENTRIES[entry](policy, fn)
     assert "callable" in str(caught.value)
     assert repr(fn) in str(caught.value)
-    assert ("`policy.call(fetch, url)`" in str(caught.value)) is (entry != "decorator")
+    shown = {"decorator": "decorates callables", "each": "`each(policy, fetch, urls, limit=10)`"}
+    assert shown.get(entry, "`policy.call(fetch, url)`") in str(caught.value)
     assert seen == []
 
 

@@ -90,7 +90,7 @@ def each(
     ['A', 'B', 'C']
     """
     checks.instance("policy", policy, Policy, "a policy")
-    require_callable(function)
+    require_callable(function, "each", "each(policy, fetch, urls, limit=10)")
     checks.instance("items", items, (Iterable, AsyncIterable), "iterable")
     limit, ordered = checks.whole("limit", limit), checks.flag("ordered", ordered)
     checks.optional_function("progress", progress, ("count",))

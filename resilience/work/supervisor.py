@@ -91,7 +91,7 @@ class Supervisor:
         :raises RuntimeError: outside the block, and once the supervisor is stopping.
         :raises TypeError: for a function that does not take `args`; out of the block, for one that cannot be awaited.
         """
-        require_callable(function)
+        require_callable(function, "a supervisor", "supervisor.start_soon(consume, queue)")
         checks.parameters("function", function, tuple(type(it).__name__ for it in args))
         if self._stopping is None or self._stopping.is_set():
             raise RuntimeError("a supervisor starts tasks inside its block, and until it stops")

@@ -8,6 +8,7 @@ and the function neither count nor answer it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -144,10 +145,8 @@ class BlockingRuntime(Runtime):
 
     @override
     async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
-        from resilience.runtimes.races.threads import run_race  # most programs do not need it
-
         refuse_undeclared_race(ctx)
-        run_race(self, call, ctx, plan)
+        _run_race()(self, call, ctx, plan)
 
     @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
@@ -188,6 +187,13 @@ class BlockingRuntime(Runtime):
                 close_coroutine(result)  # it can't be awaited here
         except Exception:
             logger.exception("closing a discarded %s raised", type(resource).__name__)
+
+
+@functools.cache  # imported on first use, as most programs do not race; at the exit of the interpreter, no import works
+def _run_race() -> Callable[..., None]:
+    from resilience.runtimes.races.threads import run_race
+
+    return run_race
 
 
 BLOCKING: BlockingRuntime = BlockingRuntime()

@@ -677,6 +677,19 @@ def test_after_the_end_of_threads_the_function_runs_without_its_timeout_and_warn
     assert (done.returncode, done.stdout, done.stderr) == (0, "4\nSuccess(value='fine')\n", f"{UNLIMITED}\n")
 
 
+def test_after_the_end_of_threads_a_race_runs_if_one_has_run_before() -> None:
+    """What a race needs is imported by the first one: no import works any more in a `__del__` at exit."""
+    printed = printed_by("""
+        class Last:
+            def __del__(self):
+                print(Hedge(30).capture(lambda ctx: "fine"))
+
+        Hedge(30).call(int)
+        sys.modules["last"] = Last()
+        """)
+    assert printed == "Success(value='fine')\n"
+
+
 def test_the_process_ends_at_once_whatever_daemon_threads_do() -> None:
     """They wait for a worker, or in a queue, or call all the time."""
     began = time.monotonic()

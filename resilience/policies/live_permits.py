@@ -105,6 +105,8 @@ class LivePermits:
             for ticket in machine.granted.copy():
                 try:
                     ticket.waiter.wake()
+                except RecursionError:  # not the end of an event loop: the next call wakes the waiter
+                    raise
                 except RuntimeError:
                     machine.pass_on(ticket)
                 machine.woken(ticket)

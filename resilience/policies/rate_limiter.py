@@ -320,6 +320,8 @@ class RateLimiter(Policy[Never]):
         for turn, waiter in woken:  # also those that are added meanwhile
             try:
                 waiter.wake()
+            except RecursionError:  # not the end of an event loop
+                raise
             except RuntimeError:
                 woken += self._turns.leave(turn, clock.now())
 

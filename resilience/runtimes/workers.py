@@ -245,6 +245,8 @@ def _start_worker(job: Job, policy: str | None) -> bool:
     try:
         worker = Worker(job)  # inside the `try`, because a subinterpreter may refuse to make a daemon thread
         contextvars.Context().run(worker.start)  # empty: a worker outlives the call whose variables it would inherit
+    except RecursionError:  # of the caller, who has left no stack for it
+        raise
     except RuntimeError as error:
         # Since CPython 3.12, no thread can start after the main thread has ended, so none in an `atexit` function.
         # Later versions raise a subclass of this error, with the same words.

@@ -15,6 +15,7 @@ import pytest
 
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
+from resilience.runtimes.blocking import BlockingWaiter
 from resilience.runtimes.tasks import AsyncioWaiter, TrioWaiter
 from tests.callers import in_threads, wait_until
 from tests.conftest import Script, World
@@ -136,6 +137,29 @@ def test_a_waiter_of_an_ended_trio_run_makes_room_for_a_new_call() -> None:
             bulkhead.execute(lambda ctx: None, Context(timeout=SHORT))
         coroutine.close()
     assert counts(bulkhead)[:3] == (1, 0, 0)
+
+
+def test_a_waiter_is_not_given_up_although_no_stack_is_left_to_wake_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `RecursionError` is a `RuntimeError`, but not the one of a closed loop: the release tries again."""
+    bulkhead = Bulkhead(1, queue=1)
+    served: list[str] = []
+    slot = bulkhead.slot()
+    slot.__enter__()
+    thread = calling(bulkhead, served, "second")
+    wait_until(lambda: bulkhead.stats().queued == 1)
+    wake, fails = BlockingWaiter.wake, iter([True])
+
+    def wake_later(waiter: BlockingWaiter) -> None:
+        if next(fails, False):
+            raise RecursionError
+        wake(waiter)
+
+    monkeypatch.setattr(BlockingWaiter, "wake", wake_later)
+    with pytest.raises(RecursionError):
+        slot.__exit__(None, None, None)
+    thread.join(PATIENCE)
+    assert served == ["second"]
+    assert counts(bulkhead) == (1, 0, 0, 0)
 
 
 def test_a_waiter_that_was_served_is_not_removed_as_one_of_a_closed_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,11 @@ from resilience import Context, Fallback, Policy, Rate, RateLimiter, RateLimiter
 from resilience.clock import clock as process_clock
 from resilience.errors import RateLimited, Rejected, TimeoutExceeded
 from resilience.outcome import ErrorAnswer
+from resilience.runtimes.blocking import BlockingWaiter
 from resilience.testing import Simulation, VirtualClock, virtual_time
+from tests.callers import wait_until
 from tests.conftest import Boom, Script, World, no_collector
+from tests.functions import raising
 from tests.policies.blocks import entered
 from tests.policies.bulkheads import works
 from tests.policies.retries import Response, RetryAfter
@@ -602,6 +605,19 @@ def test_waiting_tasks_of_an_ended_trio_run_leave_the_queue() -> None:
     for coroutine in left:
         with pytest.raises(RuntimeError):
             coroutine.close()
+
+
+def test_a_waiter_is_not_refused_because_no_stack_is_left_to_wake_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins at its instant. A `RecursionError` is a `RuntimeError`, but not the one of a closed event loop."""
+    limiter = RateLimiter(Rate(1, per=0.3))
+    limiter.call(int)
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(limiter.call, len, "four")
+        wait_until(lambda: limiter.stats().queued == 1)
+        with monkeypatch.context() as patched, pytest.raises(RecursionError):
+            patched.setattr(BlockingWaiter, "wake", raising(RecursionError))
+            limiter.reset()
+        assert call.result(10) == 4
 
 
 async def test_errors_and_refusals_leave_no_reference_cycle(world: World, virtual: VirtualClock) -> None:

@@ -100,3 +100,13 @@ def test_a_call_is_refused_if_no_thread_can_be_started(monkeypatch: pytest.Monke
     assert breaker.state is CircuitState.CLOSED
     assert bulkhead.stats().in_flight == 0
     assert pipeline.call(len, "four") == 4
+
+
+def test_a_call_that_leaves_no_stack_to_start_a_worker_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller gets the `RecursionError`, although that is a `RuntimeError` like the one of a missing thread."""
+    monkeypatch.setattr(workers, "pool", workers.Pool())
+    bulkhead = Bulkhead(1)
+    monkeypatch.setattr(workers.Worker, "start", raising(RecursionError))
+    with pytest.raises(RecursionError):
+        Policy.wrap(bulkhead, Timeout(LONG)).call(len, "four")
+    assert bulkhead.stats().in_flight == 0

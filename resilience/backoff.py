@@ -7,7 +7,7 @@ Jitter spreads clients that failed together, so that they do not retry together 
 Jitter", AWS Architecture Blog, 2015). The cap bounds the envelope *before* jitter draws inside it: otherwise, all
 clients that have reached the cap would wait for exactly the same time. Full jitter draws from 0 to the envelope, equal
 jitter keeps half of it, a ratio `r` stays within +-r of it, and decorrelated jitter draws between the base and three
-times the last delay.
+times the last delay. The last one is as published, with the cap after the draw.
 """
 
 from __future__ import annotations

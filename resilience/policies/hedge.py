@@ -26,6 +26,7 @@ from resilience.policies.latencies import Latencies, Quantile
 from resilience.policy import Call, Policy
 from resilience.record import History
 from resilience.repeats import Budget, as_budget, give_back_refused, give_back_repeat, take_repeat
+from resilience.runtimes.tasks import hides_cancellation
 
 T = TypeVar("T")
 
@@ -236,6 +237,8 @@ class HedgePlan:
             is_inconclusive = is_refusal(error) or ends_with_the_deadline(error)
             decides = not (policy._failures.handles(error) or (others_run and is_inconclusive))
             is_answer = decides and not is_inconclusive
+            if hides_cancellation(error):  # of the caller: nothing else would end the other attempts
+                decides = is_answer = True
             if number and is_refusal(error):
                 give_back_refused(error, self._ctx._info.cap, policy._budget)
         if not (decides or is_repeatable(carrier)):  # the attempt may have done its work

@@ -606,6 +606,21 @@ async def test_a_retry_does_not_repeat_a_failure_that_hides_a_cancellation(in_as
                     await client()
 
 
+@pytest.mark.parametrize("delay", [0, LONG])
+async def test_a_hedge_ends_with_a_failure_that_hides_a_cancellation(in_asyncio: World, delay: float) -> None:
+    """The other attempts are cut off, and no further one begins."""
+    client, began = Client(), []
+
+    async def fetch() -> None:
+        began.append(current_context().hedge)
+        await (client() if len(began) == 1 else asyncio.sleep(LONG))
+
+    with pytest.raises(ConnectionError, match="clean-up failed"):
+        async with asyncio.timeout(0.01):
+            await Retry(3, backoff=[0]).wrap(Hedge(delay, eager=True)).acall(fetch)
+    assert began == ([0] if delay else [0, 1])
+
+
 async def test_a_failure_that_hides_the_cancellation_of_another_future_is_repeated(in_asyncio: World) -> None:
     """As that of a pooled connection."""
     loop = asyncio.get_running_loop()

@@ -28,6 +28,7 @@ from resilience.events.dispatch import report_use
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success
 from resilience.policies.copies import copy_of
 from resilience.runtimes.base import Waiter, has_come
+from resilience.runtimes.tasks import hides_cancellation
 
 T = TypeVar("T")
 
@@ -230,5 +231,10 @@ _enclosing: ContextVar[tuple[Lead, ...]] = ContextVar("resilience.flights", defa
 
 
 def concerns_all(error: Exception, ctx: Context) -> bool:
-    """Whether an error concerns other callers, too: not a `StopIteration`, nor the end of the caller's own budget."""
-    return type(error) is not StoppedIteration and not (ends_with_the_deadline(error) and has_come(ctx.deadline))
+    """Whether an error concerns other callers, too.
+
+    Neither a `StopIteration` does, nor the end of the caller's own budget, nor an error instead of its cancellation.
+    """
+    if type(error) is StoppedIteration or (ends_with_the_deadline(error) and has_come(ctx.deadline)):
+        return False
+    return not hides_cancellation(error)

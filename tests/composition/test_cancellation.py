@@ -621,6 +621,20 @@ async def test_a_hedge_ends_with_a_failure_that_hides_a_cancellation(in_asyncio:
     assert began == ([0] if delay else [0, 1])
 
 
+@pytest.mark.parametrize("policy", [SingleFlight(), Cache(LONG, keep_errors=ConnectionError)], ids=repr)
+async def test_no_caller_gets_a_failure_that_hides_the_cancellation_of_another(in_asyncio: World, policy: Any) -> None:
+    client = Client()
+    leader = asyncio.create_task(policy.acall(client))
+    await asyncio.sleep(0)
+    follower = asyncio.create_task(policy.acall(client))
+    await asyncio.sleep(0)
+    leader.cancel()
+    with pytest.raises(ConnectionError, match="clean-up failed"):
+        await leader
+    assert await follower is None
+    assert client.calls == 2
+
+
 async def test_a_failure_that_hides_the_cancellation_of_another_future_is_repeated(in_asyncio: World) -> None:
     """As that of a pooled connection."""
     loop = asyncio.get_running_loop()

@@ -131,11 +131,21 @@ class _AsyncConnection(_Connection):
 
     @override
     async def can_read(self, *args: Any) -> bool:
-        return self.is_connected and bool(await super().can_read(*args))
+        return self._is_open() and bool(await super().can_read(*args))
 
     @override
     async def can_read_destructive(self) -> bool:  # the name of `can_read` before redis-py 8
-        return self.is_connected and bool(await super().can_read_destructive())
+        return self._is_open() and bool(await super().can_read_destructive())
+
+    def _is_open(self) -> bool:
+        """Whether it is connected; raise if the server has closed it, so that the pool lets it connect again.
+
+        By default, the pool of redis-py 8 uses a connection that can be read: it may hold a maintenance notification.
+        """
+        reader = self._reader if self.is_connected else None
+        if isinstance(reader, asyncio.StreamReader) and (reader.at_eof() or reader.exception() is not None):
+            raise RedisConnectionError("the server has closed the connection")
+        return reader is not None
 
     @override
     async def read_response(self, *args: Any, **kwargs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 import redis
 import redis.asyncio
@@ -88,6 +89,38 @@ async def test_a_write_that_was_not_sent_is_repeated(side: Side, server: RedisSe
     client = side.client(Retry(3, backoff=[0], on_retry=lambda event: server.start()))
     server.kill()
     assert await done(client.incr("n")) == 1
+
+
+async def test_no_write_is_sent_on_a_connection_that_the_server_has_closed(side: Side) -> None:
+    """Such as an idle one: the pool lets it connect again, within the first attempt."""
+    count = Count()
+    client = side.client(count)
+    connections = [await done(client.connection_pool.get_connection()) for _ in range(3)]
+    for connection in connections:
+        await done(connection.send_command("PING"))
+        await done(connection.read_response())
+        await done(client.connection_pool.release(connection))
+    with redis.Redis(port=side._port) as admin:
+        admin.client_kill_filter(_type="normal", skipme=True)
+    if not side.blocking:
+        await anyio.sleep(0.05)  # lets the event loop see the end
+    for expected in (1, 2, 3):
+        assert await done(client.incr("n")) == expected
+    assert count.failures == []
+
+
+@pytest.mark.parametrize("side", ["asyncio"], indirect=True)
+async def test_no_write_is_sent_on_a_connection_that_was_reset(side: Side) -> None:
+    """Such as by a load balancer."""
+    count = Count()
+    client = side.client(count)
+    connection = await client.connection_pool.get_connection()
+    await connection.send_command("PING")
+    await connection.read_response()
+    await client.connection_pool.release(connection)
+    connection._reader.set_exception(ConnectionResetError())  # as its transport does
+    assert await client.incr("n") == 1
+    assert count.failures == []
 
 
 async def test_a_write_that_was_refused_is_repeated(side: Side) -> None:

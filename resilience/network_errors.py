@@ -349,6 +349,11 @@ def _wraps_transient(attribute: str) -> _Test:
     return test
 
 
+def _has_unreadable_answer(error: Any) -> bool:
+    """Whether an error from aiohttp means that the server has not answered in HTTP, as other clients report it."""
+    return _is_named(type(error.__cause__), frozenset({"HttpProcessingError"}))
+
+
 def _is_of_ended_connection(error: Any) -> bool:
     """Whether an error from httpx means that the server has ended an HTTP/2 connection, or allows no more requests."""
     text = describe_error(error)
@@ -386,4 +391,5 @@ _TESTS: Final[dict[tuple[str, str], _Test]] = {
     # The connection was lost. If the other side closes it, it says why, in a frame.
     **_each({"websockets": "ConnectionClosedError"}, _has("rcvd", None)),
     **_each({"httpx httpx2 httpcore httpcore2": "LocalProtocolError"}, _is_of_ended_connection),
+    **_each({"aiohttp": "ClientResponseError"}, _has_unreadable_answer),
 }

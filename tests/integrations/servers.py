@@ -17,6 +17,7 @@ A path has a queue of answers; the last one is repeated, and a path without a sc
     Answer(200, body=[b"a", b"b"], pause=0.1)       wait for seconds there
     Answer(fault="reset")                           read the whole request, then reset the connection
     Answer(fault="close")                           read the whole request, then close without an answer
+    Answer(fault="garbage")                         read the whole request, then send what is no HTTP, and close
     Answer(fault="refuse")                          read the headers alone, without a 100 Continue, then reset
     Answer(200, body=[b"a", b"b"], fault="cut")     close after the first piece of the body
     Answer(fault="drip")                            send a header without an end, byte by byte
@@ -67,7 +68,7 @@ class Answer:
     chunked: bool = False
     drip: threading.Event | None = None
     pause: float = 0.0
-    fault: Literal["reset", "close", "refuse", "cut", "drip"] | None = None
+    fault: Literal["reset", "close", "garbage", "refuse", "cut", "drip"] | None = None
 
     @property
     def pieces(self) -> list[bytes]:
@@ -195,8 +196,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = b"" if answer.fault == "refuse" else self._read_body()
         self.scripted._record(Received(self.command, self.path, self.headers, body, self.number))
         self.scripted._pause(answer.delay, answer.hold)
-        if answer.fault in {"reset", "close", "refuse"}:
-            self._hang_up(reset=answer.fault != "close")
+        if answer.fault == "garbage":
+            self.wfile.write(b"\x15\x03\x01\r\n\r\n")
+        if answer.fault in {"reset", "close", "garbage", "refuse"}:
+            self._hang_up(reset=answer.fault in {"reset", "refuse"})
         elif answer.fault == "drip":
             self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
             while not self.scripted._ended.wait(0.02):

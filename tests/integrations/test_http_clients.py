@@ -152,10 +152,10 @@ async def test_a_fallback_that_returns_no_response_is_an_error(server: Server, c
 
 
 async def test_idempotent_requests_are_sent_again(server: Server, client: Client) -> None:
-    """After any failure: a transient status, a reset connection, a closed connection."""
+    """After any failure: a transient status, a reset connection, a closed connection, an answer that is no HTTP."""
     async with client.open() as send:
         for method, headers in (("PUT", {}), ("DELETE", {}), ("POST", {"idempotency-key": "4711"})):
-            for failure in (503, Answer(fault="reset"), Answer(fault="close")):
+            for failure in (503, Answer(fault="reset"), Answer(fault="close"), Answer(fault="garbage")):
                 server.requests.clear()
                 reply = await send(method, server.script("/", failure, 200), headers=headers, data=b"order")
                 assert (reply.status, [it.body for it in server.requests]) == (200, [b"order"] * 2)
@@ -168,13 +168,13 @@ async def test_requests_that_are_not_idempotent_are_sent_once(server: Server, cl
             server.requests.clear()
             reply = await send(method, server.script("/", 503, 200), headers=headers, data=b"order")
             assert reply.status == 503
-            for fault in ("reset", "close"):
+            for fault in ("reset", "close", "garbage"):
                 url = server.script("/", Answer(fault=fault), 200)  # type: ignore[arg-type]
                 error = await outcome_of(send(method, url, headers=headers, data=b"order"))
                 assert isinstance(error, client.error)
                 assert error.repeatable is False  # type: ignore[attr-defined]
                 assert f"{method} may have been carried out, and carries no Idempotency-Key" in notes_of(error)
-            assert [it.body for it in server.requests] == [b"order"] * 3
+            assert [it.body for it in server.requests] == [b"order"] * 4
 
 
 async def test_any_request_is_tried_again_if_there_was_no_connection(server: Server, client: Client) -> None:

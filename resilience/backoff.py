@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import chain, count, repeat
-from math import inf
 from typing import Literal, Protocol, TypeAlias, final
 
 from typing_extensions import override
@@ -135,9 +134,7 @@ class Exponential(_Envelope):
         self, base: Duration, factor: float = 2.0, cap: Duration | None = None, jitter: Jitter = "full"
     ) -> None:
         self.base: float = checks.seconds("base", base, zero=True)
-        self.factor: float = checks.number("factor", factor)
-        if not 1.0 <= self.factor < inf:
-            raise ValueError(f"factor must be finite and at least 1, not {factor!r}")
+        self.factor: float = checks.within("factor", factor, least=1)
         self.cap: float | None = checks.optional_seconds("cap", cap)
         super().__init__(jitter)
 

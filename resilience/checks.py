@@ -62,7 +62,7 @@ def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = Fa
         return value  # always valid; this saves 350 ns for each delay that a backoff draws
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+    elif not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be seconds (a number) or a timedelta, not {value!r}")
     converted = number(name, value)
     if converted < 0 or (converted == 0 and not zero):
@@ -88,8 +88,6 @@ def optional_seconds(name: str, value: object, *, zero: bool = False) -> float |
 
 def whole(name: str, value: object, *, least: int = 1, most: float = math.inf) -> int:
     """Return a whole number from `least` to `most`."""
-    if type(value) is int and least <= value <= most:
-        return value
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
     if not least <= value <= most:

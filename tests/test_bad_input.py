@@ -145,7 +145,7 @@ def show(value: Any) -> str:
 #: The values that each kind of parameter refuses.
 NO_DURATION = wrong(
     ["1", b"1", True, False, [1], 1j, Fraction(1, 2), object],
-    [0, -1, -0.5, NAN, INF, -INF, timedelta(0), timedelta(-1), 10**400],
+    [0, 0.0, -1, -0.5, NAN, INF, -INF, timedelta(0), timedelta(-1), 10**400],
 )
 NO_DELAY = wrong(["1", True, [1]], [-1, -0.5, NAN, INF, timedelta(seconds=-1)])
 NO_COUNT = wrong(["3", 3.0, True, False, [3], NAN], [0, -1])
@@ -201,8 +201,8 @@ def every(make: Callable[..., object], given: dict[str, Any] | None = None, /, *
     return of(make, given, **{**common, **own})
 
 
-NO_END = {**required(NO_DELAY), "value_errors": [-1, NAN, -INF]}
-NO_SHORTER_END = {**NO_DELAY, "value_errors": [-1, NAN, -INF]}
+NO_END = {**required(NO_DELAY), "value_errors": [-1, -0.5, NAN, -INF]}
+NO_SHORTER_END = {**NO_DELAY, "value_errors": [-1, -0.5, NAN, -INF]}
 NO_FACTOR = wrong(["2", True, None, [2]], [0.99, 0, -2, NAN, INF])
 NO_QUEUE = wrong(["3", 3.0, True, None], [-1])
 NO_MIDDLE = {**NO_RATIO, "value_errors": [0, 1, -0.1, NAN, INF]}
@@ -448,8 +448,9 @@ def test_a_sleep_of_an_invalid_number_of_seconds_is_refused(seconds: Any) -> Non
 
 
 def test_a_member_of_an_int_enumeration_is_a_whole_number() -> None:
-    limits = IntEnum("limits", {"NONE": 0, "FEW": 2})
-    assert Bulkhead(limits.FEW).stats().limit == 2
+    limits = IntEnum("limits", {"NONE": 0, "ONE": 1, "MOST": 10_000})
+    assert Bulkhead(limits.ONE).stats().limit == 1
+    AdaptiveLimit(1, min_samples=limits.MOST)
     with pytest.raises(ValueError, match="limit must be at least 1"):
         Bulkhead(limits.NONE)
 
@@ -480,5 +481,7 @@ def test_valid_arguments_at_the_bounds_are_accepted() -> None:
     Constant(1, jitter=1)
     Context(timeout=0, operation="", properties={})
     Context(timeout=INF)
+    Context(timeout=timedelta(0))
+    Context(timeout=type("Number", (float,), {})(INF))
     Retry(rng=random)
     assert Retry().wrap(listeners=()).name == "Pipeline"

@@ -35,8 +35,10 @@ from resilience import (
     Keyed,
     Pipeline,
     Policy,
+    Quantile,
     RateLimiter,
     Retry,
+    RetryBudget,
     SlowRatio,
     Timeout,
     TimeoutExceeded,
@@ -44,7 +46,7 @@ from resilience import (
     deadline,
     events,
 )
-from resilience.backoff import Constant, Decorrelated
+from resilience.backoff import Constant, Decorrelated, Exponential
 from resilience.callables import name_of
 from resilience.clock import FOREVER
 from resilience.clock import clock as process_clock
@@ -121,6 +123,7 @@ OF_TYPES: list[tuple[str, Callable[[], object]]] = [
     (r"delay must be seconds.*not Retry\(\)", lambda: Hedge(Retry())),
     (r"mean Timeout\(\.\.\.\)\.wrap\(\.\.\.\)", lambda: Timeout.wrap(quick())),
     (r"mean Retry\(\.\.\.\)\.wrap\(\.\.\.\)", lambda: Retry.wrap()),
+    (r"mean Retry\(\.\.\.\)\.wrap\(\.\.\.\)", lambda: Retry.wrap(Timeout(1.0), Retry())),
     (r"Pipeline\(\*policies\)", lambda: Pipeline([Retry()])),
     (r"seconds \(a number\) or a timedelta", lambda: Timeout("1")),
     (
@@ -179,9 +182,15 @@ OF_VALUES: list[tuple[str, Callable[[], object]]] = [
     ("at least 0", lambda: Bulkhead(1, queue=-1)),
     ("max_wait=1.*queue", lambda: Bulkhead(5, max_wait=1)),
     ("max_wait=1.*queue", lambda: AdaptiveLimit(0.3, max_wait=1)),
-    ("at most 1", lambda: FailureRatio(2)),
-    (r"50.*did you mean 0\.5\?", lambda: FailureRatio(50)),
-    ("not 1000$", lambda: FailureRatio(1000)),
+    ("at least 1 and finite, not", lambda: Exponential(1, factor=0.5)),
+    ("at most 1000, not 1001$", lambda: RetryBudget(1001)),
+    (r"at most 1, not 1\.5; did you mean 0\.015\?$", lambda: FailureRatio(1.5)),
+    (r"not 100; did you mean 1\?$", lambda: FailureRatio(100)),
+    (r"not 100\.5$", lambda: FailureRatio(100.5)),
+    ("less than 1, not 1$", lambda: Quantile(1)),
+    (r"not 1\.5; did you mean 0\.015\?$", lambda: Quantile(1.5)),
+    (r"not 99\.5; did you mean 0\.995\?$", lambda: Quantile(99.5)),
+    ("less than 1, not 100$", lambda: Quantile(100)),
     (r"window=30\.0.*last=5", lambda: FailureRatio(0.5, window=30.0, last=5)),
     ("n must be at most last=5.*not 6", lambda: FailureCount(6, last=5)),
     ("window=3.*last=5", lambda: SlowRatio(0.5, slower_than=1.0, window=3, last=5)),

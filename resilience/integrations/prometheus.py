@@ -125,7 +125,6 @@ class _Exporter(Collector):
             if (label, text) in zip(it.labels, texts, strict=True):
                 self._series.discard((it, texts))
                 self._metrics[it].remove(*texts)
-        self.feed.forget_recorders()
 
     @override
     def collect(self) -> Iterator[Metric]:

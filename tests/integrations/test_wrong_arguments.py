@@ -202,6 +202,7 @@ CASES = [
         ({"buckets": 5}, TypeError, "buckets must be numbers, not 5"),
         ({"buckets": []}, ValueError, r"buckets must ascend, not \[\]"),
         ({"buckets": [2, 1]}, ValueError, r"buckets must ascend, not \[2, 1\]"),
+        ({"buckets": [1, 1]}, ValueError, r"buckets must ascend, not \[1, 1\]"),
         ({"buckets": ["1"]}, TypeError, "buckets must be a number, not '1'"),
     ),
     *of(export_to_opentelemetry, ({"meter_provider": 1}, TypeError, "meter_provider must be a MeterProvider, not 1")),

@@ -85,10 +85,6 @@ class Feed:
             sums[key] = sums.get(key, 0) + value
         return (Measurement(it, value, dict(labels)) for (it, labels), value in sums.items())
 
-    def forget_recorders(self) -> None:
-        """Clear the cache of recorders."""
-        self._recorders.clear()
-
     def _measure(self, event: Event) -> None:
         for it, value, texts in readings(event):
             since, record = self._recorders.get((it, texts), _NO_RECORDER)
@@ -98,7 +94,7 @@ class Feed:
 
     def _cache_recorder(self, it: Instrument, texts: tuple[str, ...], now: float) -> Callable[[float], object]:
         if len(self._recorders) >= _MAX_CACHED:
-            self.forget_recorders()
+            self._recorders.clear()
         record = self._recorder(it, self.labels.bounded(dict(zip(it.labels, texts, strict=True))))
         self._recorders[it, texts] = now, record
         return record

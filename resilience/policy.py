@@ -79,7 +79,7 @@ class Policy(Executable[D_co]):
             if around.__code__.co_varnames[1:3] == ("ctx", "call"):
                 raise TypeError(f"{cls.__name__}.around is called as around(call, ctx), not around(ctx, call)")
         owner = next(it for it in cls.__mro__ if "name" in vars(it))  # pragma: no branch (`Policy` has one)
-        if owner is not cls and vars(owner)["name"] == owner.__name__:  # the name is not one set explicitly
+        if vars(owner)["name"] == owner.__name__:  # the name is not one set explicitly
             cls.name = cls.__name__
 
     if TYPE_CHECKING:  # what a type checker infers for `Keyed`: the class of a policy, and what it may answer

@@ -17,6 +17,7 @@ from resilience import CircuitBreaker, CircuitState, Context, Fallback, Policy, 
 from resilience.testing import script
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, World
+from tests.custom import HandingOn
 from tests.functions import raising
 from tests.listening import ASKED_FOR, KINDS, every_kind, everything, facts, fails, kinds
 
@@ -189,11 +190,13 @@ async def test_a_callback_precedes_listeners_of_pipelines_and_they_global_ones(w
     assert listeners.index("inner, 1") < listeners.index("inner, 2")
 
 
-async def test_listeners_of_a_nested_pipeline_get_only_its_events(world: World, clock: FakeClock) -> None:
+@pytest.mark.parametrize("nest", [Policy.wrap, HandingOn])
+async def test_listeners_of_a_nested_pipeline_get_only_its_events(world: World, clock: FakeClock, nest: Any) -> None:
+    """Also if another policy passes its call on to it."""
     inside: list[Any] = []
     outside: list[Any] = []
     inner = Policy.wrap(Retry(1, on=Boom, name="in"), listeners=[inside.append])
-    pipeline = Policy.wrap(Retry(1, on=Boom, name="out"), inner, listeners=[outside.append])
+    pipeline = Policy.wrap(Retry(1, on=Boom, name="out"), nest(inner), listeners=[outside.append])
     await world.attempt(pipeline, Script(Boom()).function())
     assert {event.policy for event in inside} == {"in"}
     assert [event.policy for event in outside if isinstance(event, events.AttemptFailed)] == ["in", "out"]

@@ -67,9 +67,13 @@ class Hurried(Policy):
 
 
 class Tagged:
-    """A class that creates its instances in `__new__`, with arguments."""
+    """A class that creates its instances in `__new__`, with arguments, and has arguments for its subclasses."""
 
     tag: str
+    color: str
+
+    def __init_subclass__(cls, *, color: str) -> None:
+        cls.color = color
 
     def __new__(cls, tag: str) -> Tagged:
         self = super().__new__(cls)
@@ -77,15 +81,15 @@ class Tagged:
         return self
 
 
-class TaggedPolicy(Policy, Tagged):
+class TaggedPolicy(Policy, Tagged, color="light"):
     """A policy that is also of that class."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
-        return self.tag, await call(ctx)
+        return self.color, self.tag, await call(ctx)
 
 
 def test_a_policy_may_inherit_from_a_class_with_its_own_new() -> None:
-    assert TaggedPolicy("blue").call(str.upper, "fine") == ("blue", "FINE")
+    assert TaggedPolicy("blue").call(str.upper, "fine") == ("light", "blue", "FINE")
 
 
 async def test_a_custom_policy_runs_in_every_world(world: World, clock: FakeClock) -> None:
@@ -217,7 +221,7 @@ def test_an_around_with_other_parameters_is_refused_when_its_class_is_made() -> 
 
         class Swapped(Policy):
             async def around(self, ctx: Any, call: Any) -> Any:
-                return await call(ctx)
+                return result if (result := await call(ctx)) else None
 
 
 async def test_super_around_runs_the_rest_of_the_chain(world: World) -> None:
@@ -242,6 +246,7 @@ def test_a_custom_policy_has_a_name_and_a_repr() -> None:
     """The name of its class, if it has no other; and the settings that differ from the defaults."""
     assert Twice().name == "Twice"
     assert Answering("cache").name == "cache"
+    assert type("Sub", (type("Named", (Twice,), {"name": "cache"}),), {}).name == "cache"
     assert repr(Twice()) == "Twice()"
     assert Twice().describe() == "Twice()"
 
@@ -253,7 +258,7 @@ def test_a_custom_policy_has_a_name_and_a_repr() -> None:
             return await call(ctx)
 
         def settings(self) -> dict[str, object]:
-            return {"limit": self.limit, "burst": self.burst}
+            return {"limit": self.limit, "burst": self.burst, "unit": "calls"}
 
-    assert repr(Limited(5)) == "Limited(limit=5)"
-    assert repr(Limited(5, burst=4)) == "Limited(limit=5, burst=4)"
+    assert repr(Limited(5)) == "Limited(limit=5, unit='calls')"
+    assert repr(Limited(5, burst=4)) == "Limited(limit=5, burst=4, unit='calls')"

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -130,6 +131,7 @@ def test_a_pipeline_is_named_pipeline_by_default() -> None:
     """A pipeline that wraps it does not inherit its name."""
     assert Retry().wrap(Timeout(1.0)).name == "Pipeline"
     assert Retry().wrap(Timeout(1.0), name="users").name == "users"
+    assert Retry.wrap(Retry(), Timeout(1.0), name="users").name == "users"
     assert Policy.wrap(Retry(), name="users").wrap(Timeout(1.0)).name == "Pipeline"
     assert Pipeline(Retry()).name == "Pipeline"
     assert Pipeline(Retry(), name="users").name == "users"
@@ -358,6 +360,11 @@ def test_describe_of_a_pipeline_uses_that_of_a_custom_policy_or_its_repr() -> No
 # --- refused arguments ---
 
 
+def test_a_mock_of_a_policy_can_be_wrapped() -> None:
+    mock = Mock(spec=Retry())
+    assert Pipeline(mock).policies == (mock,)
+
+
 def test_only_policies_can_be_wrapped() -> None:
     """Nothing, a function, and a class instead of an instance are refused; the last with a hint."""
     ways: list[Any] = [Policy.wrap, Pipeline]
@@ -370,5 +377,5 @@ def test_only_policies_can_be_wrapped() -> None:
             wrap(Retry, Timeout(1.0))
     for wrap in (*ways, Retry().wrap):
         for value in (42, None, "retry", len, object, (Retry(), Timeout(1.0))):
-            with pytest.raises(TypeError, match="only policies"):
+            with pytest.raises(TypeError, match=r"only policies can be wrapped, not (?!.*make an instance)"):
                 wrap(value)

@@ -121,8 +121,8 @@ async def test_a_probe_that_comes_too_late_to_count_refuses_its_call(world: Worl
     assert (calls, breaker.state, breaker.stats().probes) == (1, HALF_OPEN, 0)
 
 
-@pytest.mark.parametrize("outer", [[], [Hedge(5)]], ids=str)
-async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: Virtual, outer: list[Hedge]) -> None:
+@pytest.mark.parametrize("outer", [[], [Hedge(5)], [Timeout(60)]], ids=str)
+async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: Virtual, outer: list[Any]) -> None:
     """In threads it is abandoned."""
 
     async def ping() -> None:

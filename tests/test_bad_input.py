@@ -201,8 +201,8 @@ def every(make: Callable[..., object], given: dict[str, Any] | None = None, /, *
     return of(make, given, **{**common, **own})
 
 
-NO_END = {**required(NO_DELAY), "value_errors": [-1, -0.5, NAN, -INF]}
-NO_SHORTER_END = {**NO_DELAY, "value_errors": [-1, -0.5, NAN, -INF]}
+NO_END = {**required(NO_DELAY), "value_errors": [-1, -0.5, NAN, -INF, 10**400]}
+NO_SHORTER_END = {**NO_DELAY, "value_errors": [-1, -0.5, NAN, -INF, 10**400]}
 NO_FACTOR = wrong(["2", True, None, [2]], [0.99, 0, -2, NAN, INF])
 NO_QUEUE = wrong(["3", 3.0, True, None], [-1])
 NO_MIDDLE = {**NO_RATIO, "value_errors": [0, 1, -0.1, NAN, INF]}

@@ -49,7 +49,7 @@ from resilience import (
 )
 from resilience.errors import AwaitableMisuse, Misuse, SuspensionMisuse
 from resilience.matching import Matcher
-from resilience.network_errors import _known
+from resilience.network_errors import _known, proxy_status
 from resilience.testing import ascript, script
 from tests.conftest import Boom, FakeClock, Other, Script, World
 from tests.functions import raising
@@ -452,6 +452,11 @@ def carrying(path: str, parent: str = "", **attributes: Any) -> Exception:
     return error
 
 
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 def of_grpc(status: str, path: str = "grpc._channel._InactiveRpcError") -> Exception:
     return carrying(path, "grpc.RpcError", code=lambda: SimpleNamespace(name=status))
 
@@ -544,6 +549,13 @@ JUDGED: dict[str, tuple[list[Exception], list[Exception]]] = {
         [carrying(path, **{name: ConnectionError()}) for path, name in WRAPPING],
         [carrying(path, **{name: it}) for path, name in WRAPPING for it in (requests.exceptions.SSLError("no"), None)],
     ),
+    "an OSError of all addresses, by its nearest cause": (
+        [caused_by(OSError("all failed"), ConnectionError())],
+        [
+            caused_by(OSError("all failed"), caused_by(ValueError(), ConnectionError())),
+            caused_by(fake("app.OddError", OSError)("all failed"), ConnectionError()),
+        ],
+    ),
     "incomplete reads": ([asyncio.IncompleteReadError(b"half", 8), anyio.IncompleteRead()], []),
     "proxies without a status, by the cause": (
         [
@@ -619,6 +631,7 @@ def test_a_certificate_error_is_found_anywhere_in_the_chain() -> None:
     circle = error()
     circle.__cause__ = error(circle)
     assert transient(circle)
+    assert transient(error(circle))
 
 
 def test_the_name_of_a_class_does_not_make_a_certificate_error_or_a_group_transient() -> None:
@@ -641,15 +654,13 @@ PROXY_ANSWERS = {
     "502 Bad Gateway": True,
     "500 Unable to connect": True,
     "429 Too Many Requests": True,
+    "408 Request Timeout": True,
+    "425 Too Early": True,
+    "499 Client Closed Request": False,
     "407 Proxy Authentication Required": False,
     "403 Forbidden": False,
     "400 Bad Request": False,
 }
-
-
-def caused_by(error: Exception, cause: Exception) -> Exception:
-    error.__cause__ = cause
-    return error
 
 
 def of_sdk(name: str, answer: str) -> Exception:
@@ -693,3 +704,9 @@ PROXY_ERRORS: dict[str, Callable[[str], Exception]] = {
 def test_a_failed_connect_of_a_proxy_is_transient_unless_it_refuses_the_client(client: str) -> None:
     """The same for all clients: a proxy that asks for a login, or forbids the request, refuses."""
     assert {answer: transient(PROXY_ERRORS[client](answer)) for answer in PROXY_ANSWERS} == PROXY_ANSWERS
+
+
+def test_only_an_error_of_a_proxy_has_the_status_of_its_answer() -> None:
+    """Any other request may have been sent, so a POST is not sent again."""
+    others = OSError("503 busy"), httpx.ReadError("503 busy"), carrying("httpx.ReadError", status=503)
+    assert [proxy_status(it) for it in (httpx.ProxyError("503 busy"), *others)] == [503, None, None, None]

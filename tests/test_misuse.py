@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import itertools
 import re
 import sys
@@ -51,6 +52,7 @@ from resilience.callables import name_of
 from resilience.clock import FOREVER
 from resilience.clock import clock as process_clock
 from resilience.errors import BulkheadFull
+from resilience.testing import script
 from tests.conftest import Boom, World
 from tests.custom import Passing
 from tests.functions import coroutine, quick
@@ -548,12 +550,13 @@ async def test_a_blocking_wait_in_an_event_loop_causes_a_warning(
     assert [warning.filename for warning in caught] == [__file__]
 
 
-async def test_other_blocking_calls_cause_no_warning(world: World) -> None:
-    """Calls without a wait, in another thread, or without an event loop."""
-    assert quick().call(fetch) == "fetched"
+async def test_other_blocking_calls_cause_no_warning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls without a wait, in another thread, or without an event loop, also if nothing has imported asyncio."""
+    assert quick(on_result=lambda result: result != "fetched").call(script(io.StringIO(), "fetched")) == "fetched"
     policy = Retry(2, on=Boom, backoff=[0.001])
     with pytest.raises(Boom):
         if world.blocking:
+            monkeypatch.delitem(sys.modules, "asyncio.events")
             policy.call(raising)
         else:
             await anyio.to_thread.run_sync(policy.call, raising)

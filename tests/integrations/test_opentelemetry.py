@@ -77,13 +77,15 @@ def test_the_global_provider_may_be_set_later() -> None:
 
 
 def test_a_provider_that_becomes_the_global_one_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A provider that was given explicitly, and is the default now, is one provider."""
+    """A provider that was given explicitly, and is the default now, is one provider. Another one counts for itself."""
     exporter = OpenTelemetry()
     ends = [exporter.instrument()]
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: exporter.provider)
-    ends.append(instrument())
+    other = OpenTelemetry()
+    ends += [instrument(), other.instrument()]
     Policy.wrap(Retry(), name="p").execute(lambda ctx: None)
-    assert [value[0] for (name, _), value in exporter.series().items() if name == "execution.duration"] == [1]
+    for it in (exporter, other):
+        assert [value[0] for (name, _), value in it.series().items() if name == "execution.duration"] == [1]
     for end in ends:
         end()
 
@@ -214,10 +216,15 @@ async def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(wo
 
 
 def test_a_span_without_an_operation_is_named_after_its_function(traced: Traced) -> None:
-    """By the qualified name, as log lines and metrics. It has the name of the pipeline, as events have."""
-    Policy.wrap(traced.policy(), name="p").call(max, 3, 5)
-    assert traced.only.name == "max"
-    assert traced.only.attributes == {"resilience.operation": "max", "resilience.pipeline": "p"}
+    """By the qualified name, as log lines and metrics; by its policy if the caller has given an empty operation.
+
+    It has the name of the pipeline, as events have.
+    """
+    pipeline = Policy.wrap(traced.policy(name="spans"), name="p")
+    pipeline.call(max, 3, 5)
+    pipeline.execute(lambda ctx: None, Context(operation=""))
+    assert [span.name for span in traced.spans] == ["max", "spans"]
+    assert traced.spans[0].attributes == {"resilience.operation": "max", "resilience.pipeline": "p"}
 
 
 def test_an_interrupt_is_no_error(traced: Traced) -> None:
@@ -297,4 +304,4 @@ def test_a_failed_call_is_freed_without_the_cyclic_collector(traced: Traced) -> 
 def test_repr_and_describe_show_the_settings() -> None:
     assert repr(Tracing()) == "Tracing()"
     assert repr(Tracing(each="attempt", name="spans")) == "Tracing(each='attempt', name='spans')"
-    assert Tracing(each="attempt").describe() == "Tracing: a span for each attempt"
+    assert Tracing(each="attempt", name="spans").describe() == "spans: a span for each attempt"

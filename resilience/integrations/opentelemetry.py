@@ -103,8 +103,9 @@ def instrument(
     >>> provider.shutdown()
     """
     checks.instance("meter_provider", meter_provider, (MeterProvider, NoneType), "a MeterProvider")
-    feed = _feed_for(meter_provider, Labels(hosts=hosts, max_names=max_names), attempts)
-    feed.refuse_others(hosts, max_names, attempts)
+    labels = Labels(hosts=hosts, max_names=max_names)
+    feed = _feed_for(meter_provider, labels, attempts)
+    feed.refuse_others(labels, attempts)
     return feed.add(*policies)
 
 

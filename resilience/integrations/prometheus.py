@@ -77,7 +77,7 @@ def instrument(
         if exporter is None:
             exporter = _Exporter(chosen, bounds, hosts=hosts, max_names=max_names, attempts=attempts)
             _exporters[chosen] = exporter
-        exporter.feed.refuse_others(hosts, max_names, attempts)
+        exporter.feed.refuse_others(Labels(hosts=hosts, max_names=max_names), attempts)
         if exporter.buckets != bounds:
             raise ValueError(f"buckets of this registry are {exporter.buckets!r} already, not {bounds!r}")
     return exporter.feed.add(*policies)

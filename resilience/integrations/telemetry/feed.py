@@ -67,11 +67,12 @@ class Feed:
 
         return remove
 
-    def refuse_others(self, hosts: bool, max_names: int, attempts: bool) -> None:
+    def refuse_others(self, labels: Labels, attempts: bool) -> None:
         """Refuse settings that differ: the meaning of a series must not change."""
-        self.labels.refuse_others(hosts, max_names)
-        if checks.flag("attempts", attempts) != self.attempts:
-            raise ValueError(f"attempts of these metrics is {self.attempts} already, not {attempts}")
+        own = self.labels.hosts, self.labels.max_names, self.attempts
+        others = labels.hosts, labels.max_names, checks.flag("attempts", attempts)
+        if others != own:
+            raise ValueError(f"hosts, max_names and attempts of these metrics are {own} already, not {others}")
 
     def gauges(self) -> Iterator[Measurement]:
         """Read the current values of the observed policies; nothing if no `add` is in effect.

@@ -37,19 +37,11 @@ class Labels:
     def __init__(
         self, *, hosts: bool = False, max_names: int = 200, forget: Callable[[str, str], object] | None = None
     ) -> None:
-        self._hosts = checks.flag("hosts", hosts)
-        self._max_names = checks.whole("max_names", max_names)
+        self.hosts: bool = checks.flag("hosts", hosts)
+        self.max_names: int = checks.whole("max_names", max_names)
         self._forget = forget
         self._lock = forks.lock_of(self)
         self._seen: dict[str, dict[str, float]] = {label: {"": inf} for label in NAMES}  # name -> when it was last seen
-
-    def refuse_others(self, hosts: bool, max_names: int) -> None:
-        """Refuse settings that differ: the meaning of a series must not change."""
-        if (checks.flag("hosts", hosts), checks.whole("max_names", max_names)) != (self._hosts, self._max_names):
-            raise ValueError(
-                f"hosts and max_names of these metrics are {self._hosts} and {self._max_names} already, "
-                f"not {hosts} and {max_names}"
-            )
 
     def bounded(self, labels: Mapping[str, str]) -> dict[str, str]:
         """Return the labels with their names within the bound."""
@@ -58,11 +50,11 @@ class Labels:
 
     def _name(self, label: str, text: str, now: float) -> str:
         if isinstance(text, OfHost):
-            text = str(text) if self._hosts else text.common
+            text = str(text) if self.hosts else text.common
         text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate would make each export fail
         seen = self._seen[label]
         with self._lock:
-            if text not in seen and len(seen) > self._max_names:  # `seen` includes the empty name
+            if text not in seen and len(seen) > self.max_names:  # `seen` includes the empty name
                 oldest = min(seen, key=seen.__getitem__)
                 if self._forget is None or now - seen[oldest] < IDLE:
                     return OTHER

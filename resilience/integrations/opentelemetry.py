@@ -195,19 +195,13 @@ class Tracing(Policy[Never]):
         tracer_provider: TracerProvider | None = None,
         name: str | None = None,
     ) -> None:
+        self._resilience_set_up(locals())
         if each not in ("execution", "attempt"):
             raise ValueError(f"each must be 'execution' or 'attempt', not {each!r}")
         checks.instance("tracer_provider", tracer_provider, (TracerProvider, NoneType), "a TracerProvider")
         self._each = each
         self._record_exceptions = checks.flag("record_exceptions", record_exceptions)
         self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
-        self._resilience_set_name(name)
-        self._resilience_settings = {
-            "each": each,
-            "record_exceptions": record_exceptions,
-            "tracer_provider": tracer_provider,
-            "name": name,
-        }
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:

@@ -150,14 +150,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
         self._value = _CHECKS[self._effect](value)
         self._when = checks.optional_function("when", when, ("ctx",))
         self._rng = checks.optional_randomness("rng", rng)
-        self._resilience_set_name(name)
-        self._resilience_settings = {
-            "rate": self._rate,
-            self._effect: self._value,
-            "when": when,
-            "name": name,
-            "rng": rng,
-        }
+        self._resilience_set_up({"rate": rate, self._effect: self._value, "when": when, "name": name, "rng": rng})
         self._reset()
         forks.reset_after_fork(self, Chaos._reset)
 

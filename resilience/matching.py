@@ -66,22 +66,25 @@ class Matcher:
         if issubclass(type(error), _SPECIAL):  # `isinstance` would also look up `__class__`: 100 ns more
             if isinstance(error, StoppedIteration):
                 return self.judge(error.error)
-            if isinstance(error, ExceptionGroup) and not self._types_in_on(BaseExceptionGroup):
+            if isinstance(error, _types_in(self.ignore, BaseExceptionGroup)):
+                return None
+            if isinstance(error, ExceptionGroup) and not _types_in(self.on, BaseExceptionGroup):
                 verdicts = {self.judge(leaf) for leaf in error.exceptions}
                 return verdicts.pop() if len(verdicts) == 1 else None
-            if isinstance(error, self._reserved) and not isinstance(error, self._types_in_on(_OWN)):
+            if isinstance(error, self._reserved) and not isinstance(error, _types_in(self.on, _OWN)):
                 return None
         return None if self._ignored is not None and self._ignored(error) else bool(self._on(error))
 
     def names(self, refusal: type[Exception]) -> bool:
         """Whether `on` names this class of refusals, a superclass or a subclass of it."""
-        return any(issubclass(refusal, it) or issubclass(it, refusal) for it in self._types_in_on(_OWN))
+        return any(issubclass(refusal, it) or issubclass(it, refusal) for it in _types_in(self.on, _OWN))
 
-    def _types_in_on(self, kinds: type[BaseException] | tuple[type[BaseException], ...]) -> tuple[type[Any], ...]:
-        """Return the types among `on` that are subclasses of `kinds`."""
-        if isinstance(self.on, tuple):
-            return tuple([it for it in self.on if issubclass(it, kinds)])
-        return (self.on,) if isinstance(self.on, type) and issubclass(self.on, kinds) else ()
+
+def _types_in(on: On, kinds: type[BaseException] | tuple[type[BaseException], ...]) -> tuple[type[Any], ...]:
+    """Return the types that this condition names and that are subclasses of `kinds`."""
+    if isinstance(on, tuple):
+        return tuple([it for it in on if issubclass(it, kinds)])
+    return (on,) if isinstance(on, type) and issubclass(on, kinds) else ()
 
 
 def _condition(name: str, value: Any) -> Callable[[Exception], object]:

@@ -127,3 +127,23 @@ async def test_an_error_of_the_library_is_answered_only_if_on_matches_it(world: 
 async def test_a_group_with_a_misuse_is_no_outcome(world: World) -> None:
     error = group(ArgumentMisuse("no"))
     assert await world.attempt(Fallback("instead"), Script(error).function()) is error
+
+
+@pytest.mark.parametrize("ignored", [ExceptionGroup, (BaseExceptionGroup, Other)])
+async def test_a_group_that_ignore_names_is_not_handled(world: World, ignored: Any) -> None:
+    """As any other exception: `ignore` takes precedence over `on`."""
+    retry = Retry(3, on=ConnectionError, ignore=ignored, backoff=[0])
+    for error, calls in ((group(DOWN), 1), (DOWN, 3)):
+        script = Script(error)
+        await world.attempt(retry, script.function())
+        assert script.calls == calls
+
+
+async def test_a_kind_of_groups_in_ignore_concerns_no_other_kind(world: World) -> None:
+    class Several(ExceptionGroup[Exception]):
+        """A kind of groups."""
+
+    for error, calls in ((Several("", [DOWN]), 1), (group(DOWN), 3)):
+        script = Script(error)
+        await world.attempt(Retry(3, on=ConnectionError, ignore=Several, backoff=[0]), script.function())
+        assert script.calls == calls

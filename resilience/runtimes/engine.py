@@ -159,10 +159,7 @@ class EngineRuntime(Runtime):
 
     @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
-        try:
-            return await self._host.run(function, *args)
-        finally:
-            del args  # no cycle if the handler raises the failure that is among them
+        return await self._host.run(function, *args)
 
     @override
     async def close(self, resource: object) -> None:

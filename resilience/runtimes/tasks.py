@@ -245,10 +245,7 @@ class TaskRuntime(Runtime):
 
     @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
-        try:
-            return await maybe_await(function(*args))
-        finally:
-            del args  # no cycle if the handler raises the failure that is among them
+        return await maybe_await(function(*args))
 
     @override
     async def close(self, resource: object) -> None:

@@ -140,8 +140,14 @@ async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: V
     await anywhere.sleep(100)
 
 
-@pytest.mark.parametrize("outer", [[Timeout(1)], [Timeout(1), Hedge(5)], [Hedge(5), Timeout(1)]], ids=str)
-async def test_a_probe_cut_off_by_an_outer_timeout_is_neutral(anywhere: Virtual, outer: list[Timeout | Hedge]) -> None:
+@pytest.mark.parametrize(
+    ("outer", "probe_timeout"),
+    [([Timeout(1)], 5), ([Timeout(1)], 1), ([Timeout(1), Hedge(5)], 5), ([Hedge(5), Timeout(1)], 5)],
+    ids=str,
+)
+async def test_a_probe_cut_off_by_an_outer_timeout_is_neutral(
+    anywhere: Virtual, outer: list[Timeout | Hedge], probe_timeout: float
+) -> None:
     """It releases its slot, and the next call runs the probe again."""
     calls = []
 
@@ -150,7 +156,7 @@ async def test_a_probe_cut_off_by_an_outer_timeout_is_neutral(anywhere: Virtual,
         if len(calls) == 1:
             await anywhere.sleep(100)
 
-    breaker = CircuitBreaker(1, open_for=10, probe=anywhere.native(ping), probe_timeout=5)
+    breaker = CircuitBreaker(1, open_for=10, probe=anywhere.native(ping), probe_timeout=probe_timeout)
     await fails(anywhere, breaker)
     await anywhere.sleep(10)
     began = anywhere.now()
@@ -160,6 +166,18 @@ async def test_a_probe_cut_off_by_an_outer_timeout_is_neutral(anywhere: Virtual,
     assert await works(anywhere, breaker) == "fine"
     assert len(calls) == 2
     await anywhere.sleep(100)
+
+
+async def test_a_probe_does_not_begin_after_the_limit_of_an_outer_timeout(threads: World, clock: FakeClock) -> None:
+    class Slow(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            clock.advance(2)
+            return await call(ctx)
+
+    breaker, probe = probing(threads, None)
+    await about_to_probe(threads, breaker, clock)
+    assert type(await works(threads, Policy.wrap(Timeout(1), Slow(), breaker))) is TimeoutExceeded
+    assert (probe.calls, breaker.stats().probes) == (0, 0)
 
 
 def test_one_probe_function_runs_at_a_time_although_several_probes_are_allowed(threads: World) -> None:

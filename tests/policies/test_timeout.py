@@ -225,20 +225,42 @@ async def test_a_policy_that_sleeps_is_cut_off(world: World) -> None:
     assert script.calls == 0
 
 
-async def test_a_function_is_not_entered_after_the_limit(threads: World) -> None:
-    """Here a policy inside blocked for longer than the limit."""
+class Slow(Policy[Never]):
+    """A user's policy that takes some time before each call, and waits after it."""
 
-    class Slow(Policy[Never]):
-        async def around(self, call: Call[Any], ctx: Context) -> Any:
-            time.sleep(0.02)
-            return await call(ctx)
+    def __init__(self, clock: FakeClock, before: float, after: float = 0.0) -> None:
+        self._clock, self._before, self._after = clock, before, after
 
-    script = Script("fine")
-    timeout = Timeout(0.01)
-    assert type(await threads.attempt(Policy.wrap(timeout, Slow()), script.function())) is TimeoutExceeded
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        self._clock.advance(self._before)
+        result = await call(ctx)
+        await ctx.sleep(self._after)
+        return result
+
+
+async def test_a_function_is_not_entered_at_the_limit_or_after_it(threads: World, clock: FakeClock) -> None:
+    script, timeout = Script("fine"), Timeout(1.0)
+    for seconds in (1.0, 2.0):
+        error = await threads.attempt(Policy.wrap(timeout, Slow(clock, seconds)), script.function())
+        assert type(error) is TimeoutExceeded
     assert Timeout.abandoned() == timeout.abandoned() == 0
     time.sleep(0.01)
     assert script.calls == 0
+
+
+async def test_a_wait_that_ends_at_the_limit_or_begins_after_it_is_cut_off(threads: World, clock: FakeClock) -> None:
+    """Here after the call, whose result is dropped."""
+
+    class Late(Policy[Never]):
+        async def around(self, call: Call[Any], ctx: Context) -> Any:
+            result = await call(ctx)
+            clock.advance(5.0)
+            return result
+
+    for inside in (Slow(clock, 0.0, 10.0), Slow(clock, 0.0, 1.0).wrap(Late(), Late(), Late())):
+        error = await threads.attempt(Timeout(10.0).wrap(inside), Script("fine").function())
+        assert type(error) is TimeoutExceeded
+    assert clock.sleeps == [10.0, 0.0]
 
 
 async def test_a_limit_counts_from_the_position_of_the_timeout(world: World, clock: FakeClock) -> None:

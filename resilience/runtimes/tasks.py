@@ -66,7 +66,19 @@ def hides_cancellation(error: BaseException) -> bool:
     """
     if error.__context__ is None or (task := current_task()) is None or not task.cancelling():
         return False
-    cancelled, seen = sys.modules["asyncio"].CancelledError, set[int]()
+    return _comes_from(sys.modules["asyncio"].CancelledError, error)
+
+
+def hides_cancellation_in_trio(error: BaseException) -> bool:
+    """Whether an error was raised in place of the cancellation of the current task of trio."""
+    if error.__context__ is None or trio_task() is None:
+        return False
+    trio = sys.modules["trio"]
+    return trio.current_effective_deadline() == -inf and _comes_from(trio.Cancelled, error)
+
+
+def _comes_from(cancelled: type[BaseException], error: BaseException) -> bool:
+    seen = set[int]()
     each: BaseException | None = error
     while each is not None and id(each) not in seen and not isinstance(each, TimeoutError):
         if isinstance(each, cancelled):

@@ -585,8 +585,8 @@ class Client:
     async def __call__(self) -> None:
         self.calls += 1
         try:
-            await asyncio.sleep(LONG if self.calls == 1 else 0)
-        except asyncio.CancelledError:
+            await anyio.sleep(LONG if self.calls == 1 else 0)
+        except anyio.get_cancelled_exc_class():
             try:
                 raise OSError("broken pipe")
             except OSError:
@@ -621,18 +621,39 @@ async def test_a_hedge_ends_with_a_failure_that_hides_a_cancellation(in_asyncio:
     assert began == ([0] if delay else [0, 1])
 
 
-@pytest.mark.parametrize("policy", [SingleFlight(), Cache(LONG, keep_errors=ConnectionError)], ids=repr)
-async def test_no_caller_gets_a_failure_that_hides_the_cancellation_of_another(in_asyncio: World, policy: Any) -> None:
-    client = Client()
-    leader = asyncio.create_task(policy.acall(client))
-    await asyncio.sleep(0)
-    follower = asyncio.create_task(policy.acall(client))
-    await asyncio.sleep(0)
-    leader.cancel()
-    with pytest.raises(ConnectionError, match="clean-up failed"):
-        await leader
-    assert await follower is None
+@pytest.mark.parametrize("limit", [None, 0.01], ids=["cancelled", "timeout"])
+@pytest.mark.parametrize("make", [SingleFlight, partial(Cache, LONG, keep_errors=ConnectionError)])
+async def test_no_caller_gets_a_failure_that_hides_the_cancellation_of_another(
+    tasks_world: World, make: Callable[[], SingleFlight | Cache], limit: float | None
+) -> None:
+    client, policy = Client(), make()
+
+    async def lead() -> None:
+        with pytest.raises(ConnectionError, match="clean-up failed"), anyio.move_on_after(0.01):
+            await (policy if limit is None else Timeout(limit / 2).wrap(policy)).acall(client)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(lead)
+        await anyio.sleep(0.001)
+        assert await policy.acall(client) is None
     assert client.calls == 2
+
+
+async def test_all_callers_get_a_failure_that_hides_a_limit_inside(tasks_world: World) -> None:
+    client, policy = Client(), SingleFlight()
+
+    async def fetch() -> None:
+        with anyio.move_on_after(0.01):
+            await client()
+
+    async def caller() -> None:
+        with pytest.raises(ConnectionError, match="clean-up failed"):
+            await policy.acall(fetch)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(caller)
+        group.start_soon(caller)
+    assert client.calls == 1
 
 
 async def test_a_failure_that_hides_the_cancellation_of_another_future_is_repeated(in_asyncio: World) -> None:

@@ -227,7 +227,7 @@ def refuse_arguments(
     """
     traceback = error.__traceback__
     while traceback is not None:
-        if not traceback.tb_frame.f_globals.get("__name__", "").startswith("resilience."):
+        if not str(traceback.tb_frame.f_globals.get("__name__")).startswith("resilience."):
             return  # `fn` or a wrapper of it was entered
         traceback = traceback.tb_next
     if _can_take(fn, args, kwargs, takes_context):

@@ -265,7 +265,7 @@ def warn(message: str) -> None:
     """Warn of a mistake that is not an error, at the line of the user's code that called the library."""
     frame = sys._getframe(1)
     level = 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("resilience."):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("resilience."):
         frame = frame.f_back
         level += 1
     warnings.warn(message, RuntimeWarning, stacklevel=level)

@@ -157,6 +157,14 @@ async def test_wrong_arguments_behind_a_decorator_are_an_outcome(world: World) -
     assert await world.call(Retry(1), wrapped(blocking_name(world, takes_one), world), 1) == "entered with 1"
 
 
+def test_a_type_error_of_code_without_the_name_of_a_module_is_raised() -> None:
+    """As that of a sandbox, which may set `__name__` to None."""
+    namespace: dict[str, Any] = {"__name__": None}
+    exec("def fails(): raise TypeError('mine')", namespace)
+    with pytest.raises(TypeError, match="mine"):
+        Retry(1).call(namespace["fails"])
+
+
 def test_a_type_error_of_a_builtin_with_a_suitable_signature_is_an_outcome() -> None:
     """It takes one argument, but not of this type."""
     counted = Counted()

@@ -140,6 +140,13 @@ def test_the_warning_names_call_and_line(clock: FakeClock, operation: str | None
     assert "pipeline.execute(fn" in linecache.getline(warning.filename, warning.lineno)
 
 
+def test_code_without_the_name_of_a_module_gets_its_late_result(clock: FakeClock) -> None:
+    """As that of a sandbox, which may set `__name__` to None. Python does not show a warning there."""
+    namespace: dict[str, Any] = {"__name__": None, "call": Timeout(2.0, cooperative=True).call}
+    exec("def late(fn): return call(fn)", namespace)
+    assert namespace["late"](lambda: clock.advance(7.0) or "late") == "late"
+
+
 @pytest.mark.parametrize(("limit", "took", "warned"), [(0.5, 1.5, 0), (0.5, 1.75, 1), (4.0, 8.0, 0), (4.0, 8.25, 1)])
 async def test_an_overrun_of_more_than_a_second_and_more_than_the_limit_is_a_warning(
     world: World, clock: FakeClock, limit: float, took: float, warned: int

@@ -154,6 +154,8 @@ class BlockingRuntime(Runtime):
             result = function(*args)
         except StopIteration as stop:
             raise StoppedIteration(stop) from None
+        finally:
+            del args  # no cycle if the handler raises the failure that is among them
         if is_awaitable(result):
             raise unexpected_awaitable(function, result)
         return result

@@ -159,7 +159,10 @@ class EngineRuntime(Runtime):
 
     @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
-        return await self._host.run(function, *args)
+        try:
+            return await self._host.run(function, *args)
+        finally:
+            del args  # no cycle if the handler raises the failure that is among them
 
     @override
     async def close(self, resource: object) -> None:

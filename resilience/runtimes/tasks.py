@@ -257,7 +257,10 @@ class TaskRuntime(Runtime):
 
     @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
-        return await maybe_await(function(*args))
+        try:
+            return await maybe_await(function(*args))
+        finally:
+            del args  # no cycle if the handler raises the failure that is among them
 
     @override
     async def close(self, resource: object) -> None:

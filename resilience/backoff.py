@@ -221,15 +221,22 @@ def as_backoff(name: str, value: object) -> Backoff:
     if isinstance(value, Backoff):
         checks.plain_function(f"{name}.delays", value.delays, ("rng",))
         return _Given(value)  # a user's own class: each delay is checked when it is drawn, and the last one repeats
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
-        if not value:
-            raise ValueError(f"{name} must hold at least one delay, not {value!r}")
-        return _Given(tuple(min(checks.seconds(f"a delay in {name}", it, zero=True), FOREVER) for it in value))
+    if (listed := listed_delays(name, value)) is not None:
+        return _Given(listed)
     if callable(value) and not isinstance(value, type):
         return _Given(checks.plain_function(name, value, ()))
     raise TypeError(
         f"{name} must be a backoff, a sequence of seconds or a callable that returns one, not {value!r}{_hint(value)}"
     )
+
+
+def listed_delays(name: str, value: object) -> tuple[float, ...] | None:
+    """Return the delays that a sequence lists, at least one; None if `value` is no sequence."""
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
+        return None
+    if not value:
+        raise ValueError(f"{name} must hold at least one delay, not {value!r}")
+    return tuple(min(checks.seconds(f"each delay in {name}", it, zero=True), FOREVER) for it in value)
 
 
 def _hint(value: object) -> str:

@@ -164,6 +164,10 @@ NO_BACKOFF = wrong(
     [[], (), [-1], [1, NAN], [INF], [timedelta(seconds=-1)]],
 )
 NO_KEY = wrong([5, "url", [plain], later, partial(later)], [])
+NO_HEDGING = wrong(
+    ["1", b"1", True, None, {1, 2}, ["1"], [True], (None,), iter([1.0])],
+    [*NO_DELAY["value_errors"], [], (), [-1], [NAN], (INF,)],
+)
 NO_SHARE = wrong(["1", True, [1], None], [-0.1, 1001, NAN, INF])
 NO_SAVINGS = wrong(["1", True, None], [0, 0.5, -1, NAN, INF])
 NO_INCOME = wrong(["1", True, None], [-0.1, NAN, INF, -INF])
@@ -214,7 +218,7 @@ CASES: list[Case] = [
     *every(
         Retry, max_retry_after=required(NO_MOST_OF), retry_after=wrong([1, 5, 0, "yes", None, plain_without, later], [])
     ),
-    *every(Hedge),
+    *every(Hedge, delay=NO_HEDGING),
     *every(
         Quantile,
         share=wrong(["1", True, None, [1]], [0, 1, 95, -0.1, NAN, INF]),
@@ -464,6 +468,7 @@ def test_valid_arguments_at_the_bounds_are_accepted() -> None:
     RetryBudget(1000, saved=1)
     Retry(backoff=[0])
     Retry(backoff=(timedelta(0), 1))
+    Hedge((timedelta(0), 1), hedges=2)
     Retry(on=BaseException, ignore=lambda error: False)
     Timeout(5e-324)
     Timeout(timedelta(days=365))

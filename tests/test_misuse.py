@@ -194,6 +194,7 @@ OF_VALUES: list[tuple[str, Callable[[], object]]] = [
     (r"not 99\.5; did you mean 0\.995\?$", lambda: Quantile(99.5)),
     ("less than 1, not 100$", lambda: Quantile(100)),
     (r"window=30\.0.*last=5", lambda: FailureRatio(0.5, window=30.0, last=5)),
+    (r"hedges=1: \(0\.5, 2\.0\); did you mean hedges=2\?", lambda: Hedge([0.5, 2])),
     ("n must be at most last=5.*not 6", lambda: FailureCount(6, last=5)),
     ("window=3.*last=5", lambda: SlowRatio(0.5, slower_than=1.0, window=3, last=5)),
     ("not 0;.*did you mean 'none'", lambda: Constant(1, jitter=0)),

@@ -175,6 +175,7 @@ def test_listeners_may_be_any_iterable() -> None:
         "SingleFlight(name='users')",
         "Hedge()",
         "Hedge(delay=0.5, hedges=2, budget=None)",
+        "Hedge(delay=(0.5, 0.25), hedges=2)",
         "RepeatCap(repeats=2)",
         "Retry(budget=0.1)",
         "Fallback(value='x')",
@@ -233,6 +234,7 @@ NUMBERS: list[tuple[Policy[Any], list[str]]] = [
         ["29 %", "0.7", "1.1", "13", "17", "19"],
     ),
     (Hedge(0.31, budget=0.47), ["0.31", "0.47"]),
+    (Hedge([0.31, 1.7, 0], hedges=19), ["0.31", "1.7", "0 s", "19"]),
     (Chaos(0.07, delay=11), ["7 %", "11"]),
     (AdaptiveThrottle(1.7, window=11, min_calls=13, most=0.29), ["1.7", "11", "13 calls", "29 %"]),
     (AdaptiveLimit(0.31, window=1.7, min_samples=59, headroom=2.3), ["0.31", "1.7 s", "59 calls", "2.3 times"]),
@@ -292,6 +294,9 @@ DESCRIPTIONS: dict[str, Policy[Any]] = {
     ),
     "cap: at most 2 retries and hedges in everything inside, nested calls included": RepeatCap(2, name="cap"),
     "Hedge: another attempt beside one that takes longer than 0.5 s": Hedge(0.5, budget=None),
+    "Hedge: up to 3 more attempts, one after another, beside one that takes longer than 0.5 s, then 0.25 s": (
+        Hedge([0.5, 0.25], hedges=3, budget=None)
+    ),
     "h: up to 2 more attempts, one after another, beside one that takes longer than 95 % of the calls take, "
     "by Quantile(0.95); paid for by RetryBudget(0.1, saved=10)": Hedge(hedges=2, name="h"),
     "reset: raises ConnectionError in 1 % of the calls; off": Chaos(error=ConnectionError, name="reset"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from math import inf
 from typing import Any, ClassVar, Final, Never, TypeVar, final
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, Final, Never, TypeVar, final
 from typing_extensions import override
 
 from resilience import checks
+from resilience.backoff import listed_delays
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
@@ -43,7 +45,8 @@ class Hedge(Policy[Never]):
     Scale", CACM 2013). It must be safe to make the call twice.
 
     :param delay: seconds without an answer after which another attempt begins, and so on every `delay`; 0 is all at
-        once. Or a `Quantile` of the durations of calls, the default.
+        once. Or a sequence, with the seconds before each further attempt; its last value repeats. Or a `Quantile` of
+        the durations of calls, the default.
     :param hedges: how many attempts beside the first, at least 1, the default.
     :param on: failures that do not end the call while another attempt runs; `transient` by default. Any other failure
         ends the call at once. A `Rejected` or `DeadlineExceeded` of one attempt never ends it while another runs.
@@ -83,7 +86,7 @@ class Hedge(Policy[Never]):
 
     def __init__(
         self,
-        delay: Duration | Quantile = _DEFAULT_DELAY,
+        delay: Duration | Sequence[Duration] | Quantile = _DEFAULT_DELAY,
         *,
         hedges: int = 1,
         on: On = transient,
@@ -94,11 +97,15 @@ class Hedge(Policy[Never]):
         on_hedge: Listener | None = None,
         name: str | None = None,
     ) -> None:
+        delay = listed_delays("delay", delay) or delay  # a copy, in seconds
         self._resilience_set_up(locals())
         checks.not_bare("@Hedge()", delay)
         self._latencies = Latencies(delay) if isinstance(delay, Quantile) else None
-        self._delay = inf if isinstance(delay, Quantile) else checks.seconds("delay", delay, zero=True)
+        self._delays = _as_delays(delay)
         self._hedges = checks.whole("hedges", hedges)
+        if len(self._delays) > self._hedges:
+            count = len(self._delays)
+            raise ValueError(f"delay has {count} values for hedges={hedges!r}: {delay!r}; did you mean hedges={count}?")
         self._failures = Matcher(on, ignore)
         self._on_result = optional_predicate("on_result", on_result)
         self._eager = checks.flag("eager", eager)
@@ -150,18 +157,27 @@ class Hedge(Policy[Never]):
         return result
 
     def delay(self) -> float:
-        """Return the seconds after which a call is hedged now; infinity if too few calls have been observed."""
-        return self._delay if self._latencies is None else self._latencies.delay(clock.now())
+        """Return the seconds after which a call is hedged now; infinity if too few calls have been observed.
+
+        Of several delays, it is the first: how long the first attempt runs alone.
+        """
+        return self._delays[0] if self._latencies is None else self._latencies.delay(clock.now())
 
     @override
     def describe(self) -> str:
         what = "another attempt" if self._hedges == 1 else f"up to {self._hedges} more attempts, one after another,"
-        after = f"{format_number(self._delay)} s"
+        after = ", then ".join(f"{format_number(delay)} s" for delay in self._delays)
         if self._latencies is not None:
             quantile = self._latencies.quantile
             after = f"{format_percent(quantile.share)} of the calls take, by {quantile!r}"
         paid = "" if self._budget is None else f"; paid for by {self._budget!r}"
         return f"{self.name}: {what} beside one that takes longer than {after}{paid}"
+
+
+def _as_delays(delay: object) -> tuple[float, ...]:
+    if isinstance(delay, Quantile):
+        return ()
+    return delay if isinstance(delay, tuple) else (checks.seconds("delay", delay, zero=True),)
 
 
 @final
@@ -197,6 +213,8 @@ class HedgePlan:
         policy, ctx, number = self._policy, self._ctx, self.attempts
         if number:
             now = clock.now()
+            if number < len(policy._delays):
+                self._delay = policy._delays[number]
             if now >= ctx.deadline or not may_overlap(ctx._function) or not self._may_repeat():
                 self.due = inf
                 return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import replace
+from datetime import timedelta
 from math import inf
 from typing import Any
 
@@ -54,6 +55,17 @@ async def test_the_delay_stays_within_least_and_most(in_simulation: Virtual) -> 
         await Service(in_simulation, (seconds, "fine")).under(hedge)
         assert hedge.delay() == pytest.approx(delay, rel=0.03)
     assert Hedge(0.3).delay() == 0.3
+
+
+async def test_the_last_of_several_delays_repeats(anywhere: Virtual) -> None:
+    """A list that changes later changes no policy."""
+    delays = [timedelta(seconds=1), 0, 0.25]
+    hedge = Hedge(delays, hedges=4, budget=None)
+    delays.clear()
+    assert (hedge.delay(), repr(hedge)) == (1.0, "Hedge(delay=(1.0, 0.0, 0.25), hedges=4, budget=None)")
+    service = Service(anywhere, (9, "slow"))
+    await service.under(hedge)
+    assert sorted(service.begun) == [(0, 0.0), (1, 1.0), (2, 1.0), (3, 1.25), (4, 1.5)]
 
 
 async def test_latencies_older_than_the_window_are_forgotten(in_simulation: Virtual) -> None:

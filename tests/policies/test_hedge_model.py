@@ -24,10 +24,10 @@ ATTEMPTS = st.lists(
 
 
 def expected_course(
-    steps: list[tuple[float, str]], delay: float, hedges: int, eager: bool, limit: float
+    steps: list[tuple[float, str]], delays: list[int], hedges: int, eager: bool, limit: float
 ) -> tuple[list[float], int | None, float]:
     """Return when attempts begin, the number of the deciding attempt (None if the limit decides), and when that is."""
-    begun, ended, due = [0.0], set[int](), delay
+    begun, ended, due = [0.0], set[int](), float(delays[0])
     while True:
         running = {number: begun[number] + steps[number][0] for number in range(len(begun)) if number not in ended}
         next_end = min(running.values(), default=inf)
@@ -35,7 +35,7 @@ def expected_course(
             return begun, None, limit
         if due < next_end:
             begun.append(due)
-            due = due + delay if len(begun) <= hedges else inf
+            due = due + delays[min(len(begun), len(delays)) - 1] if len(begun) <= hedges else inf
             continue
         number = min(running, key=lambda it: running[it])
         ended.add(number)
@@ -52,9 +52,15 @@ def expected_course(
 
 @pytest.mark.parametrize("name", ["simulation", "asyncio", "trio", "threads"])
 @settings(max_examples=25, deadline=None)
-@given(steps=ATTEMPTS, delay=st.integers(0, 4), hedges=st.integers(1, 3), eager=st.booleans(), limit=st.integers(2, 20))
+@given(
+    steps=ATTEMPTS,
+    delays=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    more=st.integers(0, 2),
+    eager=st.booleans(),
+    limit=st.integers(2, 20),
+)
 def test_a_hedged_call_agrees_with_the_model(
-    name: str, steps: list[tuple[float, str]], delay: int, hedges: int, eager: bool, limit: int
+    name: str, steps: list[tuple[float, str]], delays: list[int], more: int, eager: bool, limit: int
 ) -> None:
     """An outer limit may cut it off; then no permit is held."""
     ends: list[Any] = [
@@ -64,8 +70,10 @@ def test_a_hedged_call_agrees_with_the_model(
         for number, (_, end) in enumerate(steps)
     ]
     cut_off_at = limit + 1 / 1024
-    begun, decider, at = expected_course(steps, delay, hedges, eager, cut_off_at)
+    hedges = min(len(delays) + more, 3)
+    begun, decider, at = expected_course(steps, delays, hedges, eager, cut_off_at)
     inside = Bulkhead(4)
+    delay = delays if len(delays) > 1 else delays[0]
     hedge = Hedge(delay, hedges=hedges, on=Boom, on_result=lambda it: it == POOR, eager=eager, budget=None)
     world = Virtual(name)
 

@@ -137,6 +137,7 @@ def settings() -> None:
         on_result=lambda result: result is None,
         budget=None,
     )
+    Hedge([0.1, timedelta(milliseconds=50)], hedges=2)
     assert_type(Hedge().execute(fetch), str)
     assert_type(RepeatCap(2).wrap(Fallback(None), Hedge()).execute(fetch), str | None)
     AdaptiveLimit(timedelta(seconds=0.3), queue=5, max_wait=1, on_change=lambda event: print(event.new))

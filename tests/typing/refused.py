@@ -113,6 +113,7 @@ def settings() -> None:
     Fallback(1, handler=number)  # type: ignore[call-overload]
     Fallback(handler=5)  # type: ignore[call-overload]
     Fallback(handler=file, on_result=bool)  # type: ignore[arg-type]
+    Hedge(["0.1"])  # type: ignore[list-item]
     Hedge(budget=object())  # type: ignore[arg-type]
     Chaos()  # type: ignore[call-overload]
     Chaos(error=OSError, delay=1)  # type: ignore[call-overload]

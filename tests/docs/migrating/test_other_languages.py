@@ -73,6 +73,27 @@ def test_the_fallback_mode_of_polly_asks_one_after_another_and_raises_the_first_
         assert clock.now() == 40.0
 
 
+@pytest.mark.parametrize(
+    ("library", "left", "begun"),
+    [
+        ("Polly", "`DelayGenerator` of `AddHedging`", [0, 0, 10, 20]),
+        ("failsafe-go", "`NewWithDelayFunc(...)`", [0, 0.1, 0.15, 0.2]),
+    ],
+)
+def test_each_hedge_begins_after_its_own_delay(library: str, left: str, begun: list[float]) -> None:
+    [hedge] = policies_in(library, left)
+    began = []
+
+    async def fails_late(ctx: Any) -> None:
+        began.append(clock.now())
+        await asyncio.sleep(10)
+        raise ValueError
+
+    with virtual_time() as clock:
+        asyncio.run(hedge.acapture(fails_late))
+        assert began == pytest.approx(begun)
+
+
 def test_three_failures_among_five_calls_open_a_circuit() -> None:
     [breaker] = policies_in("failsafe-go", "`WithFailureThresholdRatio(3, 5)`")
     states = []

@@ -102,8 +102,9 @@ class ResiliencePoolManager(PoolManager):
         body = body_of(kw.get("body"), kw.get("body_pos"))
         if not body.can_be_sent_again:
             kw["body"] = OneShot.of(kw["body"])  # otherwise a redirect would send an empty body
-        elif body.start is not None:
-            kw["body_pos"] = body.start  # for a redirect: urllib3 does not keep the position at which a file began
+        # For a redirect: urllib3 does not keep the position at which a file began. Before 2.8, it keeps a position that
+        # it was given even if it drops the body (303), and fails.
+        kw["body_pos"] = body.start
         return super().urlopen(method, url, redirect, **kw)
 
 

@@ -68,6 +68,12 @@ def test_the_number_of_redirects_of_urllib3_holds(server: Server, of: str, retri
     assert len(server.requests) == followed + 1
 
 
+def test_a_redirect_that_drops_the_body_drops_its_position(server: Server) -> None:
+    """urllib3 before 2.8 follows a 303 with the position of the body, and without the body."""
+    with ResiliencePoolManager(QUICK) as http:
+        assert http.urlopen("GET", server.script("/", 200), body=None, body_pos=0).status == 200
+
+
 def test_a_pool_of_the_manager_is_protected(server: Server) -> None:
     """By the same policy. It follows no redirects, as only its manager does so."""
     server.script("/", 503, Answer(302, {"Location": "/elsewhere"}))

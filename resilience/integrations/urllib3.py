@@ -273,9 +273,11 @@ class LimitedResponse(HTTPResponse):
             self._body = data
         return data
 
-    @override
-    def read1(self, amt: int | None = None, decode_content: bool | None = None) -> bytes:
-        return self._wait_for(partial(super().read1, amt, decode_content))
+    if hasattr(HTTPResponse, "read1"):  # pragma: no branch (since urllib3 2.2; `io.TextIOWrapper` looks for it)
+
+        @override
+        def read1(self, amt: int | None = None, decode_content: bool | None = None) -> bytes:
+            return self._wait_for(partial(super().read1, amt, decode_content))
 
     @override
     def read_chunked(self, amt: int | None = None, decode_content: bool | None = None) -> Iterator[bytes]:  # type: ignore[override]

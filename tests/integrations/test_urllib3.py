@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 import pytest
@@ -196,3 +197,15 @@ def test_an_old_urllib3_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "1.26.20")
     with pytest.raises(ImportError, match=r"1\.26\.20 takes a body that breaks off for a whole one; .*urllib3>=2"):
         importlib.reload(sys.modules[ours.__name__])
+
+
+def test_a_response_has_no_method_that_an_old_urllib3_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 2.1, there is no `read1`: then `io.TextIOWrapper` calls `read`."""
+    for owner in (urllib3.HTTPResponse, urllib3.BaseHTTPResponse):
+        monkeypatch.delattr(owner, "read1")
+    spec = find_spec(ours.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    with_old = module_from_spec(spec)
+    spec.loader.exec_module(with_old)
+    assert not hasattr(with_old.LimitedResponse, "read1")

@@ -190,6 +190,27 @@ def test_what_a_recorder_returns_is_kept_for_a_second(clock: FakeClock) -> None:
     remove()
 
 
+def test_an_event_in_the_middle_of_a_measurement_is_measured_afterwards() -> None:
+    """As in a finalizer or a signal handler: the locks of a client are not reentrant."""
+    lock, seen, results = threading.Lock(), list[str](), list[int]()
+
+    def recorder(instrument: Instrument, labels: Mapping[str, str]) -> Callable[[float], None]:
+        assert lock.acquire(blocking=False)
+        try:
+            if not results:
+                results.append(0)
+                results.append(Retry().call(int, "7"))
+        finally:
+            lock.release()
+        return lambda value: seen.append(labels["operation"])
+
+    remove = Feed(recorder, Labels(), attempts=False).add()
+    Retry().call(str)
+    remove()
+    assert results == [0, 7]
+    assert seen == ["str", "int"]
+
+
 # --- observed policies -----------------------------------------------------------------------
 
 

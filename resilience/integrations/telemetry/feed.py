@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from math import inf
 from typing import Final, final
@@ -18,6 +19,12 @@ _MAX_CACHED: Final = 1000
 
 #: The entry of the cache for labels that are not in it: it has to be renewed, and records nothing.
 _NO_RECORDER: Final[tuple[float, Callable[[float], object]]] = (-inf, float)
+
+
+class _Measuring(threading.local):
+    """The events that this thread is measuring, the first of which it measures now; None if it measures none."""
+
+    events: list[Event] | None = None
 
 
 @final
@@ -43,6 +50,7 @@ class Feed:
         self.labels: Labels = labels
         self.attempts: bool = checks.flag("attempts", attempts)
         self._lock = forks.lock_of(self)
+        self._measuring = _Measuring()
         self._groups: list[Observed] = []
         self._unsubscribe: Callable[[], None] | None = None
 
@@ -87,6 +95,22 @@ class Feed:
         return (Measurement(it, value, dict(labels)) for (it, labels), value in sums.items())
 
     def _measure(self, event: Event) -> None:
+        """Measure an event; one of a finalizer or signal handler that runs in the middle of this, afterwards.
+
+        The locks of a recorder are not reentrant: it would wait for itself, and then every other thread for it.
+        """
+        measuring = self._measuring
+        if measuring.events is not None:
+            measuring.events.append(event)
+            return
+        try:
+            measuring.events = all_events = [event]
+            for each in all_events:  # more may be added meanwhile
+                self._record(each)
+        finally:
+            measuring.events = None
+
+    def _record(self, event: Event) -> None:
         for it, value, texts in readings(event):
             since, record = self._recorders.get((it, texts), _NO_RECORDER)
             if not 0 <= event.time - since < _CACHED_FOR:  # renewed, so that `Labels` notes which names are in use

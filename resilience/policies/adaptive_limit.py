@@ -25,6 +25,7 @@ from resilience.matching import Matcher, On
 from resilience.network_errors import transient
 from resilience.policies.live_permits import LivePermits, Slot
 from resilience.policy import Call, Policy
+from resilience.runtimes.tasks import replaces_cancellation
 from resilience.state.concurrency import MAX_SAMPLES, Aimd, Algorithm, Period
 from resilience.state.permits import ONE_PERMIT
 
@@ -208,7 +209,7 @@ class AdaptiveLimit(Policy[Never]):
         self._permits.machine.resize(self._initial)
 
     def _failed(self, error: Exception, period: Period, began: float, ctx: Context) -> None:
-        if self._failures.handles(error):
+        if self._failures.handles(error) and not replaces_cancellation(error):
             self._period.dropped = True
             self._ended(period, began, ctx)
 

@@ -30,6 +30,7 @@ from resilience.formats import format_count, format_number, format_percent
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
 from resilience.policy import Call, Policy
+from resilience.runtimes.tasks import replaces_cancellation
 from resilience.state.windows import TimeWindow
 
 T = TypeVar("T")
@@ -193,7 +194,7 @@ class AdaptiveThrottle(Policy[Never]):
 
     def _count_error(self, error: Exception) -> None:
         """Count a call that raised, unless its error is neutral."""
-        was_refused = self._failures.judge(error)
+        was_refused = None if replaces_cancellation(error) else self._failures.judge(error)
         if was_refused:
             self._count_refused()
         elif was_refused is not None:

@@ -28,7 +28,7 @@ from resilience.events.dispatch import report_use
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success
 from resilience.policies.copies import copy_of
 from resilience.runtimes.base import Waiter, has_come
-from resilience.runtimes.tasks import hides_cancellation, hides_cancellation_in_trio
+from resilience.runtimes.tasks import replaces_cancellation
 
 T = TypeVar("T")
 
@@ -237,4 +237,4 @@ def concerns_all(error: Exception, ctx: Context) -> bool:
     """
     if type(error) is StoppedIteration or (ends_with_the_deadline(error) and has_come(ctx.deadline)):
         return False
-    return not (hides_cancellation(error) or hides_cancellation_in_trio(error))
+    return not replaces_cancellation(error)

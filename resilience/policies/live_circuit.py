@@ -29,6 +29,7 @@ from resilience.matching import Matcher, OnResult, rejects
 from resilience.outcome import LONGEST_MESSAGE, Failed, Success, describe, unwrap_stop_iteration
 from resilience.policies.marks import is_marked, mark
 from resilience.runtimes.base import Runtime
+from resilience.runtimes.tasks import replaces_cancellation
 from resilience.state.circuit import (
     Admission,
     Circuit,
@@ -281,7 +282,7 @@ class LiveCircuit:
         if admission is PASSED:
             return
         if isinstance(ended, Exception):
-            has_failed = self.rules.failures.judge(ended)
+            has_failed = None if replaces_cancellation(ended) else self.rules.failures.judge(ended)
         else:
             on_result = self.rules.on_result
             has_failed = ended is not DONE and on_result is not None and rejects(on_result, ended.value)

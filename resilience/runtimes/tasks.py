@@ -69,10 +69,12 @@ def hides_cancellation(error: BaseException) -> bool:
     return _comes_from(sys.modules["asyncio"].CancelledError, error)
 
 
-def hides_cancellation_in_trio(error: BaseException) -> bool:
-    """Whether an error was raised in place of the cancellation of the current task of trio."""
-    if error.__context__ is None or trio_task() is None:
+def replaces_cancellation(error: BaseException) -> bool:
+    """Whether an error was raised in place of the cancellation of the current task, also in trio."""
+    if error.__context__ is None:
         return False
+    if trio_task() is None:
+        return hides_cancellation(error)
     trio = sys.modules["trio"]
     return trio.current_effective_deadline() == -inf and _comes_from(trio.Cancelled, error)
 

@@ -22,6 +22,8 @@ import anyio
 import pytest
 
 from resilience import (
+    AdaptiveLimit,
+    AdaptiveThrottle,
     Bulkhead,
     Cache,
     CircuitBreaker,
@@ -637,6 +639,20 @@ async def test_no_caller_gets_a_failure_that_hides_the_cancellation_of_another(
         await anyio.sleep(0.001)
         assert await policy.acall(client) is None
     assert client.calls == 2
+
+
+@pytest.mark.parametrize("limit", [None, 0.01], ids=["cancelled", "timeout"])
+async def test_a_failure_that_hides_a_cancellation_is_not_counted(tasks_world: World, limit: float | None) -> None:
+    """But one that hides a timeout inside is."""
+    breaker, throttle = CircuitBreaker(1), AdaptiveThrottle()
+    adaptive = AdaptiveLimit(slower_than=LONG, initial=10, window=0.001, min_samples=1)
+    counting = Policy.wrap(breaker, throttle, adaptive)
+    with pytest.raises(ConnectionError, match="clean-up failed"), anyio.move_on_after(0.01):
+        await (counting if limit is None else Timeout(limit / 2).wrap(counting)).acall(Client())
+    assert (breaker.state, throttle.stats().requests, adaptive.stats().limit) == (CircuitState.CLOSED, 0, 10)
+    with pytest.raises(ConnectionError, match="clean-up failed"):
+        await counting.wrap(Timeout(0.01)).acall(Client())
+    assert (breaker.state, throttle.stats().requests, adaptive.stats().limit) == (CircuitState.OPEN, 1, 9)
 
 
 async def test_all_callers_get_a_failure_that_hides_a_limit_inside(tasks_world: World) -> None:

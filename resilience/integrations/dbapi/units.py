@@ -210,15 +210,14 @@ class _Execution(ClientCall):
         connect = self._unit._connect
         made = await maybe_await(connect()) if self.in_tasks else _connect_for_plain(connect, self._fn)
         connection = self._unit.connection_of(made)
-        limits = AsyncExitStack() if self._unit._limit_statements and deadline < inf else None
+        limits = AsyncExitStack()
         try:
-            if limits is not None:
+            if self._unit._limit_statements and deadline < inf:
                 await limits.enter_async_context(self._unit.limits(connection))
             result = await maybe_await(self._enter(connection, *args, **kwargs))
             await self._unit.prepare(connection)
             await self._commit(connection, deadline)
-            if limits is not None:
-                await limits.aclose()
+            await limits.aclose()
             await close(connection)
             return result
         except BaseException:

@@ -145,10 +145,10 @@ async def close_all(runtime: Runtime, source: Any, items: Any) -> None:
 
 def _call(ctx: Context) -> Any:
     runtime: Any = ctx.runtime
-    arguments = (ctx,) if ctx._arguments is None else ctx._arguments
-    keywords = {**ctx._keywords, **runtime.keywords}  # the caller may have given the keyword of `resume`, to begin with
+    called: Any = ctx.called
+    keywords = {**called.keywords, **runtime.keywords}  # the caller may give the keyword of `resume`, to begin with
     try:
-        return ctx._function(*arguments, **keywords)
+        return called.function(*called.arguments, **keywords)
     except TypeError as error:
         refuse_mismatch(ctx, error)
         raise

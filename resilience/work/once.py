@@ -147,8 +147,8 @@ class Once(Policy[Never]):
     def _fingerprint(self, ctx: Context) -> str:
         if self._payload is None:
             return ""
-        arguments = (ctx,) if ctx._arguments is None else ctx._arguments
-        text = self._serializer.dumps(self._payload(*arguments, **ctx._keywords))
+        called: Any = ctx.called
+        text = self._serializer.dumps(self._payload(*called.arguments, **called.keywords))
         return hashlib.sha256(text if isinstance(text, bytes) else str(text).encode()).hexdigest()
 
     def _known(self, claim: Claim, fingerprint: str, ctx: Context) -> Any:

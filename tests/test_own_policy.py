@@ -259,7 +259,7 @@ def test_a_custom_policy_has_a_name_and_a_repr() -> None:
             return await call(ctx)
 
         def settings(self) -> dict[str, object]:
-            return {"limit": self.limit, "burst": self.burst, "unit": "calls"}
+            return {"limit": self.limit, "burst": self.burst, "units": {"call": 1}}
 
-    assert repr(Limited(5)) == "Limited(limit=5, unit='calls')"
-    assert repr(Limited(5, burst=4)) == "Limited(limit=5, burst=4, unit='calls')"
+    assert repr(Limited(5)) == "Limited(limit=5, units={'call': 1})"
+    assert repr(Limited(5, burst=4)) == "Limited(limit=5, burst=4, units={'call': 1})"

@@ -156,6 +156,21 @@ TESTS = {
         *("streams/test_usage.py", "composition/test_copies.py", "test_public_api.py"),
     ],
     "callables.py": ["test_callables.py", "test_mismatch.py", "test_no_outcome.py", "test_misuse.py", "test_policy.py"],
+    "policy.py": [
+        *("test_policy.py", "test_own_policy.py", "test_find_policies.py", "test_called.py", "test_context.py"),
+        *("composition/test_nested_calls.py", "policies/test_retry_foresight.py", "policies/test_keyed.py"),
+        *("policies/test_cache.py", "work/test_idempotency.py", "work/test_once.py", *_EVERY_POLICY),
+    ],
+    "checks.py": [
+        *("test_callables.py", "test_mismatch.py", "test_policy.py", "state/test_trips.py"),
+        *("integrations/test_wrong_arguments.py", *_EVERY_POLICY),
+    ],
+    "events/kinds.py": ["test_called.py", *_EVERY_POLICY],
+    "runtimes/blocking.py": [
+        *("runtimes/test_blocking.py", "runtimes/test_abandoned.py", "runtimes/test_races.py", "streams/test_time.py"),
+        *("policies/test_circuit_breaker_probe.py", "composition/test_outer_limits.py", "test_own_policy.py"),
+        *(*_TIMEOUT, *_BULKHEAD, *_RETRY, *_EVERY_POLICY),
+    ],
     "network_errors.py": ["test_matching.py", "test_transient_for_real.py", "integrations/test_sdks.py"],
     "events/dispatch.py": ["test_events.py", "test_listeners.py", "test_called.py", "test_bad_input.py"],
     "work/claims.py": ["work/test_once.py", "integrations/redis/test_once.py"],

@@ -15,6 +15,16 @@ _OF_MEMORY = "how many are made at a time affects only memory"
 
 _NO_IMPORT = f"{_QUICK_WAY}, without an import of the ORM"
 
+_KEPT_CHAIN = f"{_QUICK_WAY}: a pipeline keeps its chain, which is otherwise composed for each call"
+_ENDINGS = "self._follows_endings = {} # whether each execution has a line"
+_LEFT = "return max(1, int({} * 1000))"
+_ANY_TIMEOUT = "(ctx.timeout() or 1)", "(ctx.timeout() or -1)", "(((ctx.timeout())))"
+_ATTEMPTS = "attempts, self.attempts = self.attempts, {}"
+_CACHED = "@functools.lru_cache({})"
+_EPOCH = "_epoch: ClassVar[int] = {} # incremented by `stop_all`, which ends all earlier switches"
+_PARTS = 'yield from source if read is None else iter(partial(read, {}), b"")'
+_OTHERS = ["if not type(policy) is Pipeline:", "if type(policy) is not Pipeline:"]
+_NO_SLEEP = "if seconds {}: # `time.sleep(0)` takes 50 us"
 _OF_BLOCK = "with nullcontext() if error[{}] is None else suppress(Exception): # keep the error of the block"
 _WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWindow(self.window)"
 _FIRST = "attempt = ctx if ctx.attempt == {} else ctx.child(attempt=1)"
@@ -28,8 +38,8 @@ _QUICKLY = (
     "except IndexError: # pragma: no cover (another thread was faster: never under the GIL) pass"
 )
 
-#: module -> (lines before, lines after, why there is no difference)
-_EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
+#: module -> (lines before, lines after or several alternatives, why there is no difference)
+_EQUIVALENT: dict[str, list[tuple[str, str | list[str], str]]] = {
     "state/rates.py": [
         ("if self.full_at > now:", "if self.full_at >= now:", "at equality, nothing of the bucket is used"),
         (
@@ -103,17 +113,10 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("if not plan.discarded: return", "pass", _QUICK_WAY),
         ("return", "pass", _QUICK_WAY),
-        ("attempts, self.attempts = self.attempts, 0", "attempts, self.attempts = self.attempts, 1", _NOT_HEDGED),
-        ("attempts, self.attempts = self.attempts, 0", "attempts, self.attempts = self.attempts, -1", _NOT_HEDGED),
+        (_ATTEMPTS.format("0"), [_ATTEMPTS.format(it) for it in ("1", "-1")], _NOT_HEDGED),
     ],
     "policies/chaos.py": [
-        ("_epoch: ClassVar[int] = 0 # incremented by `stop_all`, which ends all earlier switches", it, _OF_EPOCHS)
-        for it in (
-            "_epoch: ClassVar[int] = 1 # incremented by `stop_all`, which ends all earlier switches",
-            "_epoch: ClassVar[int] = -1 # incremented by `stop_all`, which ends all earlier switches",
-        )
-    ]
-    + [
+        (_EPOCH.format("0"), [_EPOCH.format(it) for it in ("1", "-1")], _OF_EPOCHS),
         ("@overload", "", "the definition below replaces it"),
         ("Chaos._epoch += 1", "Chaos._epoch += 2", _OF_EPOCHS),
         ("if not self._switches or not self._draw(ctx):", "if ((not self._draw(ctx))):", _QUICK_WAY),
@@ -134,9 +137,11 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "state/trips.py": [
-        (_WINDOW.format("self.last or 1"), _WINDOW.format("self.last or 2"), _FOR_CHECKERS),
-        (_WINDOW.format("self.last or 1"), _WINDOW.format("self.last or 0"), _FOR_CHECKERS),
-        (_WINDOW.format("self.last or 1"), _WINDOW.format("((self.last))"), _FOR_CHECKERS),
+        (
+            _WINDOW.format("self.last or 1"),
+            [_WINDOW.format(it) for it in ("self.last or 2", "self.last or 0", "((self.last))")],
+            _FOR_CHECKERS,
+        ),
     ],
     "repeats.py": [
         (
@@ -144,17 +149,14 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "if self._balance > -_ROUNDING:",
             "at exactly the tolerance it may be allowed or not",
         ),
-        *(
-            (
-                "self._as_of = clock.now() if self._per_second else 0.0",
-                it,
-                "a full budget earns nothing, so it is not read",
-            )
-            for it in (
+        (
+            "self._as_of = clock.now() if self._per_second else 0.0",
+            [
                 "self._as_of = clock.now() if not self._per_second else 0.0",
                 "self._as_of = clock.now() if self._per_second else 1.0",
                 "self._as_of = clock.now() if self._per_second else -1.0",
-            )
+            ],
+            "a full budget earns nothing, so it is not read",
         ),
         (
             "if value is None or isinstance(value, RetryBudget):",
@@ -168,19 +170,14 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             'return ((callable(member)) and (hasattr(type(member), "__get__")))',
             "only a metaclass could have a `__get__`",
         ),
-        *(
-            ("@functools.lru_cache(maxsize=256)", it, _OF_MEMORY)
-            for it in (
-                "",
-                "@functools.lru_cache(maxsize= 257)",
-                "@functools.lru_cache(maxsize= 255)",
-                "@functools.lru_cache()",
-            )
+        (
+            _CACHED.format("maxsize=256"),
+            ["", *(_CACHED.format(it) for it in ("maxsize= 257", "maxsize= 255", ""))],
+            _OF_MEMORY,
         ),
     ],
     "state/permits.py": [
-        ("BATCH = 16", "BATCH = 17", _OF_MEMORY),
-        ("BATCH = 16", "BATCH = 15", _OF_MEMORY),
+        ("BATCH = 16", ["BATCH = 17", "BATCH = 15"], _OF_MEMORY),
         ("return False", "pass", _FALSE_ANYWAY),
         ("if missing > self.BATCH:", "if missing >= self.BATCH:", "at equality, both give the same result"),
     ],
@@ -204,9 +201,11 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     ],
     "policies/live_permits.py": [
         ("return False", "pass", _FALSE_ANYWAY),
-        (_FULL.format("self.max_wait or 0.0"), _FULL.format("self.max_wait or 1.0"), _FOR_CHECKERS),
-        (_FULL.format("self.max_wait or 0.0"), _FULL.format("self.max_wait or -1.0"), _FOR_CHECKERS),
-        (_FULL.format("self.max_wait or 0.0"), _FULL.format("((self.max_wait))"), _FOR_CHECKERS),
+        (
+            _FULL.format("self.max_wait or 0.0"),
+            [_FULL.format(it) for it in ("self.max_wait or 1.0", "self.max_wait or -1.0", "((self.max_wait))")],
+            _FOR_CHECKERS,
+        ),
     ],
     "integrations/http/exchange.py": [("return None", "pass", _RETURNS_NONE)],
     "integrations/http/rules.py": [("return None", "pass", _RETURNS_NONE)],
@@ -222,14 +221,7 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "return self._files[ -1][1] if self._files else None",
             "only the start of a body of one part is read",
         ),
-        *(
-            (
-                'yield from source if read is None else iter(partial(read, 65536), b"")',
-                f'yield from source if read is None else iter(partial(read, {it}), b"")',
-                _OF_MEMORY,
-            )
-            for it in (65537, 65535)
-        ),
+        (_PARTS.format(65536), [_PARTS.format(it) for it in (65537, 65535)], _OF_MEMORY),
     ],
     "integrations/httpx/bodies.py": [
         ("if isinstance(stream, _BYTES): return IN_MEMORY", "pass", _QUICK_WAY),
@@ -242,18 +234,66 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "connecting does nothing if it is connected",
         ),
     ],
-    "integrations/dbapi/limits.py": [
-        *(
-            (_OF_BLOCK.format("0"), _OF_BLOCK.format(it), "without an error, all three are None")
-            for it in (" 1", " -1")
+    "runtimes/blocking.py": [
+        ("return None", "pass", _RETURNS_NONE),
+        ("return False", "pass", _FALSE_ANYWAY),
+        (_NO_SLEEP.format("> 0"), _NO_SLEEP.format("> -1"), "no sleep is that short"),
+    ],
+    "network_errors.py": [
+        ("if error.__cause__ is None and error.__context__ is None: return True", "pass", _QUICK_WAY),
+        ("return True", "pass", _QUICK_WAY),
+        ("return False", "pass", _FALSE_ANYWAY),
+        ("return None", "pass", _RETURNS_NONE),
+        (
+            "return all(it is not error for it in _related(causes[0])) and transient(causes[0])",
+            "return all(it is not error for it in _related(causes[ -1])) and transient(causes[0])",
+            "a ring contains both",
         ),
+        (
+            "while isinstance(cause := error.__cause__, Exception) and len(found) < _MAX_CAUSES:",
+            "while isinstance(cause := error.__cause__, Exception) and len(found) <= _MAX_CAUSES:",
+            "so many causes count as too many in any case",
+        ),
+        (
+            "if context is not None and context is not cause and is_handled_outside(context):",
+            "if ((context is not None) and (is_handled_outside(context))):",
+            f"{_QUICK_WAY}: a cause is looked at in any case",
+        ),
+        (
+            'return isinstance(sqlstate, str) and sqlstate.startswith("08")',
+            'return ((sqlstate.startswith("08")))',
+            _FOR_CHECKERS,
+        ),
+    ],
+    "policy.py": [
+        (
+            "if Policy not in type(policy).__mro__ and not isinstance(policy, Policy):",
+            "if ((not isinstance(policy, Policy))):",
+            _QUICK_WAY,
+        ),
+        (
+            "if self._resilience_foresees and any(it.races for it in chain):",
+            "if ((self._resilience_foresees)):",
+            _QUICK_WAY,
+        ),
+        ("return found[0]", "return found[ -1]", "there is one"),
+        ("if type(policy) is Pipeline:", _OTHERS, _KEPT_CHAIN),
+        ("if type(policy) is Pipeline: return policy", "pass", _KEPT_CHAIN),
+        ("return policy", "pass", _KEPT_CHAIN),
+    ],
+    "integrations/prometheus.py": [
+        (it.format(", strict=True"), [it.format(""), it.format(", strict=False")], "both have one for each")
+        for it in (
+            "if (label, text) in zip(it.labels, texts{}):",
+            "families = dict(zip(_GAUGES, self.describe(){}))",
+        )
+    ],
+    "integrations/dbapi/limits.py": [
+        (_OF_BLOCK.format("0"), [_OF_BLOCK.format(it) for it in (" 1", " -1")], "without an error, all three are None"),
         ("if own > milliseconds:", "if own >= milliseconds:", _EQUAL),
         ("self._wakes_at = -inf", "self._wakes_at = inf", "the thread does not wait yet"),
         ("elif deadline < self._wakes_at:", "elif deadline <= self._wakes_at:", "it wakes at this instant anyway"),
-        *(
-            ("return max(1, int((ctx.timeout() or 0) * 1000))", f"return max(1, int({it} * 1000))", _FOR_CHECKERS)
-            for it in ("(ctx.timeout() or 1)", "(ctx.timeout() or -1)", "(((ctx.timeout())))")
-        ),
+        (_LEFT.format("(ctx.timeout() or 0)"), [_LEFT.format(it) for it in _ANY_TIMEOUT], _FOR_CHECKERS),
         ("await maybe_await(cursor.close())", "pass", "CPython closes it when it frees it"),
     ],
     "integrations/sqlalchemy.py": [
@@ -261,12 +301,10 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("return False", "pass", _NO_IMPORT),
     ],
     "integrations/telemetry/lines.py": [
-        *(
-            ("self._follows_endings = False # whether each execution has a line", it, "`begin` sets it")
-            for it in (
-                "self._follows_endings = True # whether each execution has a line",
-                "pass # whether each execution has a line",
-            )
+        (
+            _ENDINGS.format("False"),
+            [_ENDINGS.format("True"), "pass # whether each execution has a line"],
+            "`begin` sets it",
         ),
         (
             "if not self._follows_endings and self._repeats.has_open != (self._unsubscribe is not None):",
@@ -298,17 +336,14 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "return left if limit is None or limit >= left else limit",
             _EQUAL,
         ),
-        *(
-            (
-                "if left is not None and self.why_not_once_sent is not None:",
-                it,
-                f"{_QUICK_WAY}: without the trace, a request without a limit, or one that may be repeated, is cheaper",
-            )
-            for it in (
+        (
+            "if left is not None and self.why_not_once_sent is not None:",
+            [
                 "if left is not None or self.why_not_once_sent is not None:",
                 "if ((self.why_not_once_sent is not None)):",
                 "if ((left is not None)):",
-            )
+            ],
+            f"{_QUICK_WAY}: without the trace, a request without a limit, or one that may be repeated, is cheaper",
         ),
     ],
     "integrations/telemetry/repeats.py": [
@@ -353,5 +388,8 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
 
 #: (module, lines before, lines after) -> why
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-    (module, before, after): why for module, mutants in _EQUIVALENT.items() for before, after, why in mutants
+    (module, before, after): why
+    for module, mutants in _EQUIVALENT.items()
+    for before, afters, why in mutants
+    for after in ([afters] if isinstance(afters, str) else afters)
 }

@@ -48,7 +48,8 @@ _NETWORK_ERRORS: Final = {
     ),
     "asyncpg": (
         "PostgresConnectionError ConnectionDoesNotExistError ConnectionFailureError "
-        "AdminShutdownError CrashShutdownError CannotConnectNowError"
+        "AdminShutdownError CrashShutdownError CannotConnectNowError "
+        "IdleInTransactionSessionTimeoutError IdleSessionTimeoutError"
     ),
     "azure": "IncompleteReadError",
     "elastic_transport": "ConnectionError ConnectionTimeout",  # of elasticsearch

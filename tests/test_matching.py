@@ -323,10 +323,14 @@ TRANSIENT = {
     "openai": "APIConnectionError APITimeoutError",
     "anthropic": "APIConnectionError APITimeoutError RetryableError",
     "pymongo.errors": "ConnectionFailure AutoReconnect NetworkTimeout ServerSelectionTimeoutError",
-    "psycopg.errors": "ConnectionTimeout AdminShutdown CrashShutdown CannotConnectNow",
+    "psycopg.errors": (
+        "ConnectionTimeout AdminShutdown CrashShutdown CannotConnectNow "
+        "IdleInTransactionSessionTimeout IdleSessionTimeout"
+    ),
     "asyncpg.exceptions": (
         "PostgresConnectionError ConnectionDoesNotExistError ConnectionFailureError "
-        "AdminShutdownError CrashShutdownError CannotConnectNowError"
+        "AdminShutdownError CrashShutdownError CannotConnectNowError "
+        "IdleInTransactionSessionTimeoutError IdleSessionTimeoutError"
     ),
     "valkey.exceptions": "ConnectionError TimeoutError BusyLoadingError",
     "azure.core.exceptions": "IncompleteReadError",

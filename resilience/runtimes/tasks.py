@@ -64,14 +64,14 @@ def hides_cancellation(error: BaseException) -> bool:
     asyncio cancels a task once, so no later `await` would raise the cancellation again, as under trio. A timeout has
     ended its own cancellation.
     """
-    if error.__context__ is None or (task := current_task()) is None or not task.cancelling():
+    if not _has_origin(error) or (task := current_task()) is None or not task.cancelling():
         return False
     return _comes_from(sys.modules["asyncio"].CancelledError, error)
 
 
 def replaces_cancellation(error: BaseException) -> bool:
     """Whether an error was raised in place of the cancellation of the current task, also in trio."""
-    if error.__context__ is None:
+    if not _has_origin(error):
         return False
     if trio_task() is None:
         return hides_cancellation(error)
@@ -79,13 +79,23 @@ def replaces_cancellation(error: BaseException) -> bool:
     return trio.current_effective_deadline() == -inf and _comes_from(trio.Cancelled, error)
 
 
-def _comes_from(cancelled: type[BaseException], error: BaseException) -> bool:
-    seen = set[int]()
+def _has_origin(error: BaseException) -> bool:
+    return error.__context__ is not None or isinstance(error, BaseExceptionGroup)
+
+
+def _comes_from(cancelled: type[BaseException], error: BaseException, seen: frozenset[int] = frozenset()) -> bool:
+    """Whether an error has a cancellation in its contexts; a group, whether all of its errors have.
+
+    If a child of a task group fails by itself, the group cancels its body and the other children, so the group, and the
+    errors of their clean-ups, have a cancellation in their contexts, too.
+    """
     each: BaseException | None = error
     while each is not None and id(each) not in seen and not isinstance(each, TimeoutError):
         if isinstance(each, cancelled):
             return not is_handled_outside(each)  # otherwise, the call was made in an `except` block
-        seen.add(id(each))
+        seen |= {id(each)}
+        if isinstance(each, BaseExceptionGroup):
+            return all(_comes_from(cancelled, it, seen) for it in each.exceptions)
         each = each.__context__
     return False
 

@@ -608,6 +608,45 @@ async def test_a_retry_does_not_repeat_a_failure_that_hides_a_cancellation(in_as
                     await client()
 
 
+async def test_a_group_of_failures_that_hide_a_cancellation_is_not_repeated(in_asyncio: World) -> None:
+    clients = [Client(), Client()]
+
+    async def load() -> None:
+        async with asyncio.TaskGroup() as group:
+            for client in clients:
+                group.create_task(client())
+
+    with pytest.raises(ExceptionGroup):
+        async with asyncio.timeout(0.01):
+            await Retry(3, backoff=[0]).acall(load)
+    assert [client.calls for client in clients] == [1, 1]
+
+
+async def test_a_group_with_a_failure_of_its_own_is_repeated(in_asyncio: World) -> None:
+    """The group has then cancelled its other children and its body; before Python 3.13, that may leave a request."""
+    waits: list[float] = [LONG, LONG, 0]  # of the body, the last one first
+    ring = OSError("in a ring")
+    ring.__context__ = ExceptionGroup("around itself", [ring])
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        try:
+            raise ring
+        except OSError:
+            raise ConnectionError("reset") from None
+
+    async def load() -> str:
+        if not waits:
+            return "fine"
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            group.create_task(Client()())
+            await asyncio.sleep(waits.pop())
+        raise AssertionError
+
+    assert await Retry(4, backoff=[0]).acall(load) == "fine"
+
+
 @pytest.mark.parametrize("delay", [0, LONG])
 async def test_a_hedge_ends_with_a_failure_that_hides_a_cancellation(in_asyncio: World, delay: float) -> None:
     """The other attempts are cut off, and no further one begins."""

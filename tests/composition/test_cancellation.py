@@ -694,6 +694,24 @@ async def test_a_failure_that_hides_a_cancellation_is_not_counted(tasks_world: W
     assert (breaker.state, throttle.stats().requests, adaptive.stats().limit) == (CircuitState.OPEN, 1, 9)
 
 
+async def test_no_caller_gets_a_group_of_failures_that_hide_the_cancellation_of_another(tasks_world: World) -> None:
+    client, policy = Client(), SingleFlight()
+
+    async def load() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(client)
+
+    async def lead() -> None:
+        with pytest.raises(ExceptionGroup), anyio.move_on_after(0.01):
+            await policy.acall(load)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(lead)
+        await anyio.sleep(0.001)
+        assert await policy.acall(load) is None
+    assert client.calls == 2
+
+
 async def test_all_callers_get_a_failure_that_hides_a_limit_inside(tasks_world: World) -> None:
     client, policy = Client(), SingleFlight()
 

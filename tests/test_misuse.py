@@ -124,6 +124,7 @@ OF_TYPES: list[tuple[str, Callable[[], object]]] = [
     (r"fetch.*Pipeline\(\.\.\.\)\(fetch\)", lambda: Pipeline(fetch)),
     (r"delay must be seconds.*not Retry\(\)", lambda: Hedge(Retry())),
     (r"mean Timeout\(\.\.\.\)\.wrap\(\.\.\.\)", lambda: Timeout.wrap(quick())),
+    (r"on_retry\(event\), which .*cannot take.*'more'", lambda: Retry(on_retry=lambda event, *, more: None)),
     (r"mean Retry\(\.\.\.\)\.wrap\(\.\.\.\)", lambda: Retry.wrap()),
     (r"mean Retry\(\.\.\.\)\.wrap\(\.\.\.\)", lambda: Retry.wrap(Timeout(1.0), Retry())),
     (r"Pipeline\(\*policies\)", lambda: Pipeline([Retry()])),

@@ -25,10 +25,12 @@ _EPOCH = "_epoch: ClassVar[int] = {} # incremented by `stop_all`, which ends all
 _PARTS = 'yield from source if read is None else iter(partial(read, {}), b"")'
 _OTHERS = ["if not type(policy) is Pipeline:", "if type(policy) is not Pipeline:"]
 _NO_SLEEP = "if seconds {}: # `time.sleep(0)` takes 50 us"
+_VALID = "if type(value) is float and {} < value < math.inf:"
+_SAVES = "# always valid; this saves 350 ns for each delay that a backoff draws"
+_TOO_SMALL = 'limit = f"at least {{least}}" if value {} least else f"at most {{most}}"'
+_HINT = 'hint = f"; did you mean {{converted / 100:g}}?" if {} converted <= 100 else ""'
 _OF_BLOCK = "with nullcontext() if error[{}] is None else suppress(Exception): # keep the error of the block"
-_WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWindow(self.window)"
 _FIRST = "attempt = ctx if ctx.attempt == {} else ctx.child(attempt=1)"
-_FULL = 'raise self._refused(ctx, f"after {{format_number({})}} s in the queue", waited)'
 _TAKEN = "{} # no lock: a third of the time (see `Turns.fast_path`). No call until `append`"
 _ROOM = "if bucket is not None and (full_at := bucket.full_at) {} began {} bucket.tolerance: # GCRA"
 _CHARGED = "bucket.full_at = (full_at if full_at {} began else began) + bucket.increment"
@@ -136,13 +138,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str | list[str], str]]] = {
             f"{_QUICK_WAY}: no duration is longer than infinity",
         ),
     ],
-    "state/trips.py": [
-        (
-            _WINDOW.format("self.last or 1"),
-            [_WINDOW.format(it) for it in ("self.last or 2", "self.last or 0", "((self.last))")],
-            _FOR_CHECKERS,
-        ),
-    ],
     "repeats.py": [
         (
             "if self._balance >= -_ROUNDING:",
@@ -201,11 +196,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str | list[str], str]]] = {
     ],
     "policies/live_permits.py": [
         ("return False", "pass", _FALSE_ANYWAY),
-        (
-            _FULL.format("self.max_wait or 0.0"),
-            [_FULL.format(it) for it in ("self.max_wait or 1.0", "self.max_wait or -1.0", "((self.max_wait))")],
-            _FOR_CHECKERS,
-        ),
     ],
     "integrations/http/exchange.py": [("return None", "pass", _RETURNS_NONE)],
     "integrations/http/rules.py": [("return None", "pass", _RETURNS_NONE)],
@@ -265,6 +255,19 @@ _EQUIVALENT: dict[str, list[tuple[str, str | list[str], str]]] = {
             _FOR_CHECKERS,
         ),
     ],
+    "checks.py": [
+        (_VALID.format("0.0"), _VALID.format("1.0"), _QUICK_WAY),
+        (f"{_VALID.format('0.0')} return value {_SAVES}", "pass " + _SAVES, _QUICK_WAY),
+        (f"return value {_SAVES}", f"pass {_SAVES}", _QUICK_WAY),
+        ("if type(value) is float and value >= 0.0:", "if type(value) is float and value > 0.0:", _QUICK_WAY),
+        ("if type(value) is float and value >= 0.0:", "if type(value) is float and value >= 1.0:", _QUICK_WAY),
+        ("return float(value)", "pass", _QUICK_WAY),
+        ("return value", "pass", _QUICK_WAY),
+        ("return", "pass", _QUICK_WAY),
+        ("if type(value) is tuple: return value", "pass", _QUICK_WAY),
+        (_TOO_SMALL.format("<"), _TOO_SMALL.format("<="), "it is not equal, as it is outside of the bounds"),
+        (_HINT.format("1 <"), [_HINT.format("0 <"), _HINT.format("1 <=")], "what is at most 1 is valid, or negative"),
+    ],
     "policy.py": [
         (
             "if Policy not in type(policy).__mro__ and not isinstance(policy, Policy):",
@@ -313,11 +316,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str | list[str], str]]] = {
         ),
     ],
     "integrations/urllib3.py": [
-        (
-            "if deadline < inf or not self.reads:",
-            "if deadline <= inf or not self.reads:",
-            f"{_QUICK_WAY}: without a limit, each wait has the timeout that it has anyway",
-        ),
         (
             'self._options = {**options, "retries": False, "redirect": False, "preload_content": False}',
             'self._options = {**options, "retries": False, "redirect": True, "preload_content": False}',
@@ -375,11 +373,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str | list[str], str]]] = {
         ),
     ],
     "policies/timeout.py": [
-        (
-            "deadline = own if own < ctx.deadline else ctx.deadline",
-            "deadline = own if own <= ctx.deadline else ctx.deadline",
-            "the two are the same instant",
-        ),
         ("if clock.now() - deadline > 1.0:", "if clock.now() - deadline > 0.0:", _QUICK_WAY),
         ("if clock.now() - deadline > 1.0:", "if clock.now() - deadline >= 1.0:", _QUICK_WAY),
         ("if clock.now() - deadline > 1.0:", "if clock.now() + deadline > 1.0:", _QUICK_WAY),

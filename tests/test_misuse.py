@@ -414,6 +414,8 @@ async def test_an_around_that_does_not_await_is_refused_by_name(
         with refused(TypeError, rf"^{type(policy).__name__}\.around", remedy):
             await world.execute(around(policy), fn)
         with refused(TypeError, rf"^{type(policy).__name__}\.around", remedy):
+            await world.result(around(policy)(world.native(fn))(None))
+        with refused(TypeError, rf"^{type(policy).__name__}\.around", remedy):
             await streamed(world, around(policy), Source(world, [1])).all()
 
 

@@ -30,7 +30,7 @@ import anyio
 import hypothesis  # before anything is frozen: it looks for referrers of trio's random numbers
 import pytest
 
-from resilience import Context, Policy, current_context, events
+from resilience import Context, Policy, Timeout, current_context, events
 from resilience.clock import Waitable
 from resilience.clock import clock as process_clock
 from resilience.events.dispatch import subscribers
@@ -290,6 +290,16 @@ def _nothing_stays() -> Iterator[None]:
     yield
     assert current_context() is not current_context(), "the context of an execution is still ambient"
     assert _listeners() == before, "a subscription has not been ended, or the policies are off"
+
+
+@pytest.fixture(autouse=True)
+def _no_call_is_left_behind() -> Iterator[None]:
+    """Wait until all functions that a test abandoned have ended, before the next test begins."""
+    yield
+    end = time.monotonic() + 20
+    while Timeout.abandoned() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert Timeout.abandoned() == 0, "a function that was abandoned still runs"
 
 
 def _listeners() -> Any:

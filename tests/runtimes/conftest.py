@@ -11,17 +11,8 @@ import pytest
 
 from resilience import Timeout, TimeoutExceeded
 from resilience.clock import clock
-from tests.callers import wait_until
 
 LONG = 60.0
-
-
-@pytest.fixture(autouse=True)
-def no_call_is_left_behind() -> Iterator[None]:
-    """Wait before and after each test until no abandoned call is running."""
-    wait_until(lambda: Timeout.abandoned() == 0)
-    yield
-    wait_until(lambda: Timeout.abandoned() == 0)
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ class UnitOfWork(Generic[W, D]):
         return wrapper
 
     def connection_of(self, made: W) -> W:
-        """Return the connection that is meant by what `connect` has made."""
+        """Return the connection to commit and close, if `connect` returns an object that only refers to one."""
         return made
 
     def limits(self, connection: W) -> AbstractAsyncContextManager[object]:
@@ -214,7 +214,7 @@ class _Execution(ClientCall):
         try:
             if self._unit._limit_statements and deadline < inf:
                 await limits.enter_async_context(self._unit.limits(connection))
-            result = await maybe_await(self._enter(connection, *args, **kwargs))
+            result = await maybe_await(self._enter(made, *args, **kwargs))
             await self._unit.prepare(connection)
             await self._commit(connection, deadline)
             await limits.aclose()

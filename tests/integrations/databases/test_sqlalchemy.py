@@ -171,7 +171,10 @@ def test_a_connection_is_restored_before_it_returns_to_its_pool(file: Path, fail
 
 
 def test_a_session_that_has_already_begun_is_limited(engine: Engine) -> None:
-    """A source may return such a session. When it is used again, without a deadline, nothing limits it."""
+    """A source may return such a session. When it is used again, without a deadline, nothing limits it.
+
+    The function gets what the source returns, also if that is a scoped session.
+    """
 
     def begun() -> Session:
         session = Session(engine)
@@ -184,6 +187,7 @@ def test_a_session_that_has_already_begun_is_limited(engine: Engine) -> None:
         with deadline(0.1), pytest.raises(OperationalError, match="interrupted"):
             unit(FOREVER)
         assert unit(LONG) == 100_000
+    assert unit_of_work(AGAIN, lambda: scoped)(lambda session: session)() is scoped
 
 
 def test_a_unit_does_not_begin_after_its_deadline(engine: Engine, clock: FakeClock) -> None:

@@ -662,6 +662,20 @@ async def test_a_hedge_ends_with_a_failure_that_hides_a_cancellation(in_asyncio:
     assert began == ([0] if delay else [0, 1])
 
 
+async def test_a_hedge_ends_with_a_failure_that_hides_the_cancellation_of_another_attempt(in_asyncio: World) -> None:
+    """Its task was cancelled by other code, such as the end of the event loop, which cancels all tasks."""
+    client = Client()
+
+    async def fetch() -> None:
+        if current_context().hedge and (task := asyncio.current_task()) is not None:
+            task.cancel()
+            await client()
+        await asyncio.sleep(LONG)
+
+    with pytest.raises(ConnectionError, match="clean-up failed"):
+        await Hedge(0).acall(fetch)
+
+
 @pytest.mark.parametrize("limit", [None, 0.01], ids=["cancelled", "timeout"])
 @pytest.mark.parametrize("make", [SingleFlight, partial(Cache, LONG, keep_errors=ConnectionError)])
 async def test_no_caller_gets_a_failure_that_hides_the_cancellation_of_another(

@@ -122,7 +122,7 @@ class RetryState:
         carrier = failed if isinstance(failed, Exception) else failed.value
         if not (ctx.runtime.is_repeatable and allows(ctx._function, "repeatable") and is_repeatable(carrier)):
             return "unrepeatable"
-        if ctx.runtime is not BLOCKING and isinstance(failed, Exception) and hides_cancellation(failed):
+        if isinstance(failed, Exception) and hides_cancellation(failed):
             return "unrepeatable"
         delay, read = next(self._delays), rules.retry_after
         if read is not False:  # an error of the user's function is raised

@@ -433,6 +433,7 @@ SCENARIOS: dict[str, Scenario] = {
     "rejected": is_rejected,
     "CircuitBreaker, isolated": refused_by(isolated),
     "Bulkhead, full": refused_by(lambda: twice(Bulkhead(1))),
+    "Bulkhead, waited in vain": refused_by(lambda: twice(Bulkhead(1, queue=1, max_wait=0.001))),
     "AdaptiveLimit, full": refused_by(lambda: twice(AdaptiveLimit(60, initial=1))),
     "AdaptiveThrottle, refusing": refused_by(throttling),
     "Fallback, not handled": executes(lambda: Fallback("x", on=ValueError)),

@@ -122,6 +122,8 @@ def test_an_instant_is_on_the_clock_of_the_server() -> None:
     reset = there.replace(microsecond=0) + timedelta(seconds=30)
     assert learned({**date, **anthropic_headers("requests", 4, reset.isoformat())}) == (4, 30)
     assert learned({**date, "X-RateLimit-Remaining": "4", "X-RateLimit-Reset": f"{reset.timestamp():.0f}"}) == (4, 30)
+    cached = {**date, "Age": "10", "X-RateLimit-Remaining": "4", "X-RateLimit-Reset": f"{reset.timestamp():.0f}"}
+    assert learned(cached) == (4, 20)
 
 
 def test_values_that_are_no_text_are_read_as_text_or_ignored() -> None:

@@ -16,7 +16,7 @@ import yarl
 from resilience import CircuitOpen, Hedge, Rate, Retry, RetryBudget, TimeoutExceeded, events
 from resilience.backoff import Exponential
 from resilience.integrations.http import PerHost, standard
-from resilience.integrations.http.perhost import policy_for
+from resilience.integrations.http.perhost import _origin_in, policy_for
 from resilience.integrations.httpx import AsyncResilienceTransport
 from resilience.testing import script
 from resilience.work import IdempotencyKey
@@ -106,6 +106,15 @@ def test_the_url_of_a_client_is_that_of_the_same_host(make: Callable[[str], Any]
     policies = standard()
     assert policy_for(policies, str(make(url))) is policies.for_host(url)
     assert len(policies.policies) == 1
+
+
+def test_no_password_of_a_url_is_kept() -> None:
+    """All users of a host share one entry of the cache. An `@` may also be part of a password, a path or a query."""
+    policies = standard()
+    _origin_in.cache_clear()
+    for url in ("me:pw@example.org", "me:p@w@example.org/@a", "you@example.org?b=@c", "example.org#@d"):
+        policies.for_host(f"https://{url}")
+    assert len(policies.policies) == _origin_in.cache_info().currsize == 1
 
 
 def test_the_number_of_hosts_is_bounded() -> None:

@@ -292,7 +292,7 @@ def inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record |
         return None
     cap = (outer or inner)._info.cap or source._info.cap
     inner._info = info = source._info
-    if info is not NO_INFO or record is not None or cap is not None:
+    if info is not NO_INFO or record is not None:
         inner._info = ExecutionInfo(info.operation, info.properties, executed._resilience_listeners, record, cap)
     if outer is not None and inner.runtime is not BLOCKING:  # a task's timer cannot cut off blocking code
         inner._timer = timer_here(outer)

@@ -66,8 +66,8 @@ class Hedge(Policy[Never]):
     `Timeout.abandoned()`. At `Timeout.max_abandoned` no hedge begins. In threads each attempt runs on a worker.
 
     If all fail, the caller gets the first attempt's failure, with a note on the others. A call is not hedged before a
-    `Quantile` is warm, after the deadline, or if the function is a callable object with `repeatable = False`. A failure
-    that carries `repeatable = False` begins no further attempt, and no Retry repeats the call.
+    `Quantile` is warm, after the deadline, or if the function is a callable object with `repeatable = False`. After
+    a failure that carries `repeatable = False` no further attempt begins; if the call then fails, no Retry repeats it.
 
     >>> from resilience import Hedge
     >>> import time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
@@ -111,6 +112,16 @@ async def test_inside_a_function_the_ambient_context_is_its_own(world: World, cl
     await world.attempt(Retry(2, on=Boom, backoff=[0]).wrap(Timeout(5.0)), fn)
     assert current_context().deadline == INF
     assert same == [True, True]
+
+
+def test_a_function_that_gets_its_context_passes_it_on_to_threads() -> None:
+    """With the other context variables, also if it is the context of a first attempt without a deadline."""
+
+    def fn(ctx: Context) -> bool:
+        with ThreadPoolExecutor() as threads:
+            return threads.submit(contextvars.copy_context().run, current_context).result() is ctx
+
+    assert Retry().execute(fn)
 
 
 @pytest.mark.parametrize(("ambient", "given", "left"), [(5.0, 9.0, 5.0), (9.0, 5.0, 5.0), (5.0, None, 5.0)])

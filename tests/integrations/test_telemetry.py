@@ -211,6 +211,23 @@ def test_an_event_in_the_middle_of_a_measurement_is_measured_afterwards() -> Non
     assert seen == ["str", "int"]
 
 
+def test_an_event_of_another_thread_does_not_wait_for_a_measurement() -> None:
+    """It is measured in its own thread."""
+    other = threading.Thread(target=Retry().call, args=(int, "7"))
+    seen: list[tuple[str, bool]] = []
+
+    def recorder(instrument: Instrument, labels: Mapping[str, str]) -> Callable[[float], None]:
+        if labels["operation"] == "str" and other.ident is None:
+            other.start()
+            other.join()
+        return lambda value: seen.append((labels["operation"], threading.current_thread() is other))
+
+    remove = Feed(recorder, Labels(), attempts=False).add()
+    Retry().call(str)
+    remove()
+    assert seen == [("int", True), ("str", False)]
+
+
 # --- observed policies -----------------------------------------------------------------------
 
 

@@ -164,8 +164,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 def server_time(date: object, age: object) -> float:
     """Return the time on the clock of a server, as a timestamp: an instant that it names is on that clock.
 
-    It is that of this machine's clock if the server does not tell its own, or if the two differ by less than a `Date`
-    can show: that has whole seconds, and was on its way.
+    It is the time on this machine if the server does not tell its own, or if the two differ by less than a `Date` can
+    show, which has whole seconds, and takes time to arrive.
 
     :param date: the header `Date`, the time at which the response was made.
     :param age: the header `Age`, for how many seconds a cache has kept it since then.

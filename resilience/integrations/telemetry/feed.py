@@ -22,7 +22,7 @@ _NO_RECORDER: Final[tuple[float, Callable[[float], object]]] = (-inf, float)
 
 
 class _Measuring(threading.local):
-    """The events that this thread is measuring, the first of which it measures now; None if it measures none."""
+    """The events that this thread measures, one after another; None if it measures none."""
 
     events: list[Event] | None = None
 

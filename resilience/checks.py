@@ -62,7 +62,7 @@ def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = Fa
         return value  # always valid; this saves 350 ns for each delay that a backoff draws
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    elif not isinstance(value, (int, float)):
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be seconds (a number) or a timedelta, not {value!r}")
     converted = number(name, value)
     if converted < 0 or (converted == 0 and not zero):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -157,6 +158,21 @@ def test_a_thread_waits_in_a_queue_until_the_outer_limit(threads: World) -> None
     for policy in (Pipeline(Timeout(5), patient), patient):
         with patient.slot(), pytest.raises(BulkheadFull, match="in the queue"):
             next(policy.streaming().call(lambda: [1]))
+
+
+async def test_a_blocking_stream_in_a_task_ends_by_itself_at_the_limit_of_the_task(in_asyncio: World) -> None:
+    """The timer of the task cannot cut it off, and is not taken for one that can."""
+
+    def items() -> Iterator[int]:
+        yield 1
+        time.sleep(0.03)
+        yield 2
+
+    async def fn() -> list[int]:
+        return list(Timeout(60).streaming().call(items))
+
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(0.02).acall(fn)
 
 
 def test_the_source_of_an_abandoned_pull_is_closed(threads: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -53,14 +53,10 @@ class Matcher:
         self._ignored = None if ignore == () else _condition("ignore", ignore)
         self._reserved = Misuse if own else _RESERVED
 
-    def handles(self, error: Exception) -> bool:
-        """Whether the policy handles this exception. An error of a predicate reaches the caller."""
-        return self.judge(error) is True
-
     def judge(self, error: Exception) -> bool | None:
-        """Return whether the policy handles this exception; None if it is neutral.
+        """Return whether the policy handles this exception; None if it is neutral. An error of a predicate is raised.
 
-        Then it is not handled, and shows neither a success nor a failure of the service: an exception that `ignore`
+        A neutral exception is not handled, and shows neither a success nor a failure of the service: an exception that `ignore`
         matches, an error of the library that `on` would have to name, and a group whose leaves are not all the same.
         """
         if issubclass(type(error), _SPECIAL):  # `isinstance` would also look up `__class__`: 100 ns more

@@ -112,8 +112,8 @@ class Confused(Exception):
 def test_on_selects_the_handled_exceptions(on: Any, handled: list[Exception], not_handled: list[Exception]) -> None:
     """By a type with its subclasses, a tuple of types, or a predicate."""
     matcher = Matcher(on, ())
-    assert [matcher.handles(error) for error in handled] == [True] * len(handled)
-    assert [matcher.handles(error) for error in not_handled] == [False] * len(not_handled)
+    assert [matcher.judge(error) for error in handled] == [True] * len(handled)
+    assert [matcher.judge(error) for error in not_handled] == [False] * len(not_handled)
 
 
 @pytest.mark.parametrize("ignore", [Bang, (Other, Bang), lambda error: isinstance(error, Bang)])
@@ -134,14 +134,14 @@ def test_an_exception_that_neither_on_nor_ignore_matches_is_an_answer() -> None:
 def test_a_predicate_may_return_any_object(truth: object) -> None:
     """Its truth counts, as that of `on_result` does."""
     matcher = Matcher(lambda error: truth, ())
-    assert matcher.handles(Boom()) is matcher.judge(Boom()) is bool(truth)
-    assert Matcher(Boom, lambda error: truth).handles(Boom()) is not bool(truth)
+    assert matcher.judge(Boom()) is bool(truth)
+    assert Matcher(Boom, lambda error: truth).judge(Boom()) is (None if truth else True)
 
 
 def test_the_predicate_does_not_get_ignored_exceptions() -> None:
     """`ignore` is checked first."""
     shown: list[Exception] = []
-    Matcher(lambda error: bool(shown.append(error)), Bang).handles(Bang())
+    Matcher(lambda error: bool(shown.append(error)), Bang).judge(Bang())
     assert shown == []
 
 

@@ -39,17 +39,15 @@ class ClientCall:
     @abstractmethod
     async def _attempt(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    async def _execute(
+    def _execute(
         self,
         policy: Policy[Any],
         arguments: tuple[Any, ...] | None = None,
         keywords: Mapping[str, Any] = NO_KEYWORDS,
         ctx: Context | None = None,
     ) -> Any:
-        """Let the policy make the attempts. By default, each gets its context.
+        """Let the policy make the attempts. By default, each gets its context. In tasks, the result is awaited.
 
         `Policy.execute` would examine for each call how this object is called.
         """
-        if self.in_tasks:
-            return await arun(policy, self, arguments, keywords, ctx)
-        return run(policy, self, arguments, keywords, ctx)
+        return (arun if self.in_tasks else run)(policy, self, arguments, keywords, ctx)

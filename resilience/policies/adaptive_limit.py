@@ -209,7 +209,7 @@ class AdaptiveLimit(Policy[Never]):
         self._permits.machine.resize(self._initial)
 
     def _failed(self, error: Exception, period: Period, began: float, ctx: Context) -> None:
-        if self._failures.handles(error) and not replaces_cancellation(error):
+        if self._failures.judge(error) and not replaces_cancellation(error):
             self._period.dropped = True
             self._ended(period, began, ctx)
 

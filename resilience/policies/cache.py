@@ -223,8 +223,8 @@ class Cache(Policy[Never]):
         now = clock.now()
         if old is not None and now < old.stale_until:
             old.next_try = now + self._errors_ttl
-            return self._answered.handles(error)
-        if self._kept is not None and concerns_all(error, ctx) and self._kept.handles(error):
+            return self._answered.judge(error) is True
+        if self._kept is not None and concerns_all(error, ctx) and self._kept.judge(error):
             until = now + self._errors_ttl
             self._keep(key, Entry(until, until, error=without_frames(error)))
         return False

@@ -177,7 +177,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         try:
             result = await call(ctx)
         except Exception as error:
-            if not (ctx.runtime.is_answerable and self._failures.handles(error)):
+            if not (ctx.runtime.is_answerable and self._failures.judge(error)):
                 raise
             raise_if_cut_off(ctx._timer, get_ambient(), error)  # a policy inside may have found no time left
             is_observed = self._on_fallback is not None or subscribers.fallbacks or ctx._info.listeners

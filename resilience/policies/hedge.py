@@ -253,7 +253,7 @@ class HedgePlan:
             carrier = error = outcome.error
             others_run = self._running > 0 or self.due <= now
             is_inconclusive = is_refusal(error) or ends_with_the_deadline(error)
-            decides = not (policy._failures.handles(error) or (others_run and is_inconclusive))
+            decides = not (policy._failures.judge(error) or (others_run and is_inconclusive))
             is_answer = decides and not is_inconclusive
             if hides_cancellation(error):  # of the caller: nothing else would end the other attempts
                 decides = is_answer = True

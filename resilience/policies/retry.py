@@ -152,7 +152,7 @@ class Retry(Policy[Never]):
                 try:
                     result = await call(attempt)
                 except Exception as error:
-                    if not self._rules.failures.handles(error):
+                    if not self._rules.failures.judge(error):
                         if state is not None and is_refusal(error):
                             state.explain(error)
                         raise
@@ -302,7 +302,7 @@ class Attempts:
 
     def holds_back(self, error: Exception) -> bool:
         """Return true if another attempt follows a failed block, false if its error is raised."""
-        if not self._rules.failures.handles(error):
+        if not self._rules.failures.judge(error):
             if self._state is not None and is_refusal(error):
                 self._state.explain(error)
             return False

@@ -64,23 +64,21 @@ def hides_cancellation(error: BaseException) -> bool:
     asyncio cancels a task once, so no later `await` would raise the cancellation again, as under trio. A timeout has
     ended its own cancellation.
     """
-    if not _has_origin(error) or (task := current_task()) is None or not task.cancelling():
+    if error.__context__ is None and not isinstance(error, BaseExceptionGroup):
+        return False
+    if (task := current_task()) is None or not task.cancelling():
         return False
     return _comes_from(sys.modules["asyncio"].CancelledError, error)
 
 
 def replaces_cancellation(error: BaseException) -> bool:
     """Whether an error was raised in place of the cancellation of the current task, also in trio."""
-    if not _has_origin(error):
+    if error.__context__ is None and not isinstance(error, BaseExceptionGroup):
         return False
     if trio_task() is None:
         return hides_cancellation(error)
     trio = sys.modules["trio"]
     return trio.current_effective_deadline() == -inf and _comes_from(trio.Cancelled, error)
-
-
-def _has_origin(error: BaseException) -> bool:
-    return error.__context__ is not None or isinstance(error, BaseExceptionGroup)
 
 
 def _comes_from(cancelled: type[BaseException], error: BaseException, seen: frozenset[int] = frozenset()) -> bool:

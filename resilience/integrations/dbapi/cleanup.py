@@ -33,7 +33,7 @@ async def close(connection: Any) -> None:
         logger.exception("closing a %s raised", type(connection).__name__)
 
 
-async def undo(connection: Any, limits: AsyncExitStack) -> None:
+async def undo(connection: Any, limits: AsyncExitStack | None) -> None:
     """Roll back and close the connection of an attempt whose error is being raised."""
     try:
         await _roll_back(connection, limits)
@@ -41,7 +41,7 @@ async def undo(connection: Any, limits: AsyncExitStack) -> None:
         await close(connection)
 
 
-async def undo_shielded(connection: Any, limits: AsyncExitStack) -> None:
+async def undo_shielded(connection: Any, limits: AsyncExitStack | None) -> None:
     """Roll back and close, shielded from cancellation, while the caller waits for at most `ROLLBACK_GRACE` seconds.
 
     What has not ended by then is cancelled, and a warning is logged. Under asyncio it runs in its own task, for whose
@@ -70,10 +70,11 @@ async def undo_shielded(connection: Any, limits: AsyncExitStack) -> None:
             task.cancel()
 
 
-async def _roll_back(connection: Any, limits: AsyncExitStack) -> None:
+async def _roll_back(connection: Any, limits: AsyncExitStack | None) -> None:
+    if limits is not None:
+        with suppress(Exception):
+            await limits.aclose()
     with suppress(Exception):  # a broken connection raises
-        await limits.aclose()
-    with suppress(Exception):
         await maybe_await(connection.rollback())
 
 

@@ -194,7 +194,8 @@ class _Execution(ClientCall):
     @override
     async def _run(self) -> Any:
         try:
-            return await self._execute(self._unit._policy, *self._arguments)
+            result = self._execute(self._unit._policy, *self._arguments)
+            return await result if self.in_tasks else result
         except Exception as error:
             if not self.repeatable:  # no Retry around the unit may repeat it
                 if isinstance(error, TimeoutExceeded):
@@ -210,14 +211,15 @@ class _Execution(ClientCall):
         connect = self._unit._connect
         made = await maybe_await(connect()) if self.in_tasks else _connect_for_plain(connect, self._fn)
         connection = self._unit.connection_of(made)
-        limits = AsyncExitStack()
+        limits = AsyncExitStack() if self._unit._limit_statements and deadline < inf else None
         try:
-            if self._unit._limit_statements and deadline < inf:
+            if limits is not None:
                 await limits.enter_async_context(self._unit.limits(connection))
             result = await maybe_await(self._enter(made, *args, **kwargs))
             await self._unit.prepare(connection)
             await self._commit(connection, deadline)
-            await limits.aclose()
+            if limits is not None:
+                await limits.aclose()
             await close(connection)
             return result
         except BaseException:

@@ -195,7 +195,8 @@ class Call(ClientCall):
     async def _run(self) -> Any:
         """Return what grpc hands to the caller."""
         try:
-            return self._call_of(await self._execute(self._policy, ctx=self._context()))
+            reply = self._execute(self._policy, ctx=self._context())
+            return self._call_of(await reply if self.in_tasks else reply)
         except DeadlineExceeded as error:
             status: Any = error.status if isinstance(error, OutOfTime) else None
             status = status or DeadlineStatus(*error.args, policy=error.policy, timeout=error.timeout)

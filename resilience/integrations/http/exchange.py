@@ -160,7 +160,8 @@ class Exchange(ClientCall, Repeatable):
         """Return the response that the policy chose, or a fallback's answer."""
         kept: Any = None
         try:
-            kept = await self._execute(policy_for(self.settings.policies, self._url))
+            result = self._execute(policy_for(self.settings.policies, self._url))
+            kept = await result if self.in_tasks else result
         except Exception as error:
             kept = self._response_in(error)
             if kept is None:

@@ -174,7 +174,8 @@ class Call(ClientCall):
         try:
             if current_call(self.retry) is not None:  # as part of an attempt, connecting has no attempts of its own
                 return await self._part()
-            return await self._execute(self.retry.policy)
+            result = self._execute(self.retry.policy)
+            return await result if self.in_tasks else result
         except Exception as error:
             if self._in_doubt is not None:  # a Timeout has cut it off
                 forbid_repeat(error)

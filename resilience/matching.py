@@ -56,8 +56,9 @@ class Matcher:
     def judge(self, error: Exception) -> bool | None:
         """Return whether the policy handles this exception; None if it is neutral. An error of a predicate is raised.
 
-        A neutral exception is not handled, and shows neither a success nor a failure of the service: an exception that `ignore`
-        matches, an error of the library that `on` would have to name, and a group whose leaves are not all the same.
+        A neutral exception is not handled, and shows neither a success nor a failure of the service: an exception that
+        `ignore` matches, an error of the library that `on` would have to name, and a group whose leaves are not all the
+        same.
         """
         if issubclass(type(error), _SPECIAL):  # `isinstance` would also look up `__class__`: 100 ns more
             if isinstance(error, StoppedIteration):

@@ -789,3 +789,24 @@ async def test_a_clean_up_of_a_cancelled_task_is_retried(in_asyncio: World, is_h
     await asyncio.sleep(0)
     task.cancel()
     assert await task == "cleaned up"
+
+
+async def test_a_failed_task_group_is_repeated_although_an_earlier_one_has_left_a_request_to_cancel(
+    in_asyncio: World,
+) -> None:
+    """Before Python 3.13, a group does if a child fails after its body has ended."""
+    bodies = [0.0, LONG, 0.0]
+
+    async def fail() -> None:
+        raise ConnectionError("refused")
+
+    async def fetch() -> str:
+        if not bodies:
+            return "fine"
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            if body := bodies.pop(0):
+                await asyncio.sleep(body)
+        return "never"
+
+    assert await Retry(4, on=Exception, backoff=[0]).acall(fetch) == "fine"

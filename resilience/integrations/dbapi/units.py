@@ -174,9 +174,13 @@ class _Execution(ClientCall):
         self._unit = unit
         self._fn = fn
         self._arguments = arguments  # a tuple, and a dictionary by keyword
-        self.__qualname__ = name_of(fn)  # the default operation of the execution
         self._commits: list[float] = []  # of the attempts that may have committed, their deadlines
         self._resilience_may_overlap = unit._repeat_unknown_commits  # a Hedge reads this; both attempts would commit
+
+    @property
+    def _resilience_operation(self) -> str:
+        """The default operation of the execution, which is built only if something reads it."""
+        return name_of(self._fn)
 
     @override
     def __eq__(self, other: object) -> bool:

@@ -22,9 +22,9 @@ _NO_RECORDER: Final[tuple[float, Callable[[float], object]]] = (-inf, float)
 
 
 class _Measuring(threading.local):
-    """The events that this thread measures, one after another; None if it measures none."""
+    """The events that wait until this thread has measured another one; None if it measures none."""
 
-    events: list[Event] | None = None
+    waiting: list[Event] | None = None
 
 
 @final
@@ -100,15 +100,17 @@ class Feed:
         The locks of a recorder are not reentrant: it would wait for itself, and then every other thread for it.
         """
         measuring = self._measuring
-        if measuring.events is not None:
-            measuring.events.append(event)
+        if measuring.waiting is not None:
+            measuring.waiting.append(event)
             return
+        waiting: list[Event] = []
         try:
-            measuring.events = all_events = [event]
-            for each in all_events:  # more may be added meanwhile
-                self._record(each)
-        finally:
-            measuring.events = None
+            measuring.waiting = waiting
+            self._record(event)
+        finally:  # also if the recorder raises
+            measuring.waiting = None
+            for each in waiting:
+                self._measure(each)
 
     def _record(self, event: Event) -> None:
         for it, value, texts in readings(event):

@@ -257,7 +257,8 @@ def _jitter_function(jitter: object) -> Callable[[Randomness, float], float] | N
             raise ValueError(f"jitter must be 'full', 'equal', 'none' or a ratio, not {jitter!r}")
         return _NAMED[jitter]
     if isinstance(jitter, bool) or not isinstance(jitter, (int, float)):
-        raise TypeError(f"jitter must be 'full', 'equal', 'none' or a ratio, not {jitter!r}")
+        hint = f"; did you mean {'full' if jitter else 'none'!r}?" if jitter is None or isinstance(jitter, bool) else ""
+        raise TypeError(f"jitter must be 'full', 'equal', 'none' or a ratio, not {jitter!r}{hint}")
     if jitter == 0:
         raise ValueError(f"jitter must be more than 0 and at most 1, not {jitter!r}; did you mean 'none'?")
     return partial(_ratio, checks.ratio("jitter", jitter))

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, TypeAlias, TypeVar, cast, final
+from typing import Any, Never, TypeAlias, TypeVar, cast, final
 
 from resilience.callables import is_coroutine_function, is_policy, name_of, signature_of
 
@@ -259,6 +259,22 @@ class _OnObjects:
             return method(*arguments, **keywords)
 
         return of_class
+
+
+@final
+class NoBlock:
+    """The `__enter__` of a policy, which is no context manager: the error of `with` says what to write instead.
+
+    It is an `AttributeError`, so for all other code the method does not exist.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number  # of the form, among those of the policy: in blocking code, in tasks
+
+    def __get__(self, instance: object, owner: Any) -> Never:
+        raise AttributeError(
+            f"{owner.__name__} is not entered itself: write `{owner._resilience_blocks[self._number]}`"
+        )
 
 
 def warn(message: str) -> None:

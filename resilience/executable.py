@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import FunctionType
-from typing import Any, Generic, Never, ParamSpec, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, overload
 
 from typing_extensions import TypeVar
 
@@ -21,7 +21,7 @@ from resilience.callables import (
     require_callable,
     why_lazy,
 )
-from resilience.checks import Duration
+from resilience.checks import Duration, NoBlock
 from resilience.context import NO_KEYWORDS, Context
 from resilience.errors import Misuse
 from resilience.execution import Stage, aprotect, arun, compose, compose_for_threads, protect, run
@@ -50,6 +50,11 @@ class Executable(ABC, Generic[D_co]):
     _resilience_uses_workers: bool = False  # whether, in blocking code, it may run the function in another thread
     _resilience_foresees: bool = False  # whether it may know until when all calls will be refused
     _resilience_listeners: tuple[Listener, ...] = ()
+    # What protects a block: in blocking code, in tasks. By default a block has to be a function.
+    _resilience_blocks: tuple[str, str] = ("policy.call(fn, *args)", "await policy.acall(fn, *args)")
+
+    if not TYPE_CHECKING:  # pragma: no branch (type checkers know that there are no such methods)
+        __enter__, __aenter__ = NoBlock(0), NoBlock(1)
 
     def _resilience_chain(self) -> tuple[Any, ...]:
         """Return the policies that a call meets, outermost first."""

@@ -148,7 +148,10 @@ OF_TYPES: list[tuple[str, Callable[[], object]]] = [
     (r"mean Constant\(datetime", lambda: Retry(backoff=timedelta(seconds=1))),
     ("mean a list of its items", lambda: Retry(backoff=iter([1.0]))),
     (r"did you mean \[0\]", lambda: Retry(backoff=None)),
-    ("'full', 'equal', 'none' or a ratio", lambda: Constant(1, jitter=True)),
+    (r"'full', 'equal', 'none' or a ratio.*did you mean 'full'\?", lambda: Constant(1, jitter=True)),
+    (r"'full', 'equal', 'none' or a ratio.*did you mean 'none'\?", lambda: Constant(1, jitter=False)),
+    (r"'full', 'equal', 'none' or a ratio.*did you mean 'none'\?", lambda: Constant(1, jitter=None)),
+    ("'full', 'equal', 'none' or a ratio, not \\[1\\]$", lambda: Constant(1, jitter=[1])),
     ("a function of the outcome", lambda: Retry(retry_after=5)),
     (r"not 60; did you mean Rate\(100, per=60\)\?", lambda: RateLimiter(100, 60)),
     ("each, not '60'$", lambda: RateLimiter(100, "60")),
@@ -489,6 +492,47 @@ async def test_context_managers_of_a_client_are_not_protected_and_cannot_be_name
 
 
 # --- blocks ------------------------------------------------------------------------------------
+
+LOOP = "for attempt in retry.attempts(): with attempt:"
+
+#: A policy, and what its error says to write: in blocking code, in tasks.
+BLOCKS: list[tuple[Callable[[], Policy[Any]], str, str]] = [
+    (lambda: CircuitBreaker(5), "with breaker.guard():", "async with breaker.guard():"),
+    (lambda: Bulkhead(5), "with bulkhead.slot():", "async with bulkhead.slot():"),
+    (lambda: AdaptiveLimit(0.3), "with limit.slot():", "async with limit.slot():"),
+    (lambda: RateLimiter(5), "with limiter.turn():", "async with limiter.turn():"),
+    (lambda: Timeout(5), "timeout.call(fn, *args)", "async with deadline(5.0):"),
+    (Retry, LOOP, f"async {LOOP}"),
+    (lambda: Cache(5), "policy.call(fn, *args)", "await policy.acall(fn, *args)"),
+    (lambda: Pipeline(Retry()), "policy.call(fn, *args)", "await policy.acall(fn, *args)"),
+]
+
+
+@pytest.mark.parametrize(("make", "blocking", "in_tasks"), BLOCKS, ids=lambda it: it if isinstance(it, str) else "")
+async def test_a_policy_is_not_entered_itself(
+    tasks_world: World, make: Callable[[], Any], blocking: str, in_tasks: str
+) -> None:
+    """The locks and limiters of other libraries are blocks themselves. No code may take a policy for one."""
+    policy = make()
+    name = type(policy).__name__
+    with refused(AttributeError, re.escape(f"{name} is not entered itself: write `{blocking}`")), policy:
+        pass
+    with refused(AttributeError, re.escape(f"{name} is not entered itself: write `{in_tasks}`")):
+        async with policy:
+            pass
+    assert not hasattr(policy, "__enter__")
+    assert not hasattr(policy, "__aenter__")
+
+
+async def test_a_retry_is_not_iterated_itself(tasks_world: World) -> None:
+    """tenacity's object is."""
+    retry: Any = Retry()
+    with refused(TypeError, "Retry is not iterated itself", r"for attempt in retry\.attempts\(\):"):
+        for _ in retry:
+            pass
+    with refused(TypeError, "Retry is not iterated itself", r"for attempt in retry\.attempts\(\):"):
+        async for _ in retry:
+            pass
 
 
 def test_an_attempt_can_be_entered_only_once() -> None:

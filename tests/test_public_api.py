@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 import resilience
+from resilience.checks import NoBlock
 
 RECORD = Path(__file__).with_name("public_api.txt")
 HOW = "if this is intended, update the record with `python -m tests.test_public_api`, and describe it in CHANGELOG.md"
@@ -186,6 +187,8 @@ def described_members(kind: type) -> Iterator[str]:
             if name.startswith("_") and name not in OPERATORS:
                 continue
             member = vars(owner).get(name)
+            if isinstance(member, NoBlock):
+                continue  # there is no such method
             if name not in annotations and not callable(member) and name in declared:
                 continue  # a value, or a slot, for what a parent declares
             recorded.add(name)

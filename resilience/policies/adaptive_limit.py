@@ -88,6 +88,7 @@ class AdaptiveLimit(Policy[Never]):
     """
 
     _resilience_shares = "permits"
+    _resilience_blocks = ("with limit.slot():", "async with limit.slot():")
 
     def __init__(
         self,

@@ -60,6 +60,7 @@ class Bulkhead(Policy[Never]):
     """
 
     _resilience_shares = "permits"
+    _resilience_blocks = ("with bulkhead.slot():", "async with bulkhead.slot():")
 
     def __init__(
         self,

@@ -81,6 +81,7 @@ class CircuitBreaker(Policy[Never]):
 
     _resilience_foresees = True
     _resilience_shares = "circuit"
+    _resilience_blocks = ("with breaker.guard():", "async with breaker.guard():")
 
     def __init__(
         self,

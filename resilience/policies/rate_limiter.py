@@ -86,6 +86,7 @@ class RateLimiter(Policy[Never]):
     """
 
     _resilience_shares = "turns"
+    _resilience_blocks = ("with limiter.turn():", "async with limiter.turn():")
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from math import inf
 from types import TracebackType
-from typing import ClassVar, Never, TypeVar, final
+from typing import TYPE_CHECKING, ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -101,6 +101,10 @@ class Retry(Policy[Never]):
     """
 
     _resilience_repeats: ClassVar[bool] = True
+    _resilience_blocks = (
+        "for attempt in retry.attempts(): with attempt:",
+        "async for attempt in retry.attempts(): with attempt:",
+    )
 
     def __init__(
         self,
@@ -212,6 +216,13 @@ class Retry(Policy[Never]):
         attempt 2
         """
         return Attempts(self._rules)
+
+    if not TYPE_CHECKING:  # pragma: no branch (type checkers know that it is not iterable)
+
+        def __iter__(self) -> Never:
+            raise TypeError(f"{type(self).__name__} is not iterated itself: {_BLOCK}")
+
+        __aiter__ = __iter__
 
     @override
     def settings(self) -> Mapping[str, object]:

@@ -51,6 +51,8 @@ class Timeout(Policy[Never]):
     True
     """
 
+    _resilience_blocks = ("timeout.call(fn, *args)", "async with deadline(5.0):")
+
     max_abandoned: ClassVar[int] = DEFAULT_MAX_ABANDONED
     """How many abandoned calls may be running in this process before new ones are refused; 128 by default."""
 

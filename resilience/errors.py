@@ -20,7 +20,7 @@ parameters. Its text begins with the name of the policy that raised it: a log of
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import override
 
@@ -227,7 +227,7 @@ class RetriesExhausted(ResilienceError):
     ) -> None:
         super().__init__(message, policy=policy)
         self.attempts: int = attempts
-        self.last: Outcome[Any] | None = last
+        self.last: Outcome[Any] = cast("Outcome[Any]", last)  # None only in an error that a user's test makes
 
 
 class Misuse(Exception):
@@ -277,7 +277,7 @@ def closable(ended: BaseException | Outcome[Any]) -> Any:
     if isinstance(ended, Success):
         return ended.value
     error = ended.error if isinstance(ended, Failure) else ended
-    if isinstance(error, RetriesExhausted) and error.last is not None:
+    if isinstance(error, RetriesExhausted):
         return closable(error.last)
     try:
         return getattr(error, "response", None)

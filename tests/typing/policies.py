@@ -167,7 +167,8 @@ def reporting(event: events.RetryScheduled) -> None:
 
 
 def exhausted(error: RetriesExhausted) -> object:
-    """The last result has no type, as in events and handlers."""
+    """There is always a last outcome. The last result has no type, as in events and handlers."""
+    assert_type(error.last.error, Exception | None)
     return error.last.value.status if isinstance(error.last, Success) else error.last
 
 

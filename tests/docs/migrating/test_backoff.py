@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import backoff
 import pytest
 
-from resilience import Retry, Success, events
+from resilience import Keyed, Retry, Success, events
 from resilience import backoff as backoffs
 from resilience.testing import recording
 from tests.docs.migrating.rows import ANSWERS, FAILS, Asks, Check, cases, predicate, row, written
@@ -17,7 +19,7 @@ from tests.docs.side_by_side import code_in, ours, same, theirs
 #: The library calls it; it is deprecated from Python 3.14 on.
 pytestmark = pytest.mark.filterwarnings("ignore:'asyncio.iscoroutinefunction' is deprecated:DeprecationWarning")
 
-BACKOFF = {"backoff": backoff, "OSError": OSError, "Exception": Exception, "predicate": predicate}
+BACKOFF = {"backoff": backoff, "predicate": predicate}
 CONSTANT = "constant, OSError, interval=2, jitter=None"
 
 
@@ -130,6 +132,58 @@ def _(left: str, right: str) -> None:
     our = written(code_in(right)).wrap(Retry(3, on=OSError, backoff=[2]))
     for steps in (FAILS, [OSError(), "fine"], [ValueError(), ...], [OSError(), ValueError()]):
         same(their, our, *steps)
+
+
+@row("backoff", "`details[")
+def _(left: str, right: str) -> None:
+    first, *others = re.findall("`(.*?)`", left)
+    their_codes = [first, *(f"details{code}" for code in others)]
+    first, *others = re.findall("`(.*?)`", right)
+    our_codes = [first, *(f"event{code}" for code in others)]
+    their, our = list[list[Any]](), list[list[Any]]()
+    theirs(
+        on_exception("max_tries=3, on_backoff=note", note=lambda it: their.append(read(their_codes, details=it))),
+        *FAILS,
+    )
+    ours(Retry(3, on=OSError, backoff=[2], on_retry=lambda it: our.append(read(our_codes, event=it))), *FAILS)
+    assert [[*it[:2], repr(it[2]), it[3].__name__, it[4]] for it in their] == [
+        [*it[:2], repr(it[2]), it[3].__name__, it[4]] for it in our
+    ]
+    assert [it[:2] for it in our] == [[1, 2], [2, 2]]
+
+
+def read(codes: list[str], **names: Any) -> list[Any]:
+    return [eval(code, names) for code in codes]  # the page is trusted
+
+
+@row("backoff", "two decorators")
+def _(left: str, right: str) -> None:
+    outer, inner = (f"on_exception({code.split('...')[1][2:]}" for code in re.findall("`@backoff.(.*?)`", left))
+    numbers = {"OSError)": "OSError, interval=5, max_tries=3", "KeyError)": "KeyError, interval=1, max_tries=2"}
+    stack = [on_exception(f"{numbers[it.split('(')[1]]}, jitter=None", "constant") for it in (outer, inner)]
+    ours_with = code_in(right.replace("[", ""))[1:]
+    our = written(
+        ours_with.replace("on=OSError", "3, on=OSError, backoff=[5]").replace(
+            "on=KeyError", "2, on=KeyError, backoff=[1]"
+        )
+    )
+    for steps in (
+        FAILS,
+        [KeyError(), OSError(), KeyError(), "fine"],
+        [KeyError(), KeyError()],
+        [OSError(), KeyError(), OSError(), OSError()],
+    ):
+        same(lambda function: stack[0](stack[1](function)), our, *steps)
+
+
+@row("backoff", "`max_tries=lambda: settings.tries`")
+def _(left: str, right: str) -> None:
+    settings = SimpleNamespace(tries=3)
+    their = on_exception(f"OSError, interval=2, jitter=None, {code_in(left)}", "constant", settings=settings)
+    assert code_in(right) == "Keyed"
+    our = Keyed(lambda tries: Retry(tries, on=OSError, backoff=[2]), key=lambda: settings.tries, max_keys=1)
+    for settings.tries in (3, 5):
+        assert len(same(their, our, *FAILS)[0].at) == settings.tries
 
 
 @row("backoff", "`backoff.runtime`")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import tenacity
 
 from resilience import Context, RetriesExhausted, Retry, Success, events
+from resilience.backoff import Exponential
 from resilience.integrations.logging import log_events
 from resilience.testing import no_sleeping, recording, script, virtual_time
 from tests.docs.migrating.rows import ANSWERS, FAILS, NAMES, ROWS, Asks, Check, cases, predicate, row, written
@@ -60,8 +65,63 @@ def _(left: str, right: str) -> None:
 @row("tenacity", *(left for left in ROWS["tenacity"] if left.startswith("`wait_") and "exception" not in left))
 def _(left: str, right: str) -> None:
     their = tenacity_with(f"stop=stop_after_attempt(11), wait={code_in(left)}, reraise=True")
-    runs = same(their, written(f"Retry(11, on=OSError, {code_in(right)})"), *FAILS)
-    assert len(runs[0].at) == 11
+    listed = [f"backoff={code}" for code in right.split("`") if code.startswith("[")]
+    for backoff in {code_in(right), *listed}:
+        runs = same(their, written(f"Retry(11, on=OSError, {backoff})"), *FAILS)
+        assert len(runs[0].at) == 11
+
+
+@row("tenacity", "`stop_when_event_set(event)`")
+def _(left: str, right: str) -> None:
+    for stopped_at in (1, 4):
+        event, calls = threading.Event(), list[int]()
+
+        def noted(function: Callable[..., Any], event: Any = event, calls: Any = calls, at: int = stopped_at) -> Any:
+            def counted() -> Any:
+                calls.append(1)
+                event.set() if len(calls) == at else event.clear()
+                return function()
+
+            return counted
+
+        their = tenacity_with(f"stop={code_in(left)}, wait=wait_fixed(2), reraise=True", event=event)
+        our = written(f"Retry(None, {code_in(right)}, backoff=[2])", {**NAMES, "event": event})
+        first = theirs(lambda function, their=their: their(noted(function)), *FAILS)
+        calls.clear()
+        assert first.comparable == ours(lambda function, our=our: our(noted(function)), *FAILS).comparable
+        assert len(first.at) == stopped_at
+
+
+@row("tenacity", "`wait=function`, of the state")
+def _(left: str, right: str) -> None:
+    def wait(state: Any) -> float:
+        error = state.outcome.exception()
+        return max(tenacity.wait_exponential(max=60)(state), error.seconds if isinstance(error, Asks) else 0)
+
+    assert {"`retry_after=`", "`backoff=`"} <= set(re.findall("`.*?`", right))
+    asked = {"retry_after": lambda failure: getattr(failure.error, "seconds", None)}
+    our = Retry(6, on=Exception, backoff=Exponential(1, cap=60, jitter="none"), **asked)
+    their = tenacity_with("stop=stop_after_attempt(6), wait=wait, reraise=True", wait=wait)
+    runs = same(their, our, Asks(), OSError(), Asks(), Asks(), Asks(), "fine")
+    assert runs[0].waits == [7, 2, 7, 8, 16]
+
+
+@row("tenacity", "`wait=function`, `stop=function`")
+def _(left: str, right: str) -> None:
+    def asks(state: Any) -> bool:
+        return isinstance(state.outcome.exception(), Asks)
+
+    their = tenacity_with(
+        "stop=stop, wait=wait, reraise=True",
+        stop=lambda state: not asks(state) and state.attempt_number >= 3,
+        wait=lambda state: 30 if asks(state) else 2,
+    )
+    first, second = "None, on=Asks, backoff=[30]", "3, on=OSError, backoff=[2]"
+    our = written(code_in(right).replace("...", first, 1).replace("...", second, 1), {**NAMES, "Asks": Asks})
+    for steps in ([Asks(), OSError(), "fine"], [OSError(), OSError(), OSError()], [Asks(), Asks(), "fine"]):
+        same(their, our, *steps)
+    mixed = Asks(), Asks(), OSError(), "fine"
+    assert (theirs(their, *mixed).at, ours(our, *mixed).at) == ([0, 30, 60], [0, 30, 60, 62])  # a count for each
 
 
 @row("tenacity", "`wait_exception(")
@@ -141,6 +201,25 @@ def _(left: str, right: str) -> None:
     assert our[:2] == [(1, 2), (2, 2)]
 
 
+@row("tenacity", "`state.attempt_number`")
+def _(left: str, right: str) -> None:
+    def read(cell: str, of: str) -> Callable[[Any], None]:
+        first, *others = re.findall("`(.*?)`", cell)
+        codes = [first, *(f"{of}{code}" for code in others)]
+        return lambda it: found.append([repr(eval(code, {of: it})) for code in codes])  # the page is trusted
+
+    found: list[list[str]] = []
+    arguments = "stop=stop_after_attempt(3), wait=wait_fixed(2.5), reraise=True, before_sleep=note"
+    theirs(tenacity_with(arguments, note=read(left, "state")), OSError("busy"), OSError("busy"), "fine")
+    their, found = found, []
+    ours(Retry(on=OSError, backoff=[2.5], on_retry=read(right, "event")), OSError("busy"), OSError("busy"), "fine")
+    for lines in (their, found):  # the recording functions of the two runs
+        for line in lines:
+            line[3] = line[3].partition(" at ")[0].rpartition(".")[2]
+    assert their == found
+    assert [line[:3] for line in found] == [["1", "2.5", "OSError('busy')"], ["2", "2.5", "OSError('busy')"]]
+
+
 @row("tenacity", "`after=callback`")
 def _(left: str, right: str) -> None:
     after: list[int] = []
@@ -182,6 +261,24 @@ def _(left: str, right: str) -> None:
     for steps in ([*FAILS], ["bad", ...], [OSError(), "fine"], [ValueError(), ...], [OSError(), ValueError()]):
         same(their, our, *steps)
     assert ours(our, ValueError(), ...).comparable == ([0], "ValueError")  # a plain Fallback answers this, too
+
+
+@row("tenacity", "`retry_error_callback=lambda state: None`")
+def _(left: str, right: str) -> None:
+    their = tenacity_with(f"stop=stop_after_attempt(5), retry=retry_if_exception_type(OSError), {code_in(left)}")
+    _, outer, _, inner, *_ = right.split("`")
+    our = written(outer).wrap(written(f"{inner[:-1]}, on=OSError, backoff=[0])"))
+    for steps in ([*FAILS], [OSError(), "fine"], [ValueError(), ...], [OSError(), ValueError()]):
+        same(their, our, *steps)
+
+
+@row("tenacity", "`retry_error_callback=lambda state: state.outcome.result()`")
+def _(left: str, right: str) -> None:
+    assert right.startswith("the default")
+    conditions = "retry=retry_if_exception_type(OSError) | retry_if_result(predicate)"
+    their = tenacity_with(f"stop=stop_after_attempt(3), {conditions}, {code_in(left)}")
+    for steps in ([*FAILS], ["bad", ...], [OSError(), "fine"], [OSError(), "bad", "bad"]):
+        same(their, Retry(3, on=OSError, on_result=predicate, backoff=[0]), *steps)
 
 
 @row("tenacity", "`reraise=True`")
@@ -252,11 +349,31 @@ def _(left: str, right: str) -> None:
             stop=tenacity.stop_after_attempt(5), reraise=True
         )
 
-    same(their, lambda function: lambda: Retry(5, on=OSError, backoff=[0]).call(function), *FAILS)
+    def our(function: Callable[..., Any]) -> Callable[[], Any]:
+        function, args = Retry(3)(function), ()
+        code = code_in(right).replace("Retry(...)", "Retry(5, on=OSError, backoff=[0])")
+        return lambda: written(code, {**NAMES, "function": function, "args": args})
+
+    same(their, our, *FAILS)
+
+
+@row("tenacity", "`retrying.copy(")
+def _(left: str, right: str) -> None:
+    retrying = tenacity.Retrying(stop=tenacity.stop_after_attempt(3), reraise=True)
+    copied = written(code_in(left).replace("...", "stop_after_attempt(5)"), {**THEIRS, "retrying": retrying})
+    same(lambda function: lambda: copied(function), Retry(5, on=OSError, backoff=[0]), *FAILS)
 
 
 @row("tenacity", "`sleep=`")
 def _(left: str, right: str) -> None:
+    began = time.monotonic()
+    function: Any = tenacity.retry(wait=tenacity.wait_fixed(60))(script(OSError(), OSError(), "fine"))
+    function.retry.wait = tenacity.wait_none()
+    function()
+    function = tenacity.retry(wait=tenacity.wait_fixed(60))(script(OSError(), OSError(), "fine"))
+    with mock.patch("tenacity.nap.time"):
+        function()
+    assert time.monotonic() - began < 30
     slept: list[float] = []
     tenacity.retry(wait=tenacity.wait_fixed(60), sleep=slept.append)(script(OSError(), "fine"))()
     with virtual_time() as clock:
@@ -266,13 +383,27 @@ def _(left: str, right: str) -> None:
     assert slept == clock.sleeps == [60]
 
 
-@row("tenacity", "`function.statistics`")
+@row("tenacity", "`function.statistics[")
 def _(left: str, right: str) -> None:
-    function: Any = tenacity.retry(script(OSError(), "fine"))
+    inside, after, *_ = (code for code in right.split("`")[1::2])
+    their, our = list[int](), list[int]()
+    steps, same_steps = script(OSError(), "fine"), script(OSError(), "fine")
+
+    @tenacity.retry
+    def function() -> Any:
+        their.append(eval(code_in(left), {"function": function}))  # the page is trusted
+        return steps()
+
+    def noted(ctx: Context) -> Any:
+        our.append(written(inside))
+        return same_steps()
+
     function()
-    ctx, steps = Context(), script(OSError(), "fine")
-    Retry(on=OSError, backoff=[0]).execute(lambda ctx: steps(), ctx)
-    assert function.statistics["attempt_number"] == ctx.attempts == 2
+    their.append(eval(code_in(left), {"function": function}))  # the page is trusted
+    ctx = Context()
+    Retry(on=OSError, backoff=[0]).execute(noted, ctx)
+    our.append(eval(after, {"ctx": ctx}))  # the page is trusted
+    assert their == our == [1, 2, 2]
 
 
 @pytest.mark.parametrize(("left", "right", "check"), cases("tenacity"))

@@ -314,16 +314,6 @@ async def test_two_hundred_nested_policies_work(world: World) -> None:
     assert held(*policies) == []
 
 
-async def test_fifty_nested_pipelines_work(world: World) -> None:
-    """Each has its own name and listener, so that none is flattened."""
-    seen: list[Any] = []
-    pipeline: Policy[Any] = Passing()
-    for number in range(50):
-        pipeline = Policy.wrap(Retry(1), pipeline, name=f"number {number}", listeners=[seen.append])
-    assert await world.execute(pipeline, fine) == "fine"
-    assert len(pipeline.policies) == 51  # type: ignore[attr-defined]
-
-
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 async def test_too_deep_a_pipeline_raises_recursion_error(world: World) -> None:
     """The permits that were taken are released."""

@@ -147,17 +147,6 @@ async def test_a_policy_called_by_another_is_the_same(world: World, clock: FakeC
         assert await course(world, pipeline(other), clock) == expected
 
 
-async def test_listeners_of_a_pipeline_called_by_another_policy_get_its_events(world: World, clock: FakeClock) -> None:
-    """The execution is that of the outer pipeline."""
-    inner: list[str] = []
-    outer: list[str] = []
-    handed = Pipeline(quick(2), listeners=[lambda event: inner.append(type(event).__name__)])
-    pipeline = Pipeline(HandingOn(handed), listeners=[lambda event: outer.append(type(event).__name__)])
-    assert await world.execute(pipeline, Script(Boom(), "fine").function()) == "fine"
-    assert inner == ["AttemptFailed", "RetryScheduled"]
-    assert outer == ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
-
-
 async def test_a_policy_can_pass_on_its_own_coroutine_function_as_the_call(world: World) -> None:
     class Recording(Policy):
         def __init__(self) -> None:

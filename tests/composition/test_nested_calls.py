@@ -382,18 +382,6 @@ async def test_handled_failures_of_child_tasks_of_a_guard_do_not_count(tasks_wor
     assert breaker.state is CLOSED
 
 
-@both_ways
-async def test_a_failure_inside_a_call_of_another_breaker_counts(world: World, run: Any) -> None:
-    outer, inner = CircuitBreaker(1), CircuitBreaker(1)
-
-    async def answers(ctx: Any = None) -> str:
-        assert isinstance(await failure_of(run(world, inner, fail)), Boom)
-        return "fine"
-
-    assert await run(world, outer, answers) == "fine"
-    assert (outer.state, inner.state) == (CLOSED, OPEN)
-
-
 def failure_of_another_caller(breaker: CircuitBreaker) -> None:
     """Let a call without the context variables of this test fail."""
     contextvars.Context().run(breaker.capture, raising(Boom("of another caller")))
@@ -464,27 +452,28 @@ def test_an_exception_that_an_earlier_guard_counted_is_another_failure_although_
         assert breaker.state is state
 
 
-def test_a_failure_with_a_cycle_of_causes_counts() -> None:
-    """Also if another failure was counted meanwhile, and is searched for among the causes."""
-    breaker = CircuitBreaker(2, on=Boom)
+def caused_by_one_another() -> Boom:
     failed, cause = Boom("no"), Boom("why")
     failed.__cause__, cause.__cause__ = cause, failed
-    with pytest.raises(Boom), breaker.guard():
-        failure_of_another_caller(breaker)
-        raise failed
-    assert breaker.state is OPEN
+    return failed
 
 
-def test_a_failure_whose_cause_is_its_group_counts() -> None:
+def caused_by_their_group() -> Boom:
     """As after `raise group.exceptions[0] from group`. Each of several errors in the group has it as the cause."""
-    breaker = CircuitBreaker(2, on=Boom)
     children = [Boom(name) for name in "abc"]
     group = ExceptionGroup("children", children)
     for child in children:
         child.__cause__ = group
+    return children[0]
+
+
+@pytest.mark.parametrize("make", [caused_by_one_another, caused_by_their_group])
+def test_a_failure_with_a_cycle_of_causes_counts(make: Callable[[], Boom]) -> None:
+    """Also if another failure was counted meanwhile, and is searched for among the causes."""
+    breaker = CircuitBreaker(2, on=Boom)
     with pytest.raises(Boom), breaker.guard():
         failure_of_another_caller(breaker)
-        raise children[0]
+        raise make()
     assert breaker.state is OPEN
 
 

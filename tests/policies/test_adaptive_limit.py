@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from resilience import AdaptiveLimit, Context, Policy, Sample, Seeking, Timeout, events
+from resilience import AdaptiveLimit, Context, Policy, Sample, Seeking, events
 from resilience.clock import clock as process_clock
-from resilience.errors import DeadlineExceeded, LimitExceeded, TimeoutExceeded
+from resilience.errors import LimitExceeded
 from resilience.policies.adaptive_limit import LimitStats
 from tests.callers import wait_until
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
@@ -73,20 +73,6 @@ async def test_a_call_beyond_the_limit_is_refused(world: World) -> None:
             call.let_go()
             assert await call.result() == "fine"
     assert counts(limit) == (2, 0, 0, 1)
-
-
-async def test_a_queued_call_waits_until_a_permit_max_wait_its_deadline_or_a_timeout(world: World) -> None:
-    limit = AdaptiveLimit(60, initial=1, queue=1, max_wait=0.01)
-    fine = Script("fine").function()
-    async with beside(world) as group:
-        call = await group.inside(limit)
-        assert isinstance(await world.attempt(limit, fine), LimitExceeded)
-        assert isinstance(await world.attempt(limit, fine, Context(timeout=0.001)), DeadlineExceeded)
-        assert isinstance(await world.attempt(Timeout(0.001).wrap(limit), fine), TimeoutExceeded)
-        call.let_go()
-        assert await call.result() == "fine"
-    assert await world.attempt(limit, fine) == "fine"
-    assert counts(limit)[:3] == (1, 0, 0)
 
 
 async def test_a_cancelled_call_releases_its_permit_and_is_no_sample(tasks_world: World) -> None:

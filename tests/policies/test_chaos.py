@@ -240,15 +240,6 @@ def test_an_environment_variable_forbids_chaos(monkeypatch: pytest.MonkeyPatch, 
 # --- which calls ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rate", "injected"), [(0.6, 1), (0.3, 0), (0.5, 0)])
-async def test_a_draw_below_the_rate_injects(threads: World, rate: float, injected: int) -> None:
-    """As in Polly's Simmy: with a draw of 0.5 a rate of 0.6 injects, 0.3 does not."""
-    chaos = Chaos(error=Boom, rng=Draws(0.5))
-    with chaos.injecting(rate):
-        await threads.attempt(chaos, Script("fine").function())
-    assert chaos.injected == injected
-
-
 def test_on_without_a_rate_uses_the_rate_of_the_constructor() -> None:
     chaos = Chaos(error=Boom, rng=Draws(0.0099, 0.01))
     chaos.on()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Context, Rejected, SlowRatio, backoff
-from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
+from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails
 
 # --- opening -----------------------------------------------------------------------------------
@@ -160,16 +160,6 @@ def test_an_error_of_the_backoff_is_raised_and_the_circuit_opens_anyway(threads:
     clock.advance(5.0)
     assert breaker.execute(lambda ctx: "fine") == "fine"
     assert moves.states == [OPEN, HALF_OPEN, OPEN, HALF_OPEN, CLOSED]
-
-
-def test_an_open_circuit_keeps_no_frames_of_a_failure_alive(threads: World) -> None:
-    """It keeps the failure as text."""
-    breaker, watched = CircuitBreaker(1), Watched()
-    with no_collector():
-        breaker.capture(lambda ctx: watched.fail())
-        assert breaker.state is OPEN
-        assert watched.seen
-        assert watched.alive == []
 
 
 def test_the_text_of_a_failure_is_bounded_and_survives_a_broken_str(threads: World, clock: FakeClock) -> None:

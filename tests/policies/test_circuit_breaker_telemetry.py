@@ -286,14 +286,6 @@ def in_another_context(fn: Any) -> Any:
 
 def test_the_event_can_be_constructed_without_reason_type_and_counts() -> None:
     """Tests of users may construct one."""
-    event = events.CircuitChanged(
-        policy="db",
-        operation=None,
-        time=0.0,
-        properties={},
-        old=CircuitState.OPEN,
-        new=CircuitState.CLOSED,
-        retry_after=None,
-        last_failure=None,
-    )
+    required: Any = dict.fromkeys("policy operation time properties old new retry_after last_failure".split())
+    event = events.CircuitChanged(**required)
     assert (event.reason, event.failure_type, event.counted) == ("", None, None)

@@ -31,7 +31,7 @@ from tests.conftest import Boom, Script, World, no_collector
 from tests.functions import raising
 from tests.policies.blocks import entered
 from tests.policies.bulkheads import works
-from tests.policies.retries import Response, RetryAfter
+from tests.policies.retries import RetryAfter
 
 
 @pytest.fixture
@@ -381,14 +381,6 @@ def test_an_invalid_cost_or_actual_use_is_an_error_and_uses_no_turn(bad: Any) ->
         with pytest.raises((ValueError, TypeError), match=r"cost|actual"):
             limiter.call(int)
         assert limiter.stats().next_turn == 0
-
-
-async def test_a_result_that_cannot_be_read_is_closed(world: World) -> None:
-    """A bad number is an error, and no caller will see the result."""
-    response = Response(200)
-    with pytest.raises(ZeroDivisionError):
-        await world.execute(RateLimiter(10, told=lambda result: 1 // 0), Script(response).function())
-    assert response.closed == 1
 
 
 def test_an_answer_that_is_an_error_is_not_read() -> None:

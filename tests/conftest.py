@@ -411,10 +411,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 class Script:
-    """An `async def fn(ctx)` that raises or returns one step per call; the last one repeats."""
+    """An `async def fn(ctx)` that raises or returns one step per call; the last one repeats.
 
-    def __init__(self, *steps: Any) -> None:
+    :param doing: is called with the context before each step.
+    """
+
+    def __init__(self, *steps: Any, doing: Callable[[Any], object] | None = None) -> None:
         self._steps = steps
+        self._doing = doing
         self.contexts: list[Context] = []
 
     @property
@@ -425,6 +429,8 @@ class Script:
         async def fn(ctx: Any = None) -> Any:
             step = self._steps[min(len(self.contexts), len(self._steps) - 1)]
             self.contexts.append(ctx)
+            if self._doing is not None:
+                self._doing(ctx)
             if isinstance(step, BaseException):
                 raise step
             return step

@@ -104,11 +104,7 @@ async def test_only_the_function_finds_the_context_of_a_timeout(world: World, ti
 async def test_inside_a_function_the_ambient_context_is_its_own(world: World, clock: FakeClock) -> None:
     """The one that it gets as its argument, in each attempt; it ends with the call."""
     same: list[bool] = []
-
-    async def fn(ctx: Context) -> None:
-        same.append(current_context() is ctx)
-        raise Boom
-
+    fn = Script(Boom(), doing=lambda ctx: same.append(current_context() is ctx)).function()
     await world.attempt(Retry(2, on=Boom, backoff=[0]).wrap(Timeout(5.0)), fn)
     assert current_context().deadline == INF
     assert same == [True, True]
@@ -130,13 +126,9 @@ async def test_of_an_explicit_and_the_ambient_context_the_earlier_deadline_holds
 ) -> None:
     """Deadlines can only be shortened."""
     seen: list[Context] = []
-
-    async def fn(ctx: Context) -> None:
-        seen.append(ctx)
-
     own = Context(timeout=given, operation="own")
     with deadline(ambient):
-        await world.execute(PASSING, fn, own)
+        await world.execute(PASSING, Script(None, doing=lambda ctx: seen.append(ctx)).function(), own)
     assert seen[0].remaining() == left
     assert seen[0].operation == "own"
     assert own.remaining() == (INF if given is None else given), "the caller's own context is not changed"

@@ -14,7 +14,7 @@ import pytest
 from resilience import Context, DeadlineExceeded, Retry, current_context, deadline
 from resilience.runtimes.alarms import AsyncioTimer
 from resilience.runtimes.tasks import ScopeTimer
-from tests.conftest import Boom, FakeClock, Virtual, World
+from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.custom import INF, PASSING
 from tests.functions import raising
 
@@ -45,10 +45,7 @@ def each_block(test: Callable[..., object]) -> Callable[..., object]:
 async def test_a_block_limits_every_execution_inside(world: World, how: str, clock: FakeClock) -> None:
     """Each inherits the remaining time; before and after the block there is no limit."""
     left: list[float] = []
-
-    async def fn(ctx: Context) -> None:
-        left.append(ctx.remaining())
-
+    fn = Script(None, doing=lambda ctx: left.append(ctx.remaining())).function()
     async with block(world, how, 8.0) as ctx:
         assert current_context() is ctx
         assert ctx.remaining() == 8.0
@@ -76,10 +73,8 @@ async def test_nested_blocks_can_only_shorten_the_deadline(
 
 @each_block
 async def test_a_block_inside_an_execution_keeps_its_properties(world: World, how: str, clock: FakeClock) -> None:
-    seen: list[tuple[float, str | None, Any]] = []
-
-    async def nested(ctx: Context) -> None:
-        seen.append((ctx.remaining(), ctx.operation, ctx.properties["a"]))
+    seen: list[Any] = []
+    nested = Script(None, doing=lambda it: seen.append((it.remaining(), it.operation, it.properties["a"]))).function()
 
     async def fn(ctx: Context) -> None:
         async with block(world, how, 3.0):

@@ -156,11 +156,7 @@ def test_a_failure_is_described_on_one_line() -> None:
 async def test_the_report_is_available_during_the_execution(world: World, clock: FakeClock) -> None:
     """The function reads it from its own context."""
     seen: list[tuple[int, float, int]] = []
-
-    async def fn(ctx: Context) -> None:
-        seen.append((ctx.attempts, ctx.elapsed, len(ctx.failures)))
-        raise Boom
-
+    fn = Script(Boom(), doing=lambda ctx: seen.append((ctx.attempts, ctx.elapsed, len(ctx.failures)))).function()
     await world.attempt(Retry(3, on=Boom, backoff=[1.0]), fn, Context())
     assert seen == [(1, 0.0, 0), (2, 1.0, 1), (3, 2.0, 2)]
 

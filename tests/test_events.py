@@ -27,11 +27,7 @@ async def test_a_retry_reports_each_failure_delay_and_its_end(world: World, cloc
     boom = Boom("no")
     retry = Retry(2, on=Boom, backoff=[1.5], name="r")
     began = clock.now()
-
-    async def fn(ctx: Context) -> None:
-        clock.advance(0.25)
-        raise boom
-
+    fn = Script(boom, doing=lambda ctx: clock.advance(0.25)).function()
     assert await world.attempt(retry, fn, Context(operation="op", properties={"a": 1})) is boom
     common = {"policy": "r", "operation": "op", "properties": {"a": 1}, "pipeline": "r"}
     failed, ended = Failure(boom), {"cancelled_by": None, "items": None}

@@ -102,11 +102,7 @@ async def test_after_unsubscribing_a_listener_gets_nothing_more(world: World) ->
     """Not even the remaining events of the current execution."""
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append)
-
-    async def fn(ctx: Context) -> None:
-        unsubscribe()
-        raise Boom
-
+    fn = Script(Boom(), doing=lambda ctx: unsubscribe()).function()
     await world.attempt(Fallback("x").wrap(Retry(on=Boom, backoff=[0])), fn)
     assert seen == []
 

@@ -74,12 +74,7 @@ async def test_the_first_policy_is_outermost_however_the_pipeline_was_built(worl
     assert isinstance(pipeline, Pipeline)
     assert isinstance(pipeline, Policy)
     assert pipeline.policies == tuple(policies)
-
-    async def fn(ctx: Context) -> str:
-        log.append("-")
-        return "result"
-
-    assert await world.execute(pipeline, fn) == "result"
+    assert await world.execute(pipeline, Script("result", doing=lambda ctx: log.append("-")).function()) == "result"
     assert "".join(log) == "abc-CBA"
 
 

@@ -45,7 +45,7 @@ from resilience import (
 from resilience.clock import clock as process_clock
 from resilience.testing import virtual_time
 from resilience.work import Gate, IdempotencyKey, KeyInUse, Once
-from tests.conftest import Boom, World
+from tests.conftest import Boom, Script, World
 
 LONG = 60.0
 
@@ -558,10 +558,7 @@ async def test_cancelling_many_queued_calls_at_once_loses_no_permit(tasks_world:
 
 async def test_a_function_that_cancels_its_own_task_and_returns_keeps_its_result(in_asyncio: World) -> None:
     """The cancellation is delivered at the next suspension, which is outside of the call."""
-
-    async def fn(ctx: Context) -> str:
-        cancel_task()
-        return "fine"
+    fn = Script("fine", doing=lambda ctx: cancel_task()).function()
 
     async def call() -> Any:
         result = await Policy.wrap(Fallback("instead"), Timeout(LONG), Bulkhead(1)).aexecute(fn)

@@ -67,11 +67,7 @@ async def test_a_policy_can_choose_another_policy_for_each_attempt(world: World,
             return await Timeout(float(ctx.attempt)).around(call, ctx)
 
     left: list[float] = []
-
-    async def fn(ctx: Context) -> None:
-        left.append(ctx.remaining())
-        raise Boom
-
+    fn = Script(Boom(), doing=lambda ctx: left.append(ctx.remaining())).function()
     await world.attempt(Pipeline(quick(3), Growing()), fn)
     assert left == [1.0, 2.0, 3.0]
 

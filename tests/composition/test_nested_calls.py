@@ -18,7 +18,7 @@ import pytest
 from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Keyed, Pipeline, Policy, Retry, Timeout
 from resilience.ambient import get_ambient
 from tests.callers import in_threads
-from tests.conftest import Boom, FakeClock, World
+from tests.conftest import Boom, FakeClock, Script, World
 from tests.functions import raising
 from tests.policies.breakers import CLOSED, OPEN, fails
 
@@ -114,10 +114,7 @@ async def test_calls_outside_of_a_probe_are_refused(world: World, clock: FakeClo
     def apart() -> None:
         refused.append(breaker.capture(lambda ctx: "fine").error)  # type: ignore[union-attr]
 
-    async def looks(ctx: Any) -> None:
-        in_threads(apart)  # with context variables of its own
-
-    await world.execute(breaker, looks)
+    await world.execute(breaker, Script(None, doing=lambda ctx: in_threads(apart)).function())
     assert isinstance(refused[0], CircuitOpen)
 
 

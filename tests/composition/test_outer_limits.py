@@ -427,9 +427,7 @@ async def test_a_function_may_handle_that_a_nested_call_finds_no_time_left(
 ) -> None:
     """It sees the error, or the answer of a nested fallback, as of any call."""
     seen: list[Any] = []
-
-    async def checks(ctx: Context) -> None:
-        ctx.check()
+    checks = Script(None, doing=lambda ctx: ctx.check()).function()
 
     async def calls(ctx: Context) -> None:
         clock.advance(60)
@@ -449,25 +447,19 @@ async def test_a_function_may_handle_that_although_a_block_has_ended_in_another_
         async with deadline(5):
             yield 1
 
-    async def checks(ctx: Context) -> None:
-        ctx.check()
-
     async def calls(ctx: Context) -> Any:
         await anext(items := stream())
         await asyncio.create_task(items.aclose())
         clock.advance(60)
-        return await in_asyncio.attempt(Fallback("instead"), checks)
+        return await in_asyncio.attempt(Fallback("instead"), Script(None, doing=lambda ctx: ctx.check()).function())
 
     assert await in_asyncio.execute(Timeout(30), calls) == "instead"
 
 
 async def test_a_group_with_another_error_is_no_cut_off(tasks_world: World, clock: FakeClock) -> None:
     """Although a part of it ended at the instant of the limit."""
-
-    async def fails(ctx: Context) -> None:
-        clock.advance(60)
-        raise ExceptionGroup("children", [DeadlineExceeded("no time left"), Boom("no")])
-
+    mixed = ExceptionGroup("children", [DeadlineExceeded("no time left"), Boom("no")])
+    fails = Script(mixed, doing=lambda ctx: clock.advance(60)).function()
     assert type(await tasks_world.attempt(Timeout(30), fails)) is ExceptionGroup
 
 

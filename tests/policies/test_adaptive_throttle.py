@@ -154,11 +154,7 @@ async def test_running_calls_are_not_counted(threads: World) -> None:
     """Otherwise a client that has just started would reject half of its concurrent calls."""
     throttle = AdaptiveThrottle(1.0, min_calls=1)
     seen: list[ThrottleStats] = []
-
-    async def fn(ctx: Context) -> None:
-        seen.append(throttle.stats())
-
-    await threads.execute(throttle, fn)
+    await threads.execute(throttle, Script(None, doing=lambda ctx: seen.append(throttle.stats())).function())
     assert seen == [ThrottleStats(0.0, 0, 0, 0)]
 
 
@@ -170,13 +166,9 @@ async def test_an_accepted_call_is_in_the_window_from_its_end(threads: World, cl
     await run_calls(threads, throttle, "fine", 3)
     clock.advance(10)
     assert counts(throttle) == (3, 3, 0)
-
-    async def slow(ctx: Context) -> None:
-        clock.advance(25)
-
     await run_calls(threads, throttle, Boom(), 4)
     assert throttle.stats().rejection_rate > 0
-    await threads.execute(throttle, slow)
+    await threads.execute(throttle, Script(None, doing=lambda ctx: clock.advance(25)).function())
     clock.advance(10)
     assert counts(throttle) == (1, 1, 0)
 

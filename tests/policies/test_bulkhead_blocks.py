@@ -13,7 +13,7 @@ import pytest
 
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Fallback, Timeout, TimeoutExceeded, deadline
 from tests.callers import wait_until
-from tests.conftest import Boom, World, drive
+from tests.conftest import Boom, Script, World, drive
 from tests.contention.beside import beside, until
 from tests.policies.blocks import entered
 from tests.policies.bulkheads import LONG, SHORT, counts, works
@@ -70,10 +70,7 @@ async def test_slots_and_calls_share_one_queue(world: World) -> None:
             order.append(1)
 
     async def in_a_call() -> None:
-        await world.execute(bulkhead, fn)
-
-    async def fn(ctx: Context) -> None:
-        order.append(2)
+        await world.execute(bulkhead, Script(None, doing=lambda ctx: order.append(2)).function())
 
     async with beside(world) as group:
         holder = await group.inside(bulkhead)

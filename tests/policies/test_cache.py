@@ -170,12 +170,7 @@ async def test_a_value_that_becomes_too_old_in_its_refresh_is_not_returned(threa
     cache = make_cache(stale=60)
     await threads.execute(cache, Script(1).function())
     clock.advance(69)
-
-    async def fn(ctx: Context) -> None:
-        clock.advance(2)
-        raise Boom
-
-    assert isinstance(await threads.attempt(cache, fn), Boom)
+    assert isinstance(await threads.attempt(cache, Script(Boom(), doing=lambda ctx: clock.advance(2)).function()), Boom)
 
 
 @pytest.mark.parametrize(

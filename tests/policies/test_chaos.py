@@ -104,10 +104,7 @@ async def test_a_function_that_returns_the_wrong_type_of_effect_is_refused(
 async def test_an_action_runs_before_the_call_and_its_error_replaces_it(world: World) -> None:
     """In tasks the action may be asynchronous."""
     seen: list[Any] = []
-
-    async def action(ctx: Context) -> None:
-        seen.append(ctx.operation)
-
+    action = Script(None, doing=lambda ctx: seen.append(ctx.operation)).function()
     for each in (world.native(action), lambda ctx: seen.append(ctx.operation)):
         chaos = Chaos(action=each)
         with chaos.injecting(1.0):

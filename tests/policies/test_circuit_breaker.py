@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Context, Rejected, SlowRatio, backoff
+from resilience import CircuitBreaker, CircuitOpen, Rejected, SlowRatio, backoff
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails
 
@@ -32,12 +32,8 @@ async def test_five_consecutive_failures_open_a_circuit_by_default(world: World)
 async def test_a_call_that_takes_exactly_the_limit_is_slow_despite_rounding(world: World, clock: FakeClock) -> None:
     """In floats, (now + 0.3) - now is less than 0.3 at many instants."""
     breaker = CircuitBreaker(SlowRatio(1.0, slower_than=0.3, min_calls=50, last=50))
-
-    async def fn(ctx: Context) -> None:
-        clock.advance(0.3)
-
     for _ in range(50):
-        await world.execute(breaker, fn)
+        await world.execute(breaker, Script(None, doing=lambda ctx: clock.advance(0.3)).function())
     assert breaker.state is OPEN
 
 

@@ -95,10 +95,7 @@ async def test_the_probe_function_counts_as_one_of_several_successful_probes(wor
     breaker, probe = probing(world, None, probe_successes=2)
     await about_to_probe(world, breaker, clock)
     seen = []
-
-    async def fn(ctx: Any) -> None:
-        seen.append((breaker.state, breaker.stats().probes))
-
+    fn = Script(None, doing=lambda ctx: seen.append((breaker.state, breaker.stats().probes))).function()
     await world.execute(breaker, fn)
     assert (seen, breaker.state, probe.calls) == ([(HALF_OPEN, 1)], CLOSED, 1)
     await about_to_probe(world, breaker, clock)

@@ -103,12 +103,8 @@ class Arrivals:
 async def test_calls_beyond_the_burst_wait_and_begin_at_the_rate(world: World, virtual: VirtualClock) -> None:
     limiter = RateLimiter(Rate(4, burst=2))
     instants = []
-
-    async def fn(ctx: Context) -> None:
-        instants.append(virtual.now())
-
     for _ in range(5):
-        await world.execute(limiter, fn)
+        await world.execute(limiter, Script(None, doing=lambda ctx: instants.append(virtual.now())).function())
     assert instants == [0, 0, 0.25, 0.5, 0.75]
 
 

@@ -78,11 +78,7 @@ async def test_only_the_rest_of_the_open_period_counts(world: World, clock: Fake
 async def test_no_wait_is_started_for_an_isolated_circuit(world: World, clock: FakeClock, heard: list[Any]) -> None:
     """Here it is isolated during an attempt."""
     breaker = CircuitBreaker(5)
-
-    async def isolates(ctx: Any) -> None:
-        breaker.isolate()
-        raise Boom("reset")
-
+    isolates = Script(Boom("reset"), doing=lambda ctx: breaker.isolate()).function()
     error = await world.attempt(Pipeline(Retry(5, on=Boom, backoff=[1e6]), breaker), isolates)
     assert isinstance(error, Boom)
     assert clock.sleeps == []

@@ -101,21 +101,12 @@ async def test_a_timeout_error_of_the_function_is_unchanged(world: World, kind: 
 
 async def test_a_timeout_error_of_the_function_after_the_limit_is_unchanged(world: World, clock: FakeClock) -> None:
     error = TimeoutError("the client's own")
-
-    async def fn(ctx: Context) -> None:
-        clock.advance(100)
-        raise error
-
-    assert await world.attempt(Timeout(LONG), fn) is error
+    assert await world.attempt(Timeout(LONG), Script(error, doing=lambda ctx: clock.advance(100)).function()) is error
 
 
 async def test_a_late_result_of_a_task_that_blocks_its_event_loop_is_returned(tasks_world: World) -> None:
     """Such a task cannot be cancelled, and its result is not discarded."""
-
-    async def fn(ctx: Context) -> str:
-        time.sleep(0.03)
-        return "late"
-
+    fn = Script("late", doing=lambda ctx: time.sleep(0.03)).function()
     assert await tasks_world.attempt(Timeout(0.01), fn) == "late"
 
 
@@ -266,10 +257,7 @@ async def test_a_wait_that_ends_at_the_limit_or_begins_after_it_is_cut_off(threa
 async def test_a_limit_counts_from_the_position_of_the_timeout(world: World, clock: FakeClock) -> None:
     """Waits of outer policies do not count."""
     seen: list[float] = []
-
-    async def fn(ctx: Context) -> None:
-        seen.append(ctx.remaining())
-
+    fn = Script(None, doing=lambda ctx: seen.append(ctx.remaining())).function()
     await world.attempt(Policy.wrap(Nap(), Timeout(LONG)), fn)
     await world.attempt(Policy.wrap(Timeout(LONG), Nap()), fn)
     assert seen == [LONG, LONG - 10]

@@ -12,7 +12,7 @@ import pytest
 
 from resilience import Context, DeadlineExceeded, Fallback, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.testing import virtual_time
-from tests.conftest import Boom, FakeClock, World
+from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, hanging
 
 
@@ -108,11 +108,7 @@ def test_deadline_exceeded_carries_the_time_that_was_left(late: float, left: flo
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
 def test_no_warning_replaces_a_base_exception(threads: World, clock: FakeClock, kind: type[BaseException]) -> None:
     """This holds even if warnings are errors."""
-
-    async def fn(ctx: Context) -> None:
-        clock.advance(60)
-        raise kind
-
+    fn = Script(kind(), doing=lambda ctx: clock.advance(60)).function()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(kind):
@@ -152,11 +148,7 @@ async def test_an_overrun_of_more_than_a_second_and_more_than_the_limit_is_a_war
     world: World, clock: FakeClock, limit: float, took: float, warned: int
 ) -> None:
     """Both bounds are exclusive. The late result is returned."""
-
-    async def fn(ctx: Context) -> str:
-        clock.advance(took)
-        return "late"
-
+    fn = Script("late", doing=lambda ctx: clock.advance(took)).function()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert await world.execute(Timeout(limit, cooperative=True), fn) == "late"

@@ -10,7 +10,9 @@ left out, too.
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
 import sys
 import threading
 import time
@@ -113,16 +115,37 @@ def is_ours(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(OURS)
 
 
-def at_each_place(play: Callable[[int], int], least: int) -> None:
-    """Play a scene, interrupted at each of its places. `play` returns the number of places.
+def at_each_place(least: int, *, exact: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test without an interrupt, to count its places, and then once for each, interrupted there.
 
     :param least: there are more places than this.
+    :param exact: whether there are as many each time; threads may change their number.
     """
-    play(0)  # the first execution of a policy has more places than later ones
-    number = play(0)
-    assert number > least
-    assert [at for at in range(1, number + 1) if play(at) != at] == []
-    gc.collect()  # frees the coroutines while their warnings are ignored
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def at_all(**arguments: Any) -> None:
+            def play(at: int) -> int:
+                interruptions = Interruptions(at)
+                try:
+                    test(interruptions=interruptions, **arguments)
+                except BaseException as error:
+                    error.add_note(f"after an interrupt at place {at}")
+                    raise
+                return interruptions.count
+
+            play(0)  # the first execution of a policy has more places than later ones
+            number = play(0)
+            assert number > least
+            played = [play(at) for at in range(1, number + 1)]
+            assert not exact or played == [*range(1, number + 1)]
+            gc.collect()  # frees the coroutines while their warnings are ignored
+
+        parameters = [it for it in inspect.signature(test).parameters.values() if it.name != "interruptions"]
+        vars(at_all)["__signature__"] = inspect.Signature(parameters)
+        return at_all
+
+    return decorate
 
 
 def failing() -> None:
@@ -205,36 +228,29 @@ SCENES: dict[str, Callable[[CircuitBreaker, Bulkhead], Any]] = {
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_an_interrupt_anywhere_leaves_nothing_held(scene: str) -> None:
+@at_each_place(3)
+def test_an_interrupt_anywhere_leaves_nothing_held(interruptions: Interruptions, scene: str) -> None:
     """All permits and probes are released, no budget applies, and the caller gets the interrupt."""
-    at_each_place(partial(interrupted, scene), 3)
-
-
-def interrupted(scene: str, at: int) -> int:
-    """Play the scene, interrupted at the given place. Return that place, or the number of places."""
     probe = int if "check" in scene else None
     changes: list[Any] = []
     breaker = CircuitBreaker(1, open_for=[0.0], probe_successes=2, probe=probe, on_transition=changes.append)
     bulkhead = Bulkhead(1)
     breaker.capture(lambda ctx: 1 / 0)
-    play = SCENES[scene]
     raised: list[type] = []
-    with Interruptions(at) as interruptions:
+    with interruptions:
         try:
-            play(breaker, bulkhead)
+            SCENES[scene](breaker, bulkhead)
         except (Boom, KeyboardInterrupt) as error:
             raised.append(type(error))
-    assert current_context().deadline == inf, f"a budget is left after an interrupt at place {at}"
-    assert bulkhead.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
-    assert breaker.stats().probes == 0, f"a probe is out after an interrupt at place {at}"
-    if at:
+    assert current_context().deadline == inf, "a budget is left"
+    assert (bulkhead.stats().in_flight, breaker.stats().probes) == (0, 0)
+    if interruptions.at:
         assert raised == [KeyboardInterrupt]
         assert breaker.state in CircuitState
     breaker.isolate()
-    assert changes[-1].new is CircuitState.ISOLATED, f"it reports no change after an interrupt at place {at}"
+    assert changes[-1].new is CircuitState.ISOLATED, "it reports no change"
     with pytest.raises(CircuitIsolated):  # it is no nested call of the interrupted one
         breaker.call(int)
-    return interruptions.count
 
 
 BLOCKS = [lambda: deadline(60), lambda: detached(60), lambda: next(Retry().attempts())]
@@ -260,36 +276,26 @@ def test_a_handler_that_uses_a_block_leaves_the_one_that_begins_open(make: Calla
 
 
 @pytest.mark.parametrize("make", BLOCKS)
-def test_an_interrupt_as_a_block_begins_leaves_no_context_behind(make: Callable[[], Any]) -> None:
+@at_each_place(3)
+def test_an_interrupt_as_a_block_begins_leaves_no_context_behind(
+    interruptions: Interruptions, make: Callable[[], Any]
+) -> None:
     """Even if the block is kept: by a variable, or by the traceback of the interrupt."""
-    blocks: list[Any] = []
-
-    def play(at: int) -> int:
-        blocks.append(make())
-        with ExitStack() as stack:
-            with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
-                blocks[-1].__enter__()
-                stack.push(blocks[-1])
-            assert (innermost_open(get_ambient()) is None) == bool(at), f"after an interrupt at place {at}"
-        return interruptions.count
-
-    at_each_place(play, 3)
+    block = make()
+    with ExitStack() as stack:
+        with interruptions, suppress(KeyboardInterrupt):
+            block.__enter__()
+            stack.push(block)
+        assert (innermost_open(get_ambient()) is None) == bool(interruptions.at)
 
 
-def test_an_interrupt_anywhere_ends_a_race_with_an_attempt_beside_the_first() -> None:
+@at_each_place(0, exact=False)
+def test_an_interrupt_anywhere_ends_a_race_with_an_attempt_beside_the_first(interruptions: Interruptions) -> None:
     """The number of places depends on which thread is faster."""
-    interrupted_in_race(0)
-    for at in range(1, interrupted_in_race(0) + 1):
-        interrupted_in_race(at)
-
-
-def interrupted_in_race(at: int) -> int:
     bulkhead = Bulkhead(1)
-    pipeline = Policy.wrap(bulkhead, Hedge(0.0), CircuitBreaker(1))
-    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
-        pipeline.call(int)
-    assert bulkhead.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
-    return interruptions.count
+    with interruptions, suppress(KeyboardInterrupt):
+        Policy.wrap(bulkhead, Hedge(0.0), CircuitBreaker(1)).call(int)
+    assert bulkhead.stats().in_flight == 0
 
 
 class Counting:
@@ -305,73 +311,58 @@ class Counting:
     def reset(self) -> None: ...
 
 
-def test_an_interrupt_anywhere_does_not_end_the_adaptation_of_a_limit() -> None:
-    at_each_place(interrupted_in_limit, 10)
-
-
-def interrupted_in_limit(at: int) -> int:
+@at_each_place(10)
+def test_an_interrupt_anywhere_does_not_end_the_adaptation_of_a_limit(interruptions: Interruptions) -> None:
     algorithm = Counting()
     limit = AdaptiveLimit(algorithm, initial=2, window=1e-9, min_samples=1)
-    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+    with interruptions, suppress(KeyboardInterrupt):
         limit.call(int)
     before = algorithm.updates
     wait_until(lambda: limit.call(int) or algorithm.updates > before)  # it is evaluated again
-    assert limit.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
-    return interruptions.count
+    assert limit.stats().in_flight == 0
 
 
 @pytest.mark.parametrize("make", [SingleFlight, lambda: Cache(60)], ids=["single flight", "cache"])
-def test_an_interrupt_anywhere_ends_the_flight(make: Callable[[], SingleFlight | Cache]) -> None:
+@at_each_place(20)
+def test_an_interrupt_anywhere_ends_the_flight(interruptions: Interruptions, make: Callable[[], Any]) -> None:
     """Otherwise later calls with the same key would wait for ever."""
-    at_each_place(partial(interrupted_in_flight, make), 20)
-
-
-def interrupted_in_flight(make: Callable[[], SingleFlight | Cache], at: int) -> int:
     policy = make()
-    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+    with interruptions, suppress(KeyboardInterrupt):
         policy.call(int)
-    assert policy._flights.leaders == {}, f"a call is under way after an interrupt at place {at}"
-    assert _enclosing.get() == (), f"the next call is inside it after an interrupt at place {at}"
-    return interruptions.count
+    assert policy._flights.leaders == {}, "a call is under way"
+    assert _enclosing.get() == (), "the next call is inside it"
 
 
 @pytest.mark.parametrize("pulls", [1, 3])
-def test_an_interrupt_anywhere_in_a_stream_leaves_nothing_held_once_it_is_closed(pulls: int) -> None:
+@at_each_place(30)
+def test_an_interrupt_anywhere_in_a_stream_leaves_nothing_held_once_it_is_closed(
+    interruptions: Interruptions, pulls: int
+) -> None:
     """Also in the call that closes it."""
-    at_each_place(partial(interrupted_in_stream, pulls), 30)
-
-
-def interrupted_in_stream(pulls: int, at: int) -> int:
     breaker, bulkhead = CircuitBreaker(1, open_for=[0.0]), Bulkhead(1)
     breaker.capture(lambda ctx: 1 / 0)
     pipeline = Policy.wrap(Fallback([], on=BaseException), bulkhead, breaker, Retry(1))
     stream = pipeline.streaming().call(iter, "ab")
-    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+    with interruptions, suppress(KeyboardInterrupt):
         for _ in range(pulls):
             next(stream, None)
         stream.close()
     stream.close()
-    assert next(stream, None) is None, f"it goes on after an interrupt at place {at}"
-    assert bulkhead.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
-    assert breaker.stats().probes == 0, f"a probe is out after an interrupt at place {at}"
-    return interruptions.count
+    assert next(stream, None) is None, "it goes on"
+    assert (bulkhead.stats().in_flight, breaker.stats().probes) == (0, 0)
 
 
-def test_an_interrupt_anywhere_in_a_stream_leaves_nothing_held_once_it_has_ended() -> None:
+@at_each_place(30)
+def test_an_interrupt_anywhere_in_a_stream_leaves_nothing_held_once_it_has_ended(interruptions: Interruptions) -> None:
     """Its consumer may go on after an interrupt, and need not close it."""
-    at_each_place(interrupted_between_items, 30)
-
-
-def interrupted_between_items(at: int) -> int:
     bulkhead = Bulkhead(1)
     stream = bulkhead.streaming().call(iter, "abc")
-    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+    with interruptions, suppress(KeyboardInterrupt):
         for _ in range(4):
             next(stream, None)
     while next(stream, None) is not None:
         pass
-    assert bulkhead.stats().in_flight == 0, f"a permit is out after an interrupt at place {at}"
-    return interruptions.count
+    assert bulkhead.stats().in_flight == 0
 
 
 def test_a_stream_is_over_although_an_interrupt_came_before_that_was_noted() -> None:
@@ -386,15 +377,12 @@ def test_a_stream_is_over_although_an_interrupt_came_before_that_was_noted() -> 
 
 @pytest.mark.parametrize("end", [int, failing], ids=["returns", "fails"])
 @pytest.mark.parametrize("make", [SingleFlight, lambda: Cache(60)], ids=["single flight", "cache"])
+@at_each_place(10)
 def test_an_interrupt_anywhere_in_a_leader_leaves_no_follower_waiting(
-    make: Callable[[], SingleFlight | Cache], end: Callable[[], Any]
+    interruptions: Interruptions, make: Callable[[], SingleFlight | Cache], end: Callable[[], Any]
 ) -> None:
-    at_each_place(partial(interrupted_leader, make, end), 10)
-
-
-def interrupted_leader(make: Callable[[], SingleFlight | Cache], end: Callable[[], Any], at: int) -> int:
-    """Lead a call, which another thread follows, and interrupt it at a place after the call."""
-    policy, interruptions = make(), Interruptions(at)
+    """At a place after the call that another thread follows."""
+    policy = make()
     threads = [threading.Thread(target=lambda: outcome_of(lambda: policy.call(leads))) for _ in range(2)]
 
     def leads() -> Any:
@@ -411,8 +399,7 @@ def interrupted_leader(make: Callable[[], SingleFlight | Cache], end: Callable[[
     interruptions.__exit__()
     for thread in threads:
         thread.join(5)
-        assert not thread.is_alive(), f"a follower waits for ever after an interrupt at place {at}"
-    return interruptions.count
+        assert not thread.is_alive(), "a follower waits for ever"
 
 
 QUEUEING: dict[str, tuple[float | None, Callable[[Bulkhead], Any]]] = {
@@ -425,23 +412,17 @@ QUEUEING: dict[str, tuple[float | None, Callable[[Bulkhead], Any]]] = {
 
 
 @pytest.mark.parametrize("scene", QUEUEING)
-def test_an_interrupt_anywhere_in_a_queue_leaves_the_queue_empty(scene: str) -> None:
-    """Neither a place in the queue nor a granted permit is lost."""
-    at_each_place(partial(interrupted_in_queue, scene), 10)
-
-
-def interrupted_in_queue(scene: str, at: int) -> int:
-    """Play the scene in a bulkhead whose only permit another thread holds, and may release."""
+@at_each_place(10)
+def test_an_interrupt_anywhere_in_a_queue_leaves_the_queue_empty(interruptions: Interruptions, scene: str) -> None:
+    """Neither a place in the queue nor a granted permit is lost; another thread holds it, and may release it."""
     max_wait, play = QUEUEING[scene]
     bulkhead = Bulkhead(1, queue=1, max_wait=max_wait)
-    with held_by_another_thread(bulkhead, until_queued=max_wait is None), Interruptions(at) as interruptions:
+    with held_by_another_thread(bulkhead, until_queued=max_wait is None), interruptions:
         try:
             play(bulkhead)
         except (BulkheadFull, TimeoutExceeded, KeyboardInterrupt):
             pass
-    stats = bulkhead.stats()
-    assert (stats.in_flight, stats.queued) == (0, 0), f"something is held after an interrupt at place {at}"
-    return interruptions.count
+    assert (bulkhead.stats().in_flight, bulkhead.stats().queued) == (0, 0)
 
 
 RELEASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Callable[[], None]], Any]]] = {
@@ -458,12 +439,10 @@ def work_in(block: Any, work: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("form", RELEASES)
-def test_an_interrupt_anywhere_in_a_release_leaves_no_waiter_asleep(form: str) -> None:
+@at_each_place(10)
+def test_an_interrupt_anywhere_in_a_release_leaves_no_waiter_asleep(interruptions: Interruptions, form: str) -> None:
     """The permit of an interrupted caller goes to the thread that waits for it."""
-    at_each_place(partial(interrupted_release, *RELEASES[form]), 10)
-
-
-def interrupted_release(make: Callable[[], Any], play: Callable[[Any, Callable[[], None]], Any], at: int) -> int:
+    make, play = RELEASES[form]
     limit = make()
     waiter = threading.Thread(target=limit.call, args=[int], daemon=True)
 
@@ -471,34 +450,27 @@ def interrupted_release(make: Callable[[], Any], play: Callable[[Any, Callable[[
         waiter.start()
         wait_until(lambda: bool(limit._permits.machine._waiting))  # no call of ours, which would be a place
 
-    with pytest.raises(KeyboardInterrupt) if at else nullcontext(), Interruptions(at) as interruptions:
+    with pytest.raises(KeyboardInterrupt) if interruptions.at else nullcontext(), interruptions:
         play(limit, let_another_wait)
     if waiter.ident is not None:
         waiter.join(5)
-        assert not waiter.is_alive(), f"a waiter sleeps for ever after an interrupt at place {at}"
+        assert not waiter.is_alive(), "a waiter sleeps for ever"
     wait_until(lambda: limit.stats().in_flight == limit.stats().queued == 0)
-    return interruptions.count
 
 
-def test_after_an_interrupt_anywhere_in_a_call_of_a_gate_no_later_call_is_inside_it() -> None:
+@at_each_place(3)
+def test_after_an_interrupt_anywhere_in_a_call_of_a_gate_no_later_call_is_inside_it(
+    interruptions: Interruptions,
+) -> None:
     """So no number of interrupts makes later calls slower."""
-    at_each_place(interrupted_in_gate, 3)
-
-
-def interrupted_in_gate(at: int) -> int:
-    """Call a gate, interrupted at the given place. Return the number of places."""
     gate = Gate()
-    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+    with interruptions, suppress(KeyboardInterrupt):
         gate.call(int)
-    assert len(gate.call(_inside.get)) == 1, f"a later call is inside it after an interrupt at place {at}"
-    return interruptions.count
+    assert len(gate.call(_inside.get)) == 1
 
 
-def test_an_interrupt_anywhere_in_the_last_call_of_a_gate_ends_the_drain() -> None:
-    at_each_place(interrupted_last_call, 10)
-
-
-def interrupted_last_call(at: int) -> int:
+@at_each_place(10)
+def test_an_interrupt_anywhere_in_the_last_call_of_a_gate_ends_the_drain(interruptions: Interruptions) -> None:
     gate = Gate()
     drained: list[bool] = []
     drain = threading.Thread(target=lambda: drained.append(gate.drain(30)), daemon=True)
@@ -507,77 +479,63 @@ def interrupted_last_call(at: int) -> int:
         drain.start()
         wait_until(lambda: bool(gate._drains))  # no call of ours, which would be a place
 
-    with pytest.raises(KeyboardInterrupt) if at else nullcontext(), Interruptions(at) as interruptions:
+    with pytest.raises(KeyboardInterrupt) if interruptions.at else nullcontext(), interruptions:
         gate.call(let_it_drain)
-    assert gate.stats().inside == 0, f"a call is counted for ever after an interrupt at place {at}"
+    assert gate.stats().inside == 0, "a call is counted for ever"
     if drain.ident is not None:
         drain.join(5)
-        assert drained == [True], f"a drain waits for nothing after an interrupt at place {at}"
-    return interruptions.count
+        assert drained == [True], "a drain waits for nothing"
 
 
 @pytest.mark.parametrize("make", [partial(Bulkhead, 20), partial(Bulkhead, 20, queue=1), partial(AdaptiveLimit, 1)])
 @pytest.mark.parametrize("play", [lambda policy: policy.call(int), lambda policy: enter(policy.slot())])
-def test_an_interrupt_anywhere_loses_no_permit_of_a_second_batch(make: Callable[[], Any], play: Any) -> None:
+@at_each_place(10)
+def test_an_interrupt_anywhere_loses_no_permit_of_a_second_batch(
+    interruptions: Interruptions, make: Callable[[], Any], play: Any
+) -> None:
     """Permits are created 16 at a time."""
-    at_each_place(partial(interrupted_beyond_a_batch, make, play), 10)
-
-
-def interrupted_beyond_a_batch(make: Callable[[], Any], play: Any, at: int) -> int:
     policy = make()
     with ExitStack() as held:
         for _ in range(16):
             held.enter_context(policy.slot())
-        with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+        with interruptions, suppress(KeyboardInterrupt):
             play(policy)
-        assert policy.stats().in_flight == 16, f"a permit is out after an interrupt at place {at}"
-    return interruptions.count
+        assert policy.stats().in_flight == 16
 
 
 @pytest.mark.parametrize("form", ["call", "block"])
-def test_an_interrupt_anywhere_leaves_the_queue_of_a_rate_limiter_empty(form: str) -> None:
-    """And the next call begins at its turn."""
-    interrupted_at_its_turn(form, 0)
-    number = interrupted_at_its_turn(form, 0)
-    assert number > 10
-    for at in range(1, number + 1):  # there are fewer places if its turn comes before it waits
-        interrupted_at_its_turn(form, at)
-    gc.collect()
-
-
-def interrupted_at_its_turn(form: str, at: int) -> int:
+@at_each_place(10, exact=False)
+def test_an_interrupt_anywhere_leaves_the_queue_of_a_rate_limiter_empty(
+    interruptions: Interruptions, form: str
+) -> None:
+    """And the next call begins at its turn. There are fewer places if a turn comes before its caller waits."""
     limiter = RateLimiter(Rate(1000, burst=1))
     limiter.call(int)
-    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+    with interruptions, suppress(KeyboardInterrupt):
         if form == "call":
             limiter.call(int)
         else:
             enter(limiter.turn())
-    assert limiter.stats().queued == 0, f"a place is left after an interrupt at place {at}"
+    assert limiter.stats().queued == 0
     limiter.call(int)
-    return interruptions.count
 
 
-def test_an_interrupt_anywhere_loses_no_turn_behind_a_stalled_one() -> None:
+@at_each_place(25)
+def test_an_interrupt_anywhere_loses_no_turn_behind_a_stalled_one(interruptions: Interruptions) -> None:
     """Also not that of the stalled one, which comes later."""
-    at_each_place(interrupted_behind_a_stalled_turn, 25)
-
-
-def interrupted_behind_a_stalled_turn(at: int) -> int:
     turns: Turns[str] = Turns((Spread(1, 1.0, 1, 1.0),), Quota())
     turns.take((1.0, 1.0), 0.0)
     stalled, second = (Turn((1.0, 1.0), 9.0, name) for name in ("stalled", "second"))
     for turn in (stalled, second):
         turns.join(turn, 0.0)
     turns.go(second, 2.0)
-    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+    with interruptions, suppress(KeyboardInterrupt):
         turns.go(second, 2.02)
     turns.leave(second, 2.02)
     turns.go(stalled, 4.0)
-    assert stalled.has_begun, f"a stalled turn does not begin after an interrupt at place {at}"
-    assert turns.take((1.0, 1.0), 6.0), f"no turn is left after an interrupt at place {at}"
+    assert stalled.has_begun
+    assert turns.take((1.0, 1.0), 6.0), "no turn is left"
     assert turns.fast_path == [None]
-    return interruptions.count
 
 
 @contextmanager
@@ -604,20 +562,14 @@ def held_by_another_thread(bulkhead: Bulkhead, until_queued: bool) -> Iterator[N
 
 @pytest.mark.parametrize("is_idle", [True, False], ids=["an idle worker", "a new worker"])
 @pytest.mark.parametrize(("seconds", "takes"), [(60, 0), (0.002, 0.01)], ids=["in time", "too late"])
-def test_an_interrupt_anywhere_loses_no_worker_and_no_count(seconds: float, takes: float, is_idle: bool) -> None:
+@at_each_place(10, exact=False)
+def test_an_interrupt_anywhere_loses_no_worker_and_no_count(
+    interruptions: Interruptions, seconds: float, takes: float, is_idle: bool
+) -> None:
     """A worker that was taken has its job, and each abandoned call that is counted also ends."""
-    interrupted_call(seconds, takes, is_idle, 0)
-    number = interrupted_call(seconds, takes, is_idle, 0)
-    assert number > 10
-    for at in range(1, number + 1):
-        interrupted_call(seconds, takes, is_idle, at)
-
-
-def interrupted_call(seconds: float, takes: float, is_idle: bool, at: int) -> int:
-    """Call a function under a timeout, interrupted at the given place. Return the number of places."""
     busy, idle = busy_workers(), workers.pool.idle
     set_aside = [] if is_idle else [idle.pop() for _ in range(len(idle))]
-    with Interruptions(at) as interruptions:
+    with interruptions:
         try:
             Timeout(seconds).call(time.sleep, takes)
         except (TimeoutExceeded, KeyboardInterrupt):
@@ -626,9 +578,8 @@ def interrupted_call(seconds: float, takes: float, is_idle: bool, at: int) -> in
     while ((lost := busy_workers() - {*set_aside, *busy}) or Timeout.abandoned()) and time.monotonic() < end:
         time.sleep(0.001)
     idle.extend(set_aside)
-    assert not lost, f"a worker is lost after an interrupt at place {at}"
-    assert Timeout.abandoned() == 0, f"after an interrupt at place {at}"
-    return interruptions.count
+    assert not lost, "a worker is lost"
+    assert Timeout.abandoned() == 0
 
 
 def busy_workers() -> set[threading.Thread]:

@@ -74,23 +74,8 @@ async def test_rejections_deadlines_and_their_groups_are_neutral(
     assert script.calls == 1
 
 
-async def test_a_group_of_named_rejections_is_repeated(world: World) -> None:
-    script = Script(group(CircuitOpen(), BulkheadFull()))
-    await world.attempt(Retry(3, on=Rejected, backoff=[0]), script.function())
-    assert script.calls == 3
-
-
 async def test_a_fallback_answers_a_group_with_rejections(world: World) -> None:
     assert await world.attempt(Fallback("instead"), Script(group(CircuitOpen(), Boom())).function()) == "instead"
-
-
-async def test_a_group_with_an_ignored_leaf_is_ignored(world: World) -> None:
-    breaker = CircuitBreaker(1, ignore=Other)
-    await fails(world, breaker, group(Other(), Boom()))
-    assert breaker.state is CLOSED
-    script = Script(group(Other(), Boom()))
-    await world.attempt(Retry(3, on=Exception, ignore=Other, backoff=[0]), script.function())
-    assert script.calls == 1
 
 
 async def test_a_predicate_gets_the_leaves_of_a_group(world: World) -> None:
@@ -105,15 +90,12 @@ async def test_a_predicate_gets_the_leaves_of_a_group(world: World) -> None:
     assert asked == leaves * 2
 
 
-@pytest.mark.parametrize("named", [ExceptionGroup, BaseExceptionGroup, (ExceptionGroup, KeyError)])
-async def test_if_on_names_groups_a_group_is_handled_as_a_whole(world: World, named: Any) -> None:
-    script = Script(group(ValueError()))
-    await world.attempt(Retry(3, on=named, backoff=[0]), script.function())
-    assert script.calls == 3
-
-
 @pytest.mark.parametrize("leaf", [CircuitOpen(), Other("ignored")])
 async def test_if_on_names_groups_no_leaf_makes_a_group_neutral(world: World, leaf: Exception) -> None:
+    """Otherwise one that is ignored, or a rejection, does."""
+    breaker = CircuitBreaker(1, on=Exception, ignore=Other)
+    await fails(world, breaker, group(Boom(), leaf))
+    assert breaker.state is CLOSED
     breaker = CircuitBreaker(1, on=ExceptionGroup, ignore=Other)
     await fails(world, breaker, group(Boom(), leaf))
     assert breaker.state is OPEN
@@ -129,21 +111,33 @@ async def test_a_group_with_a_misuse_is_no_outcome(world: World) -> None:
     assert await world.attempt(Fallback("instead"), Script(error).function()) is error
 
 
-@pytest.mark.parametrize("ignored", [ExceptionGroup, (BaseExceptionGroup, Other)])
-async def test_a_group_that_ignore_names_is_not_handled(world: World, ignored: Any) -> None:
+class Several(ExceptionGroup[Exception]):
+    """A kind of groups."""
+
+
+#: The settings of a Retry, and how often it calls a function that raises each of these.
+REPEATED: dict[str, list[tuple[dict[str, Any], list[tuple[Exception, int]]]]] = {
+    "rejections that are named": [({"on": Rejected}, [(group(CircuitOpen(), BulkheadFull()), 3)])],
+    "an ignored leaf": [({"on": Exception, "ignore": Other}, [(group(Other(), Boom()), 1)])],
+    "groups, if `on` names them": [
+        ({"on": named}, [(group(ValueError()), 3)])
+        for named in (ExceptionGroup, BaseExceptionGroup, (ExceptionGroup, KeyError))
+    ],
+    "groups, if `ignore` names them": [
+        ({"on": ConnectionError, "ignore": named}, [(group(DOWN), 1), (DOWN, 3)])
+        for named in (ExceptionGroup, (BaseExceptionGroup, Other))
+    ],
+    "a kind of groups": [
+        ({"on": ConnectionError, "ignore": Several}, [(Several("", [DOWN]), 1), (group(DOWN), 3)]),
+    ],
+}
+
+
+@pytest.mark.parametrize("rule", REPEATED)
+async def test_a_group_is_repeated_as_on_and_ignore_say(world: World, rule: str) -> None:
     """As any other exception: `ignore` takes precedence over `on`."""
-    retry = Retry(3, on=ConnectionError, ignore=ignored, backoff=[0])
-    for error, calls in ((group(DOWN), 1), (DOWN, 3)):
-        script = Script(error)
-        await world.attempt(retry, script.function())
-        assert script.calls == calls
-
-
-async def test_a_kind_of_groups_in_ignore_concerns_no_other_kind(world: World) -> None:
-    class Several(ExceptionGroup[Exception]):
-        """A kind of groups."""
-
-    for error, calls in ((Several("", [DOWN]), 1), (group(DOWN), 3)):
-        script = Script(error)
-        await world.attempt(Retry(3, on=ConnectionError, ignore=Several, backoff=[0]), script.function())
-        assert script.calls == calls
+    for settings, errors in REPEATED[rule]:
+        for error, calls in errors:
+            script = Script(error)
+            await world.attempt(Retry(3, backoff=[0], **settings), script.function())
+            assert script.calls == calls, (settings, error)

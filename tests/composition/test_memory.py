@@ -12,7 +12,8 @@ import asyncio
 import gc
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +47,7 @@ from resilience.policies.live_circuit import Admitted
 from resilience.runtimes import lowering
 from tests.conftest import Boom, Heavy, Watched, World, no_collector
 from tests.custom import Driven
+from tests.policies.retries import Attempts
 
 Scenario = Callable[[World, Watched], Awaitable[object]]
 
@@ -140,12 +142,9 @@ async def through_a_proxy(world: World, watched: Watched) -> None:
 
 
 async def entering_through_a_proxy(world: World, watched: Watched) -> None:
-    policy = Retry(2, on=Boom, backoff=[0])
-    if world.blocking:
-        policy.proxy(Client(watched)).get()
-    else:
-        async with policy.aproxy(Client(watched), "enter").enter():
-            pass
+    proxy: Any = Retry(2, on=Boom, backoff=[0]).aproxy(Client(watched), "enter")
+    async with proxy.enter() if not world.blocking else nullcontext():
+        watched.fail()
 
 
 async def failing_inside_an_entered_proxy(world: World, watched: Watched) -> None:
@@ -314,32 +313,15 @@ class Custom(Policy):
             ctx.child()
 
 
-async def tries_in_a_block(world: World, watched: Watched) -> None:
-    retry = Retry(3, on=Boom, backoff=[0])
-    if world.blocking:
-        for attempt in retry.attempts():
-            with attempt:
-                watched.fail()
-    else:
-        async for attempt in retry.attempts():
-            with attempt:
-                watched.fail()
+async def tries_in_a_block(world: World, watched: Watched, **settings: Any) -> None:
+    async for attempt in Attempts(world, Retry(3, on=Boom, **{"backoff": [0], **settings})):
+        with attempt:
+            watched.fail()
 
 
-async def backoff_raises_for_a_block(world: World, watched: Watched) -> None:
-    def no_delays() -> Iterator[float]:
-        raise Boom
-        yield 0
-
-    attempts = Retry(3, on=Boom, backoff=no_delays).attempts()
-    if world.blocking:
-        for attempt in attempts:
-            with attempt:
-                watched.fail()
-    else:
-        async for attempt in attempts:
-            with attempt:
-                watched.fail()
+def no_delays() -> Iterator[float]:
+    raise Boom
+    yield 0
 
 
 async def fails_in_blocks(world: World, watched: Watched) -> None:
@@ -478,7 +460,7 @@ SCENARIOS: dict[str, Scenario] = {
     "misuse": is_misused,
     "misuse, without a parameter": cannot_take_the_context,
     "attempts()": tries_in_a_block,
-    "attempts(), the backoff raises": backoff_raises_for_a_block,
+    "attempts(), the backoff raises": partial(tries_in_a_block, backoff=no_delays),
     "blocks": fails_in_blocks,
     "KeyboardInterrupt": calls(five_policies, raises(KeyboardInterrupt)),
     "GeneratorExit": calls(five_policies, raises(GeneratorExit)),
@@ -667,36 +649,19 @@ async def test_many_calls_leave_no_more_behind_than_one(world: World, name: str,
     policy = SHARED[name]()
     ctx = Context()
 
-    def blocking(inner: Context) -> str:
+    async def fn(inner: Context) -> str:
         if failing:
             raise Boom("no")
         return "fine"
 
-    async def later(inner: Context) -> str:
-        return blocking(inner)
-
-    def calls(count: int) -> None:
+    async def make(count: int) -> None:
         for number in range(count):
-            try:
-                policy.execute(blocking, ctx if number % 2 else None)
-            except Exception:
-                pass
-
-    async def acalls(count: int) -> None:
-        for number in range(count):
-            try:
-                await policy.aexecute(later, ctx if number % 2 else None)
-            except Exception:
-                pass
+            await world.attempt(policy, fn, ctx if number % 2 else None)
             if number % 100 == 0:
-                await anyio.sleep(0)  # loops discard cancelled timers in their turns
+                await world.sleep(0)  # loops discard cancelled timers in their turns
 
     timers = name == "Timeout" and not world.blocking
     count = CALLS if name == "all of them" or timers else FEWER
-
-    async def make(count: int) -> None:
-        calls(count) if world.blocking else await acalls(count)
-
     assert await left_behind(make, count) < (CANCELLED_TIMERS if timers else LEFTOVERS)
 
 

@@ -20,9 +20,9 @@ from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fa
 from tests.streams.sources import Source, streamed
 
 
-def probing(world: World, *steps: Any, **settings: Any) -> tuple[CircuitBreaker, Script]:
+def probing(world: World, *steps: Any, doing: Any = None, **settings: Any) -> tuple[CircuitBreaker, Script]:
     """Return a breaker whose probe function takes these steps, and the script of those steps."""
-    script = Script(*steps)
+    script = Script(*steps, doing=doing)
     function = script.function()
 
     async def ping() -> Any:
@@ -105,17 +105,10 @@ async def test_the_probe_function_counts_as_one_of_several_successful_probes(wor
 
 async def test_a_probe_that_comes_too_late_to_count_refuses_its_call(world: World, clock: FakeClock) -> None:
     """It has lost its slot. If it always took so long, as in a busy process, a call would otherwise run it for ever."""
-    calls = 0
-
-    async def ping() -> None:
-        nonlocal calls
-        calls += 1
-        clock.advance(3 if calls < 5 else 0)
-
-    breaker = CircuitBreaker(1, open_for=10, probe=world.native(ping), probe_timeout=1)
+    breaker, probe = probing(world, None, doing=lambda _: clock.advance(3 if probe.calls < 5 else 0), probe_timeout=1)
     await about_to_probe(world, breaker, clock)
     assert type(await works(world, breaker)) is CircuitOpen
-    assert (calls, breaker.state, breaker.stats().probes) == (1, HALF_OPEN, 0)
+    assert (probe.calls, breaker.state, breaker.stats().probes) == (1, HALF_OPEN, 0)
 
 
 @pytest.mark.parametrize("outer", [[], [Hedge(5)], [Timeout(60)]], ids=str)
@@ -233,10 +226,7 @@ async def test_a_slow_probe_fails_if_slowness_trips_the_circuit(anywhere: Virtua
 
 
 async def test_a_manual_change_during_the_probe_is_kept(world: World, clock: FakeClock) -> None:
-    async def ping() -> None:
-        breaker.isolate()
-
-    breaker = CircuitBreaker(1, open_for=10, probe=world.native(ping))
+    breaker, _ = probing(world, None, doing=lambda _: breaker.isolate())
     await about_to_probe(world, breaker, clock)
     assert isinstance(await works(world, breaker), CircuitOpen)
     assert breaker.state is ISOLATED

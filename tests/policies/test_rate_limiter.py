@@ -608,15 +608,16 @@ def test_a_waiter_is_not_refused_because_no_stack_is_left_to_wake_it(monkeypatch
         assert call.result(10) == 4
 
 
+async def asks_for_a_pause(ctx: Context) -> None:
+    raise RetryAfter(0.5)
+
+
 async def test_errors_and_refusals_leave_no_reference_cycle(world: World, virtual: VirtualClock) -> None:
     """The calls here fail with and without a wait, or are refused at once or later."""
     left: list[Any] = []
 
-    async def fn(ctx: Context) -> None:
-        raise RetryAfter(0.5)
-
     async def fails(policy: Policy[Any]) -> None:
-        left.append(weakref.ref(await world.attempt(policy, fn)))
+        left.append(weakref.ref(await world.attempt(policy, asks_for_a_pause)))
 
     async def main() -> None:
         await fails(RateLimiter(1))

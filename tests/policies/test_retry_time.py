@@ -112,25 +112,18 @@ async def test_endless_retries_without_a_delay_can_be_timed_out(world: World, la
     """Each layer of retries begins its own first one at once."""
     retry = Retry(None, on=Boom, backoff=[0])
     policy = Policy.wrap(Timeout(0.02, name="limit"), *[retry] * layers)
-
-    async def fails() -> None:
-        raise Boom
-
     with pytest.raises((Boom, TimeoutExceeded)) as raised:
-        await world.call(policy, fails)
+        await world.execute(policy, Script(Boom()).function())
     assert type(raised.value) is not DeadlineExceeded
 
 
 async def test_endless_retries_without_a_delay_end_with_the_limit_in_virtual_time(anywhere: Virtual) -> None:
     began = []
 
-    async def fails() -> None:
+    async def fn(ctx: Context) -> None:
         began.append(anywhere.now())
         await anywhere.sleep(1)
         raise Boom
-
-    async def fn(ctx: Context) -> None:
-        await fails()
 
     with pytest.raises(TimeoutExceeded):
         await anywhere.execute(Policy.wrap(Timeout(3.5), Retry(None, on=Boom, backoff=[0])), fn)
@@ -151,16 +144,10 @@ async def test_the_note_says_in_what_time(
     world: World, clock: FakeClock, settings: dict[str, Any], timeout: float | None, note: str
 ) -> None:
     """The clock is not read before the first attempt if only the note would need it."""
-
-    async def fails() -> None:
-        clock.time += 1
-        raise Boom
-
-    async def call() -> None:
-        await world.call(Retry(**{"attempts": 2, "on": Boom, "backoff": [2], **settings}), fails)
-
+    retry = Retry(**{"attempts": 2, "on": Boom, "backoff": [2], **settings})
+    fails = Script(Boom(), doing=lambda ctx: clock.advance(1)).function()
     with pytest.raises(Boom) as raised, nullcontext() if timeout is None else deadline(timeout):
-        await call()
+        await world.call(retry, fails)
     assert notes_of(raised.value)[0].partition(", ")[0] == f"resilience: {note}"
 
 

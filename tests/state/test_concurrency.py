@@ -133,11 +133,6 @@ def test_decreases_are_reverted_to_where_they_began_to_make_no_call_faster() -> 
     assert aimd.update(limit, slow(0.5)) == (pytest.approx(100 * 0.9**6), "slow anyway")
 
 
-def test_the_limit_only_falls_while_calls_are_dropped() -> None:
-    aimd = Aimd(0.3)
-    assert after_updates(aimd, 100, *[slow(dropped=True)] * 30) == (pytest.approx(100 * 0.9**30), "dropped")
-
-
 def test_reset_of_aimd_discards_the_kept_limit() -> None:
     aimd = Aimd(0.3)
     after_updates(aimd, 30, *[slow(1.0)] * 10)
@@ -163,20 +158,13 @@ def test_the_throughput_of_more_calls_than_are_kept_is_exact() -> None:
     for number in range(20_001):
         period.note(0.1, period, 5, False, number / 1000)
     period.note(0.1, Period(), 5, False, 20.5)
+    assert len(period.samples) == 10_000
     assert period.sample(20.5, 1.0, False).throughput == pytest.approx(1000)
-
-
-def test_seeking_rises_while_the_throughput_rises() -> None:
-    assert seek(lambda limit: 10 * limit) > 100
-
-
-def test_seeking_falls_while_the_throughput_is_constant() -> None:
-    assert seek(lambda limit: 100.0, limit=60) < 10
 
 
 def test_seeking_settles_at_the_number_of_workers() -> None:
     """The server has twenty workers, and the limit begins below and above that."""
-    for limit in (5.0, 80.0):
+    for limit in (2.0, 5.0, 80.0):
         assert 15 < seek(lambda limit: 10 * min(limit, 20), limit=limit, rounds=120) < 27
 
 
@@ -272,10 +260,3 @@ def test_calls_of_an_earlier_period_count_in_latency_of_all_only() -> None:
     period.note(0.1, period, 1, waiters=False, now=1.0)
     assert period.note(9.0, earlier, 1, waiters=False, now=2.0) == 1
     assert period.sample(2.0, 1.0, rejected=True) == Sample(0.1, 1, True, False, 0.0, 9.0)
-
-
-def test_a_period_keeps_at_most_ten_thousand_samples() -> None:
-    period = Period()
-    for _ in range(10_001):
-        period.note(0.1, period, 1, waiters=False, now=1.0)
-    assert len(period.samples) == 10_000

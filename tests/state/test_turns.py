@@ -28,6 +28,12 @@ def joined(turns: Turns[str], name: str, now: float = 0.0, latest: float = 1e9) 
     return turn
 
 
+def begins(turns: Turns[str], turn: Turn[str], now: float) -> bool:
+    """Let a turn come at this instant. Return whether it begins."""
+    turns.go(turn, now)
+    return turn.has_begun
+
+
 def woken(result: list[tuple[Turn[str], str]]) -> str:
     """Return the names of the turns to wake."""
     return " ".join(name for _, name in result)
@@ -50,11 +56,9 @@ def test_the_plan_is_computed_again_if_a_turn_begins_much_later_than_planned(lat
     """Much is a hundredth of the wait of a new caller. Whether a turn may begin is always checked exactly."""
     turns = turns_of(Window(1, 1.0))
     first, second = joined(turns, "a"), joined(turns, "b")
-    turns.go(first, 1.0 + late)
-    assert first.has_begun
+    assert begins(turns, first, 1.0 + late)
     assert turns.seconds(COST, 1.0 + late) == pytest.approx(new_caller - 1.0 - late)
-    turns.go(second, 2.0)
-    assert not second.has_begun
+    assert not begins(turns, second, 2.0)
     assert second.due == pytest.approx(2.0 + late)
 
 
@@ -67,8 +71,7 @@ def test_a_turn_that_is_not_the_first_is_checked_exactly_at_its_instant() -> Non
     second, third = joined(turns, "b"), joined(turns, "c")
     turns.go(first, 1.0005)
     for turn in (third, second):
-        turns.go(turn, 2.0)
-        assert not turn.has_begun
+        assert not begins(turns, turn, 2.0)
     assert second.due == pytest.approx(2.0005)
     assert woken(turns.go(second, second.due)) == "c"
 
@@ -86,12 +89,9 @@ def test_a_late_caller_delays_no_other_and_takes_a_turn_that_is_left() -> None:
     turns = turns_of(Spread(1, 1.0, 1))
     stalled, behind = joined(turns, "stalled"), joined(turns, "behind")
     assert behind.due == 2.0
-    turns.go(behind, 1.0)
-    assert not behind.has_begun
-    turns.go(behind, 2.0)
-    assert behind.has_begun
-    turns.go(stalled, 2.25)
-    assert stalled.has_begun
+    assert not begins(turns, behind, 1.0)
+    assert begins(turns, behind, 2.0)
+    assert begins(turns, stalled, 2.25)
     assert turns.counts(COST, 2.25) == (0, 0.75, 0)
 
 
@@ -152,11 +152,9 @@ def test_a_turn_lets_the_first_one_begin_before_it_and_is_then_woken() -> None:
     first, second, third = joined(turns, "a"), joined(turns, "b"), joined(turns, "c", latest=1.0)
     turns.go(second, 1.0)
     assert (second.has_begun, second.due) == (False, 1.02)
-    turns.go(third, 1.0)
-    assert third.has_begun
+    assert begins(turns, third, 1.0)
     assert woken(turns.go(first, 1.0)) == "b"
-    turns.go(second, 1.0)
-    assert second.has_begun
+    assert begins(turns, second, 1.0)
 
 
 def test_a_turn_waits_longer_for_a_first_one_that_was_woken_meanwhile() -> None:
@@ -172,8 +170,7 @@ def test_a_turn_waits_longer_for_a_first_one_that_was_woken_meanwhile() -> None:
     assert (third.has_begun, third.due) == (False, 1.06)
     turns.go(fourth, 1.02)
     assert (fourth.has_begun, fourth.due) == (False, 1.03)
-    turns.go(third, 1.06)
-    assert third.has_begun
+    assert begins(turns, third, 1.06)
 
 
 def test_no_turn_waits_for_a_first_one_that_another_has_waited_for_in_vain() -> None:
@@ -183,11 +180,9 @@ def test_no_turn_waits_for_a_first_one_that_another_has_waited_for_in_vain() -> 
     first, second, third = joined(turns, "stalled"), joined(turns, "b"), joined(turns, "c")
     turns.go(second, 1.0)
     assert (second.has_begun, second.due) == (False, 1.02)
-    turns.go(second, 1.02)
-    assert second.has_begun
+    assert begins(turns, second, 1.02)
     assert (first.is_late, third.is_late) == (True, False)
-    turns.go(third, 1.02)
-    assert third.has_begun
+    assert begins(turns, third, 1.02)
 
 
 def begin(turns: Turns[str], *live: Turn[str], until: float = 9.0) -> list[float]:
@@ -270,8 +265,7 @@ def test_a_turn_at_its_last_instant_does_not_overtake_one_that_is_about_to_come(
     assert first.due == 2.0
     turns.go(second, 2.0)
     assert (second.waits, second.has_begun, turns.rejected) == (False, False, 1)
-    turns.go(first, 2.0)
-    assert first.has_begun
+    assert begins(turns, first, 2.0)
 
 
 def test_a_turn_at_its_last_instant_does_not_wait_for_a_stalled_one() -> None:
@@ -286,8 +280,7 @@ def test_a_turn_at_its_last_instant_begins_if_there_are_units_for_all_before_it(
     assert turns.take(COST, 0.0)
     first, second = joined(turns, "a"), joined(turns, "b", latest=1.0)
     for turn in (second, first):
-        turns.go(turn, 1.0)
-        assert turn.has_begun
+        assert begins(turns, turn, 1.0)
 
 
 def test_a_turn_that_gives_way_to_one_before_it_is_not_due_for_that_reason() -> None:
@@ -296,8 +289,7 @@ def test_a_turn_that_gives_way_to_one_before_it_is_not_due_for_that_reason() -> 
     first, *_, last = (joined(turns, name) for name in "abcd")
     turns.go(last, 1.0)
     assert last.due == 1.02
-    turns.go(first, 1.0)
-    assert first.has_begun
+    assert begins(turns, first, 1.0)
     assert woken(turns.go(last, 1.02)) == ""
     assert last.due == 4.0
 
@@ -377,8 +369,7 @@ def test_a_turn_that_was_late_is_left_its_unit_when_it_is_late_again() -> None:
     turns = turns_of(Window(3, 1.0))
     slow, live = behind_a_slow_one(turns, 1.5)
     assert begin(turns, *live, until=2.9) == pytest.approx([2.04, 2.04])
-    turns.go(slow, 2.9)
-    assert slow.has_begun
+    assert begins(turns, slow, 2.9)
     assert begin(turns, live[-1]) == pytest.approx([3.04])
 
 
@@ -391,8 +382,7 @@ def test_newcomers_leave_a_turn_that_was_late_its_unit_as_well() -> None:
     begin(turns, live[0], until=2.1)
     assert turns.seconds((2.0, 1.0), 2.1) == pytest.approx(0.94)
     assert [turns.take(COST, 2.1), turns.take(COST, 2.1)] == [True, False]
-    turns.go(slow, 2.9)
-    assert slow.has_begun
+    assert begins(turns, slow, 2.9)
 
 
 def test_the_unit_of_a_turn_that_was_late_is_kept_for_twice_that_time() -> None:

@@ -238,14 +238,24 @@ def test_a_fallback_used_as_a_bare_decorator_is_refused_when_called() -> None:
     assert bare(staticmethod(fetch)).__func__() == "fetched"
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Fallback, "answers with the function {0} itself.*did you mean Fallback.handler={0}.*failure, ctx: {0}"),
+        (lambda it: Chaos(1.0, result=it), "Chaos returns the function {0} itself.*Fallback.handler=.*error="),
+    ],
+    ids=["Fallback", "Chaos"],
+)
 @pytest.mark.parametrize("value", [fetch, coroutine, lambda failure, ctx: "answer", Client().fetch], ids=name_of)
-def test_a_function_as_the_value_of_a_fallback_causes_a_warning_that_names_the_handler(value: Any) -> None:
-    """It answers with the function itself. A handler that returns the function does the same without the warning."""
-    name = re.escape(name_of(value))
-    words = f"answers with the function {name} itself.*did you mean Fallback.handler={name}.*failure, ctx: {name}"
-    with pytest.warns(RuntimeWarning, match=words) as caught:
-        assert Fallback(value).call(raising) is value
+def test_a_function_as_a_value_causes_a_warning_that_says_how_to_make_a_new_one(
+    make: Callable[[Any], Any], words: str, value: Any
+) -> None:
+    """The policy returns the function itself. A handler that returns the function does the same without the warning."""
+    with pytest.warns(RuntimeWarning, match=words.format(re.escape(name_of(value)))) as caught:
+        policy = make(value)
     assert [warning.filename for warning in caught] == [__file__]
+    with policy.injecting() if isinstance(policy, Chaos) else contextlib.nullcontext():
+        assert policy.call(raising) is value
     assert Fallback(handler=lambda failure, ctx: value).call(raising) is value
 
 
@@ -255,17 +265,6 @@ def test_an_exception_class_as_the_value_of_a_fallback_causes_a_warning_that_nam
     ):
         bare = Fallback(Boom)
     assert bare.call(raising) is Boom
-
-
-@pytest.mark.parametrize("result", [fetch, coroutine, lambda ctx: "result", Client().fetch], ids=name_of)
-def test_a_function_as_the_result_of_a_chaos_causes_a_warning_that_says_how_to_make_a_new_one(result: Any) -> None:
-    """It returns the function itself, and each of the other effects may be a function that is called."""
-    words = f"Chaos returns the function {re.escape(name_of(result))} itself.*Fallback.handler=.*error="
-    with pytest.warns(RuntimeWarning, match=words) as caught:
-        chaos = Chaos(result=result)
-    assert [warning.filename for warning in caught] == [__file__]
-    with chaos.injecting(1.0):
-        assert chaos.call(raising) is result
 
 
 def test_a_coroutine_as_the_value_of_a_fallback_is_refused_and_closed() -> None:

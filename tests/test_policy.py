@@ -20,12 +20,8 @@ from tests.functions import Later, quick
 
 
 def test_execute_runs_a_plain_function_in_the_calling_thread_and_returns_its_result() -> None:
-    here = threading.get_ident()
-    assert quick().execute(lambda ctx: (threading.get_ident(), isinstance(ctx, Context), ctx.attempt)) == (
-        here,
-        True,
-        1,
-    )
+    expected = threading.get_ident(), True, 1
+    assert quick().execute(lambda ctx: (threading.get_ident(), isinstance(ctx, Context), ctx.attempt)) == expected
 
 
 async def test_an_execution_of_a_coroutine_function_begins_when_it_is_awaited(tasks_world: World) -> None:
@@ -65,15 +61,18 @@ async def test_aexecute_accepts_any_function_that_returns_an_awaitable(tasks_wor
     assert calls[:3] == [1, 2, 3]
 
 
+def returning(value: Any) -> Any:
+    async def fn(ctx: Context) -> Any:
+        return value
+
+    return fn
+
+
 async def test_results_of_every_kind_are_returned_unchanged(world: World) -> None:
     """Falsy values, exceptions and outcomes are values like others."""
     pipeline = Fallback("x").wrap(quick(), CircuitBreaker(), Bulkhead(1), Timeout(5.0))
     for value in (None, 0, "", (), NotImplemented, Boom("a value"), StopIteration(1), Failure(Boom()), Success(1)):
-
-        async def fn(ctx: Context, value: Any = value) -> Any:
-            return value
-
-        assert await world.execute(pipeline, fn) is value
+        assert await world.execute(pipeline, returning(value)) is value
 
 
 async def test_an_error_of_the_function_is_raised_unchanged(world: World, clock: FakeClock) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from resilience import Chaos, Context, DeadlineExceeded, Failure, Retry, Success, events
-from resilience.testing import Simulation, seeded
-from tests.conftest import Boom, FakeClock, Script, World
+from resilience.testing import seeded
+from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.contention.storm import Storm
 
 
@@ -261,27 +261,13 @@ def test_a_seed_repeats_the_injections(source: str) -> None:
 
     def injections() -> list[bool]:
         chaos = Chaos(0.3, error=Boom, rng=random.Random(3) if source == "rng" else None)
-        seen: list[bool] = []
+        world = Virtual("simulation") if source == "simulation" else World("threads")
 
-        def blocking(ctx: Context) -> None: ...
+        async def main() -> list[bool]:
+            return [isinstance(await world.attempt(chaos, Script(None).function()), Boom) for _ in range(200)]
 
-        async def task(ctx: Context) -> None: ...
-
-        async def client() -> None:
-            for _ in range(200):
-                try:
-                    await simulation.execute(chaos, task)
-                    seen.append(False)
-                except Boom:
-                    seen.append(True)
-
-        if source == "simulation":
-            with Simulation(3) as simulation, chaos.injecting():
-                simulation.start(client())
-                simulation.run()
-        else:
-            with seeded(3), chaos.injecting():
-                seen += [isinstance(chaos.capture(blocking), Failure) for _ in range(200)]
+        with chaos.injecting(), seeded(3) if source == "seeded" else nullcontext():
+            seen: list[bool] = world.run(main)
         assert 40 < chaos.injected == sum(seen) < 80
         return seen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from resilience import Context, Policy
@@ -65,6 +66,37 @@ class Twice(Policy[Any]):
     async def around(self, call: Any, ctx: Context) -> Any:
         await call(ctx)
         return await call(ctx)
+
+
+def nothing(ctx: Context) -> None: ...
+
+
+class Doing(Policy[Any]):
+    """Does something with the context before its call, and after it."""
+
+    def __init__(self, before: Callable[[Any], object] = nothing, after: Callable[[Any], object] = nothing) -> None:
+        self._before, self._after = before, after
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        self._before(ctx)
+        result = await call(ctx)
+        self._after(ctx)
+        return result
+
+
+class Sleeping(Policy[Any]):
+    """Sleeps before its call, and after it."""
+
+    def __init__(self, before: float = 0.0, after: float = 0.0) -> None:
+        self._before, self._after = before, after
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        if self._before:
+            await ctx.sleep(self._before)
+        result = await call(ctx)
+        if self._after:
+            await ctx.sleep(self._after)
+        return result
 
 
 class Tag(Policy):

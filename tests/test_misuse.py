@@ -54,7 +54,7 @@ from resilience.clock import clock as process_clock
 from resilience.errors import BulkheadFull
 from resilience.testing import script
 from tests.conftest import Boom, World
-from tests.custom import Passing
+from tests.custom import Passing, Sleeping
 from tests.functions import coroutine, quick
 from tests.streams.sources import Source, streamed
 from tests.test_repeats import CustomBudget
@@ -625,19 +625,8 @@ def test_a_sleep_of_centuries_is_cut_to_what_is_possible(
 ) -> None:
     """`time.sleep(1e10)` is an `OverflowError`."""
     slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr(process_clock, "sleep", sleep)
-
-    class Waits(Policy[Any]):
-        @override
-        async def around(self, call: Any, ctx: Any) -> Any:
-            await ctx.sleep(seconds)
-            return await call(ctx)
-
-    policy: Policy[Any] = Waits() if limit is None else Timeout(limit).wrap(Waits())
+    monkeypatch.setattr(process_clock, "sleep", slept.append)
+    policy: Policy[Any] = Sleeping(seconds) if limit is None else Timeout(limit).wrap(Sleeping(seconds))
     with contextlib.suppress(TimeoutExceeded):  # the limit ends before the sleep
         assert policy.call(fetch) == "fetched"
     assert slept == [FOREVER]

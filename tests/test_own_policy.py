@@ -11,6 +11,7 @@ import pytest
 
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
+from tests.custom import Sleeping
 
 
 class Twice(Policy):
@@ -145,12 +146,7 @@ async def test_waits_of_less_than_a_second_end_at_their_instants(anywhere: Virtu
     with bulkhead.slot():
         error = await anywhere.attempt(bulkhead, Script("never").function())
     assert (type(error), anywhere.now()) == (BulkheadFull, pytest.approx(0.25))
-
-    class Sleeps(Policy):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            await ctx.sleep(5)
-
-    error = await anywhere.attempt(Timeout(0.5).wrap(Sleeps()), Script("never").function())
+    error = await anywhere.attempt(Timeout(0.5).wrap(Sleeping(5)), Script("never").function())
     assert (type(error), anywhere.now()) == (TimeoutExceeded, pytest.approx(0.75))
 
 

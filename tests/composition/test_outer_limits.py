@@ -30,6 +30,7 @@ from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.policy import Call
 from resilience.testing import hang, script, virtual_time
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
+from tests.custom import Doing
 from tests.policies.timeouts import LONG, SHORT, Stopwatch
 
 
@@ -366,31 +367,15 @@ async def test_an_inner_fallback_does_not_answer_an_exceeded_outer_deadline(worl
         assert type(await world.attempt(Pipeline(Timeout(SHORT), Fallback("instead")), checks)) is TimeoutExceeded
 
 
-class Late(Policy[Never]):
-    """A user's policy that takes until the time is over."""
-
-    def __init__(self, clock: FakeClock, seconds: float = 60) -> None:
-        self.seconds = seconds
-        self._clock = clock
-
-    async def around(self, call: Call[Any], ctx: Context) -> Any:
-        self._clock.advance(self.seconds)
-        return await call(ctx)
+#: A user's policy that checks the time.
+CHECKS = Doing(lambda ctx: ctx.check())
 
 
-class Checks(Policy[Never]):
-    """A user's policy that checks the time."""
-
-    async def around(self, call: Call[Any], ctx: Context) -> Any:
-        ctx.check()
-        return await call(ctx)
-
-
-@pytest.mark.parametrize("inside", [Retry(2, max_elapsed=90), Checks()], ids=["Retry", "own"])
+@pytest.mark.parametrize("inside", [Retry(2, max_elapsed=90), CHECKS], ids=["Retry", "own"])
 async def test_an_inner_fallback_does_not_answer_a_policy_that_finds_no_time_left(
     world: World, clock: FakeClock, inside: Policy
 ) -> None:
-    pipeline: Any = Pipeline(Timeout(30), Fallback("instead"), Late(clock), inside)
+    pipeline: Any = Pipeline(Timeout(30), Fallback("instead"), Doing(lambda ctx: clock.advance(60)), inside)
     script = Script("fine")
     assert type(await world.attempt(pipeline, script.function())) is TimeoutExceeded
     assert script.calls == 0
@@ -398,10 +383,9 @@ async def test_an_inner_fallback_does_not_answer_a_policy_that_finds_no_time_lef
 
 async def test_an_inner_cache_does_not_answer_a_policy_that_finds_no_time_left(world: World, clock: FakeClock) -> None:
     """With a stale value, which answers any other failure."""
-    cache, late, script = Cache(10, key=lambda *_: 1, stale=600), Late(clock, 0), Script("old", "new")
-    pipeline: Any = Pipeline(Timeout(30), cache, late, Checks())
+    cache, script, seconds = Cache(10, key=lambda *_: 1, stale=600), Script("old", "new"), iter([0, 60])
+    pipeline: Any = Pipeline(Timeout(30), cache, Doing(lambda ctx: clock.advance(next(seconds))), CHECKS)
     assert await world.execute(pipeline, script.function()) == "old"
-    late.seconds = 60
     clock.advance(11)
     assert type(await world.attempt(pipeline, script.function())) is TimeoutExceeded
     assert script.calls == 1

@@ -15,6 +15,7 @@ from resilience.runtimes import lowering
 from resilience.runtimes.lowering import lower
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
+from tests.custom import Doing
 from tests.policies.blocks import entered
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails, works
 from tests.streams.sources import Source, streamed
@@ -159,14 +160,12 @@ async def test_a_probe_cut_off_by_an_outer_timeout_is_neutral(
 
 
 async def test_a_probe_does_not_begin_after_the_limit_of_an_outer_timeout(threads: World, clock: FakeClock) -> None:
-    class Slow(Policy[Any]):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            clock.advance(2)
-            return await call(ctx)
-
     breaker, probe = probing(threads, None)
     await about_to_probe(threads, breaker, clock)
-    assert type(await works(threads, Policy.wrap(Timeout(1), Slow(), breaker))) is TimeoutExceeded
+    assert (
+        type(await works(threads, Policy.wrap(Timeout(1), Doing(lambda ctx: clock.advance(2)), breaker)))
+        is TimeoutExceeded
+    )
     assert (probe.calls, breaker.stats().probes) == (0, 0)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 from math import inf
-from typing import Any, Never
+from typing import Any
 
 import pytest
 
 from resilience import (
     Bulkhead,
-    Call,
     CircuitBreaker,
     CircuitState,
     Context,
@@ -25,6 +24,7 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from tests.conftest import FakeClock, Script, Virtual, World
+from tests.custom import Doing, Sleeping
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, hanging
 
 # --- the limit ---------------------------------------------------------------------------------
@@ -153,13 +153,7 @@ async def test_an_earlier_deadline_of_the_context_raises_deadline_exceeded(world
 
 async def test_of_a_limit_and_a_deadline_at_one_instant_the_deadline_raises(threads: World, clock: FakeClock) -> None:
     """The deadline is the outer limit of the two."""
-
-    class Slow(Policy[Never]):
-        async def around(self, call: Call[Any], ctx: Context) -> Any:
-            clock.advance(5.0)
-            return await call(ctx)
-
-    pipeline = Policy.wrap(Timeout(5.0, name="limit"), Slow())
+    pipeline = Policy.wrap(Timeout(5.0, name="limit"), Doing(lambda ctx: clock.advance(5.0)))
     error = await threads.attempt(pipeline, Script("fine").function(), Context(timeout=5.0))
     assert type(error) is DeadlineExceeded
     assert (error.policy, error.timeout) == ("limit", 5.0)
@@ -197,43 +191,24 @@ async def test_inner_policies_ignore_a_timeout_of_an_outer_policy(world: World) 
     assert received == []
 
 
-class Nap(Policy[Never]):
-    """A user's policy that waits before each call."""
-
-    async def around(self, call: Call[Any], ctx: Context) -> Any:
-        await ctx.sleep(10)
-        return await call(ctx)
-
-
 async def test_a_policy_that_sleeps_is_cut_off(world: World) -> None:
     """`ctx.sleep` ends with the outer timer, and the function is not entered."""
     script = Script("fine")
     with Stopwatch() as took:
-        error = await world.attempt(Policy.wrap(Timeout(SHORT, name="outer"), Nap()), script.function())
+        error = await world.attempt(Policy.wrap(Timeout(SHORT, name="outer"), Sleeping(10)), script.function())
     assert type(error) is TimeoutExceeded
     assert error.policy == "outer"
     assert SHORT <= took.seconds < 5
     assert script.calls == 0
 
 
-class Slow(Policy[Never]):
-    """A user's policy that takes some time before each call, and waits after it."""
-
-    def __init__(self, clock: FakeClock, before: float, after: float = 0.0) -> None:
-        self._clock, self._before, self._after = clock, before, after
-
-    async def around(self, call: Call[Any], ctx: Context) -> Any:
-        self._clock.advance(self._before)
-        result = await call(ctx)
-        await ctx.sleep(self._after)
-        return result
-
-
-async def test_a_function_is_not_entered_at_the_limit_or_after_it(threads: World, clock: FakeClock) -> None:
+@pytest.mark.parametrize("seconds", [1.0, 2.0])
+async def test_a_function_is_not_entered_at_the_limit_or_after_it(
+    threads: World, clock: FakeClock, seconds: float
+) -> None:
     script, timeout = Script("fine"), Timeout(1.0)
-    for seconds in (1.0, 2.0):
-        error = await threads.attempt(Policy.wrap(timeout, Slow(clock, seconds)), script.function())
-        assert type(error) is TimeoutExceeded
+    error = await threads.attempt(timeout.wrap(Doing(lambda ctx: clock.advance(seconds))), script.function())
+    assert type(error) is TimeoutExceeded
     assert Timeout.abandoned() == timeout.abandoned() == 0
     time.sleep(0.01)
     assert script.calls == 0
@@ -241,14 +216,8 @@ async def test_a_function_is_not_entered_at_the_limit_or_after_it(threads: World
 
 async def test_a_wait_that_ends_at_the_limit_or_begins_after_it_is_cut_off(threads: World, clock: FakeClock) -> None:
     """Here after the call, whose result is dropped."""
-
-    class Late(Policy[Never]):
-        async def around(self, call: Call[Any], ctx: Context) -> Any:
-            result = await call(ctx)
-            clock.advance(5.0)
-            return result
-
-    for inside in (Slow(clock, 0.0, 10.0), Slow(clock, 0.0, 1.0).wrap(Late(), Late(), Late())):
+    late = Doing(after=lambda ctx: clock.advance(15.0))
+    for inside in (Sleeping(after=10.0), Sleeping(after=1.0).wrap(late)):
         error = await threads.attempt(Timeout(10.0).wrap(inside), Script("fine").function())
         assert type(error) is TimeoutExceeded
     assert clock.sleeps == [10.0, 0.0]
@@ -258,6 +227,6 @@ async def test_a_limit_counts_from_the_position_of_the_timeout(world: World, clo
     """Waits of outer policies do not count."""
     seen: list[float] = []
     fn = Script(None, doing=lambda ctx: seen.append(ctx.remaining())).function()
-    await world.attempt(Policy.wrap(Nap(), Timeout(LONG)), fn)
-    await world.attempt(Policy.wrap(Timeout(LONG), Nap()), fn)
+    await world.attempt(Policy.wrap(Sleeping(10), Timeout(LONG)), fn)
+    await world.attempt(Policy.wrap(Timeout(LONG), Sleeping(10)), fn)
     assert seen == [LONG, LONG - 10]

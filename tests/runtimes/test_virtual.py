@@ -25,6 +25,7 @@ from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.runtimes.base import Waiter
 from resilience.testing import Simulation, switched_off
 from tests.conftest import Boom, Script, Virtual
+from tests.custom import Sleeping
 
 TRIALS = int(os.environ.get("RESILIENCE_TRIALS", "30"))
 
@@ -194,17 +195,12 @@ async def test_a_custom_policy_and_an_asynchronous_handler_run_in_a_simulation(i
         async def aclose(self) -> None:
             closed.append(process_clock.now())
 
-    class Pause(Policy):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            await ctx.sleep(3)
-            return await call(ctx)
-
     async def handler(failure: object, ctx: Context) -> str:
         await in_simulation.sleep(4)
         return "handled"
 
     fallback = Fallback(handler=handler, on_result=lambda result: True)
-    pipeline = fallback.wrap(Pause(), Retry(2, on_result=lambda result: True, backoff=[5]))
+    pipeline = fallback.wrap(Sleeping(3), Retry(2, on_result=lambda result: True, backoff=[5]))
     assert await in_simulation.execute(pipeline, Script(Response()).function()) == "handled"
     assert in_simulation.now() == 12
     assert closed == [3]

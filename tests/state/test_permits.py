@@ -323,24 +323,6 @@ class ReleasedAfterLook(list[None]):
         return False
 
 
-def test_a_permit_beyond_a_lowered_limit_is_not_granted_to_a_waiter() -> None:
-    """It is released just after the free permits were withdrawn."""
-    permits = full(2, 1)
-    ticket = Ticket("waiting")
-    permits.join(ticket)
-    assert not permits.granted
-    permits.free = ReleasedAfterLook()
-    permits.resize(1)
-    assert woken(permits) == []
-    permits.free = list(permits.free)
-    permits.settle()
-    assert woken(permits) == []
-    assert permits.counts() == (1, 1, 1, 0)
-    permits.give_back()
-    assert woken(permits) == [ticket]
-    assert permits.counts() == (1, 1, 0, 0)
-
-
 def test_a_permit_beyond_a_lowered_limit_is_not_taken_without_a_queue() -> None:
     """It is released while a new caller looks for one."""
     permits = full(2, 0)
@@ -361,35 +343,6 @@ def test_a_released_permit_beyond_a_lowered_limit_does_not_block_a_free_one() ->
     assert permits.take()
     assert not permits.make_room()
     assert permits.counts() == (1, 1, 0, 1)
-
-
-class PrecededLock:
-    """A lock that this thread gets only after another thread held it and called `do`."""
-
-    def __init__(self, permits: Permits[Any], do: Callable[[], object]) -> None:
-        self._lock, self._do = permits._lock, [do]
-
-    def __enter__(self) -> None:
-        if self._do:
-            self._do.pop()()
-        self._lock.__enter__()
-
-    def __exit__(self, *exc: Any) -> None:
-        self._lock.__exit__(*exc)
-
-
-def test_a_release_that_overlaps_the_first_join_sees_the_new_waiter() -> None:
-    """The queue is made by the first join: a release that waits for the lock has seen none yet."""
-    permits = full(2, 1)
-    permits.resize(1)
-    ticket = Ticket("first")
-    target: Any = permits
-    target._lock = PrecededLock(permits, lambda: permits.join(ticket))
-    permits.give_back()
-    assert not permits.granted
-    assert permits.counts()[1:3] == (1, 1)
-    permits.give_back()
-    assert woken(permits) == [ticket]
 
 
 class TakenAfterLook(list[None]):

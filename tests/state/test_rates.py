@@ -53,12 +53,6 @@ def test_a_look_ahead_removes_no_unit_from_the_window() -> None:
     assert not take_now(window, 1, 3.75)
 
 
-def test_no_edge_of_a_window_admits_twice_the_limit() -> None:
-    """With 100 a second, 100 begin at 0.9 s, none at 1.1 s and 100 at 1.9 s, as in tower-resilience."""
-    window = Window(100, 1.0)
-    assert [sum(take_now(window, 1, at) for _ in range(150)) for at in (0.9, 1.1, 1.9)] == [100, 0, 100]
-
-
 @given(st.integers(1, 6), st.lists(st.tuples(st.floats(0, 0.4), st.integers(1, 3)), max_size=60))
 @example(2, [(0.0, 1), (0.95, 1), (0.0, 1)])
 def test_no_period_contains_more_than_the_limit(limit: int, arrivals: list[tuple[float, int]]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from resilience import CircuitOpen, Context, Policy
 from resilience.testing import Simulation
+from tests.policies.simulated import start_clients
 
 
 class Load(NamedTuple):
@@ -71,11 +72,6 @@ def simulate(
             except (ConnectionError, CircuitOpen):
                 failed[second()] += counted(item(ctx))
 
-        async def arrivals() -> None:
-            while simulation.now() < seconds:
-                await simulation.sleep(simulation.rng.expovariate(demand))
-                simulation.start(client())
-
-        simulation.start(arrivals())
+        start_clients(simulation, client, demand, seconds)
         simulation.run(until=seconds)
     return Load(calls, at_once, failed)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from resilience import AdaptiveLimit, AdaptiveThrottle, Bulkhead, LimitExceeded, RateLimiter, Retry, Throttled
 from resilience.testing import Simulation
+
+
+def start_clients(
+    simulation: Simulation, client: Callable[[], Coroutine[Any, Any, Any]], rate: float, seconds: float
+) -> None:
+    """Let clients come as a Poisson stream, `rate` a second, until this time."""
+
+    async def arrivals() -> None:
+        while simulation.now() < seconds:
+            await simulation.sleep(simulation.rng.expovariate(rate))
+            simulation.start(client())
+
+    simulation.start(arrivals())
+
 
 # --- a backend that refuses ----------------------------------------------------------------------
 
@@ -58,12 +72,7 @@ def throttled(
             except (ConnectionError, Throttled):
                 pass
 
-        async def arrivals() -> None:
-            while simulation.now() < seconds:
-                await simulation.sleep(simulation.rng.expovariate(demand))
-                simulation.start(client())
-
-        simulation.start(arrivals())
+        start_clients(simulation, client, demand, seconds)
         simulation.run(until=seconds)
     return Traffic([it / 10 for it in sent], [it / 10 for it in accepted])
 
@@ -123,17 +132,12 @@ def overloaded(
             if took <= PATIENCE and began > seconds / 4:
                 good.append(took)
 
-        async def arrivals() -> None:
-            while simulation.now() < seconds:
-                await simulation.sleep(rng.expovariate(load * CAPACITY))
-                simulation.start(client())
-
         async def watch() -> None:
             while policy is not None and simulation.now() < seconds:
                 limits.append(policy.stats().limit)
                 await simulation.sleep(1.0)
 
-        simulation.start(arrivals())
+        start_clients(simulation, client, load * CAPACITY, seconds)
         simulation.start(watch())
         simulation.run(until=seconds)
     return Goodput(len(good) / (CAPACITY * seconds * 3 / 4), fmean(good) if good else inf, limits)

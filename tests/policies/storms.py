@@ -16,6 +16,7 @@ from typing import Any
 from resilience import Bulkhead, Context, Rejected, Retry, Timeout
 from resilience.backoff import Exponential
 from resilience.testing import Simulation
+from tests.policies.simulated import start_clients
 
 CAPACITY, WORKERS = 300.0, 30
 TRIGGER = (60.0, 70.0)
@@ -83,12 +84,7 @@ def goodput(
                 return
             succeeded_in_time[half_minute] += 1
 
-        async def arrivals() -> None:
-            while simulation.now() < seconds:
-                await simulation.sleep(rng.expovariate(load))
-                simulation.start(client())
-
-        simulation.start(arrivals())
+        start_clients(simulation, client, load, seconds)
         simulation.run(until=seconds + 5)
     return [succeeded / all_ for succeeded, all_ in zip(succeeded_in_time, arrived, strict=True)]
 

@@ -177,6 +177,23 @@ async def test_a_sample_is_full_after_a_refusal_or_while_a_call_waits(threads: W
     assert [sample.full for _, sample in algorithm.updates][:1] == [True]
 
 
+async def test_a_call_begun_under_an_earlier_limit_is_left_out_of_the_latency(threads: World, clock: FakeClock) -> None:
+    """It counts in `latency_of_all` only."""
+    algorithm = Recording(21)
+    limit = AdaptiveLimit(algorithm, min_samples=1, headroom=100)
+    async with beside(threads) as group:
+        call = await group.inside(limit)
+        await call_lasting(threads, clock, limit, 0.1)
+        assert limit.stats().limit == 21
+        clock.advance(50)
+        call.let_go()
+        await call.result()
+    assert len(algorithm.updates) == 1
+    await call_lasting(threads, clock, limit, 0.2)
+    assert algorithm.updates[1][1].latency == pytest.approx(0.2)
+    assert algorithm.updates[1][1].latency_of_all > 50
+
+
 @pytest.mark.parametrize(
     ("results", "limits"),
     [

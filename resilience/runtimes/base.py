@@ -215,10 +215,17 @@ class Runtime(ABC):
         :param outer: the tightest timer around the call, which cuts it off, too.
         :raises TimeoutExceeded: if the function takes longer.
         """
-        timer = self.timer(clock.now() + seconds, None, policy)
+        ends_at = clock.now() + seconds
+        if outer is not None and outer.deadline <= ends_at:
+            return await self._run_until(outer, function, policy)
+        timer = self.timer(ends_at, None, policy)
         with timer:
-            return await self.run(function)
+            return await self._run_until(timer, function, policy)
         raise timeout_exceeded(seconds, policy)
+
+    async def _run_until(self, timer: Timer, function: Callable[[], Any], policy: str) -> Any:
+        """Call a user's function in the block of this timer, which cuts it off."""
+        return await self.run(function)
 
     @abstractmethod
     async def close(self, resource: object) -> None:

@@ -31,7 +31,6 @@ from resilience.runtimes.base import (
     Timer,
     Waiter,
     refuse_undeclared_race,
-    timeout_exceeded,
     trio_task,
 )
 from resilience.runtimes.driving import drive
@@ -161,22 +160,12 @@ class BlockingRuntime(Runtime):
         return result
 
     @override
-    async def run_within(
-        self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
-    ) -> Any:
-        ends_at = clock.now() + seconds
-        if outer is not None and outer.deadline <= ends_at:
-            ends_at = outer.deadline
-        else:
-            outer = None
-        timer = self.timer(ends_at, None, policy)
-        with timer:
-            timer.check_before_start()
-            job = timer.begin(lambda: drive(self.run(function)), (), {})
-            return await self.run(function) if job is None else timer.wait_for(job)
-        if outer is not None:
-            raise Expired(outer)
-        raise timeout_exceeded(seconds, policy)
+    async def _run_until(self, timer: Timer, function: Callable[[], Any], policy: str) -> Any:
+        with self.timer(timer.deadline, None, policy) as real:
+            real.check_before_start()
+            job = real.begin(lambda: drive(self.run(function)), (), {})
+            return await self.run(function) if job is None else real.wait_for(job)
+        raise Expired(timer)
 
     @override
     async def close(self, resource: object) -> None:

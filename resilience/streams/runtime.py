@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.errors import RaceMisuse, TimeoutExceeded
+from resilience.errors import RaceMisuse
 from resilience.events.dispatch import emit
 from resilience.events.kinds import StreamOpened
 from resilience.runtimes.base import Expired, PassiveTimer, Plan, Runtime, Timer, Waiter
@@ -119,17 +119,10 @@ class StreamRuntime(Runtime):
         return await self.host.run(function, *args)
 
     @override
-    async def run_within(
-        self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
-    ) -> Any:
-        if not isinstance(outer, PassiveTimer) or (left := outer.deadline - clock.now()) > seconds:
-            return await self.host.run_within(seconds, function, policy, None)
-        try:
-            return await self.host.run_within(left, function, policy, None)
-        except TimeoutExceeded:
-            if clock.now() < outer.deadline:
-                raise  # the limit of the function itself
-            raise Expired(outer) from None
+    async def _run_until(self, timer: Timer, function: Callable[[], Any], policy: str) -> Any:
+        with self.host.timer(timer.deadline):
+            return await self.host._run_until(timer, function, policy)
+        raise Expired(timer)
 
     @override
     async def close(self, resource: object) -> None:

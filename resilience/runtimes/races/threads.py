@@ -18,7 +18,7 @@ from typing_extensions import override
 from resilience.clock import clock
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
-from resilience.runtimes.base import Expired, Plan, Runtime, Timer, refuse_undeclared_race, timeout_exceeded
+from resilience.runtimes.base import Expired, Plan, Runtime, Timer, refuse_undeclared_race
 from resilience.runtimes.driving import drive
 from resilience.runtimes.engine import Client, Engine, EngineRace, EngineRuntime, EngineWaiter
 
@@ -135,13 +135,9 @@ class RacingRuntime(EngineRuntime):
         await ThreadRace(self._engine, call, plan).run()
 
     @override
-    async def run_within(
-        self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
-    ) -> Any:
-        with self.timer(clock.now() + seconds):
-            workers.pool.refuse_if_exhausted(policy)
-            return await self.run_job(self.job(lambda: drive(self._host.run(function)), (), {}), policy)
-        raise timeout_exceeded(seconds, policy)
+    async def _run_until(self, timer: Timer, function: Callable[[], Any], policy: str) -> Any:
+        workers.pool.refuse_if_exhausted(policy)
+        return await self.run_job(self.job(lambda: drive(self._host.run(function)), (), {}), policy)
 
     def job(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> RacingJob:
         """Make the job that calls the function, in a copy of the current `contextvars`."""

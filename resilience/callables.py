@@ -66,8 +66,8 @@ def is_coroutine_function(fn: object) -> bool:
 def _is_coroutine_function(fn: object) -> bool:
     require_callable(fn)
     fn = without_partials(fn)
-    if _is_mock(fn):
-        return False
+    if not isinstance(getattr(getattr(fn, "__code__", None), "co_flags", 0), int):
+        return False  # a mock: each of its attributes is a mock, so `inspect` takes it for any kind of function
     if inspect.iscoroutinefunction(fn) or _is_marked(fn):
         return True
     if isinstance(fn, type) or inspect.isroutine(fn):
@@ -157,11 +157,6 @@ def refuse_lazy(fn: object) -> None:
     why = why_lazy(fn)
     if why is not None:
         raise ArgumentMisuse(why)
-
-
-def _is_mock(fn: object) -> bool:
-    """Whether `fn` is a mock: each of its attributes is a mock, so `inspect` takes it for any kind of function."""
-    return not isinstance(getattr(getattr(fn, "__code__", None), "co_flags", 0), int)
 
 
 def is_awaitable(value: object) -> TypeGuard[Awaitable[object]]:

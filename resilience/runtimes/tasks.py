@@ -202,7 +202,11 @@ class TrioWaiter(Waiter):
 
     @override
     def is_alive(self) -> bool:
-        return _accepts_callbacks(self._token.run_sync_soon)
+        try:  # only a post can tell; an idempotent one is queued at most once
+            self._token.run_sync_soon(_nothing, idempotent=True)
+        except RuntimeError:
+            return False
+        return True
 
     @override
     async def wait(self, deadline: float, timer: Timer | None) -> bool:
@@ -214,15 +218,6 @@ class TrioWaiter(Waiter):
         # As in asyncio, a task that is cancelled between `wake` and this line must not go on.
         await sys.modules["trio"].lowlevel.checkpoint_if_cancelled()
         return bool(self._event.is_set())
-
-
-def _accepts_callbacks(post: Callable[..., object]) -> bool:
-    """Whether a trio run still accepts callbacks. Only a post can tell; an idempotent one is queued at most once."""
-    try:
-        post(_nothing, idempotent=True)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _nothing() -> None:

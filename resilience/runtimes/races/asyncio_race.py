@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from typing import Any, final
 
@@ -15,6 +14,7 @@ from resilience.clock import clock
 from resilience.runtimes.alarms import RACES, Alarm, cancel, find_alarm
 from resilience.runtimes.base import Plan, Runtime
 from resilience.runtimes.races import Race
+from resilience.runtimes.tasks import shielded_timer
 
 
 @final
@@ -66,19 +66,11 @@ class AsyncioRace(Race):
         task = self._loop.create_task(self._attempt_beside(number, ctx))  # in a copy of the variables; see `fire`
         if not task.done():  # pragma: no branch (an eager task may have ended)
             self._running[number] = task.cancel
-        task.add_done_callback(self._task_ended)
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._attempt_ended()  # also called for a task that was cancelled before it began
+        task.add_done_callback(lambda task: self._attempt_ended())  # also if it was cancelled before it began
 
     @override
     def _shield(self) -> AbstractContextManager[object]:
-        # A task is cancelled once, except by a scope of anyio, which cancels it in each iteration of the loop.
-        anyio: Any = sys.modules.get("anyio")
-        effective = getattr(anyio, "current_effective_deadline", None)  # None also during its import
-        if effective is None or effective() > -inf:
-            return super()._shield()
-        return anyio.CancelScope(shield=True)  # type: ignore[no-any-return]
+        return shielded_timer(inf) or nullcontext()
 
     @override
     def _schedule(self, due: float) -> None:

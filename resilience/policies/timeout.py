@@ -74,7 +74,7 @@ class Timeout(Policy[Never]):
     @staticmethod
     def abandoned() -> int:
         """Return how many abandoned blocking calls are still running in this process."""
-        return pool.abandoned
+        return len(pool.abandoned)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:

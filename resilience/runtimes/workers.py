@@ -49,7 +49,6 @@ class Job:
         "_keywords",
         "_value",
         "has_ended",
-        "is_counted",
         "returned_at",
     )
 
@@ -65,8 +64,7 @@ class Job:
         self._error: BaseException | None = None
         #: The instant at which the function returned, on the process clock.
         self.returned_at: float = -inf
-        #: Whether the pool counts the job as abandoned, and whether the job, once abandoned, has ended.
-        self.is_counted: bool = False
+        #: Whether the job, once abandoned, has ended.
         self.has_ended: bool = False
 
     # --- the caller's side ---
@@ -94,7 +92,9 @@ class Job:
         """Give up the result; false if the job has ended already."""
         if not self._claim.acquire(blocking=False):
             return False
-        pool.count_abandoned(self)
+        pool.abandoned.add(self)
+        if self.has_ended:  # perhaps before it was added; `drop` sets this first, and then removes the job
+            pool.abandoned.discard(self)
         return True
 
     # --- the worker's side ---
@@ -123,7 +123,8 @@ class Job:
         except Exception:
             logger.exception("closing the result of an abandoned call raised")
         finally:
-            pool.count_ended(self)
+            self.has_ended = True
+            pool.abandoned.discard(self)
 
 
 @final
@@ -168,7 +169,7 @@ class Worker(threading.Thread):
 
 @final
 class Pool:
-    """The idle workers, and the number of abandoned jobs that still run."""
+    """The idle workers, and the abandoned jobs that still run."""
 
     max_abandoned: ClassVar[int] = DEFAULT_MAX_ABANDONED
 
@@ -180,21 +181,20 @@ class Pool:
     def reset(self) -> None:
         """Forget all workers and jobs, as in the child of a fork, which has none of its parent's threads."""
         self.idle: deque[Worker] = deque()
-        self.abandoned: int = 0
-        self._counting = threading.RLock()  # reentrant: a finalizer may run while it is held
+        self.abandoned: set[Job] = set()
 
     def is_exhausted(self) -> bool:
         """Whether too many abandoned jobs still run."""
         most = self.limited_by.max_abandoned
         try:
-            return bool(self.abandoned >= most)
+            return bool(len(self.abandoned) >= most)
         except TypeError:
             raise ArgumentMisuse(f"Timeout.max_abandoned must be a whole number, not {most!r}") from None
 
     def refuse_if_exhausted(self, policy: str) -> None:
         """Raise `WorkersExhausted` if too many abandoned jobs still run."""
         if self.is_exhausted():
-            running = f"{self.abandoned} abandoned calls are still running"
+            running = f"{len(self.abandoned)} abandoned calls are still running"
             raise WorkersExhausted(f"{running}, at most {self.limited_by.max_abandoned} may", policy=policy)
 
     def begin(self, job: Job, policy: str | None = None) -> bool:
@@ -225,20 +225,6 @@ class Pool:
         except ValueError:
             return False
         return True
-
-    def count_abandoned(self, job: Job) -> None:
-        """Count an abandoned job."""
-        with self._counting:
-            if not job.has_ended:
-                job.is_counted = True
-                self.abandoned += 1
-
-    def count_ended(self, job: Job) -> None:
-        """Stop counting a job that has ended, perhaps before its caller has counted it as abandoned."""
-        with self._counting:
-            job.has_ended = True
-            if job.is_counted:
-                self.abandoned -= 1
 
 
 def _start_worker(job: Job, policy: str | None) -> bool:

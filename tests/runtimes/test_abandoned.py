@@ -40,9 +40,9 @@ def test_without_timeout_the_default_limit_of_abandoned_calls_applies() -> None:
     """Of 128. A hedge checks it as well, and `Timeout` may not have been imported."""
     assert Timeout.max_abandoned == 128
     pool = workers.Pool()
-    pool.abandoned = Timeout.max_abandoned - 1
+    pool.abandoned = {workers.Job(int, (), {}) for _ in range(Timeout.max_abandoned - 1)}
     assert not pool.is_exhausted()
-    pool.abandoned += 1
+    pool.abandoned.add(workers.Job(int, (), {}))
     assert pool.is_exhausted()
 
 
@@ -109,15 +109,15 @@ def test_a_call_that_ends_at_its_timeout_has_one_outcome_and_the_count_is_right(
 def test_a_function_that_ends_early_is_not_counted(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing would decrease the count any more."""
     counted: list[workers.Job] = []
-    count_abandoned = workers.Pool.count_abandoned
 
-    def late(pool: workers.Pool, job: workers.Job) -> None:
-        gate.set()
-        wait_until(lambda: job.has_ended)
-        counted.append(job)
-        count_abandoned(pool, job)
+    class Late(set[workers.Job]):
+        def add(self, job: workers.Job) -> None:
+            gate.set()
+            wait_until(lambda: job.has_ended)
+            counted.append(job)
+            super().add(job)
 
-    monkeypatch.setattr(workers.Pool, "count_abandoned", late)
+    monkeypatch.setattr(workers.pool, "abandoned", Late())
     with waits_end_at_once(), pytest.raises(TimeoutExceeded):
         Timeout(LONG).call(gate.wait, 10)
     assert len(counted) == 1

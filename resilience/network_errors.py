@@ -6,7 +6,6 @@ import errno
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, TypeAlias
 from weakref import ref
 
@@ -59,31 +58,6 @@ _NETWORK_ERRORS: Final = {
         "KafkaConnectionError KafkaTimeoutError NoBrokersAvailable NodeNotReadyError RequestTimedOutError"
     ),
     "kafka": "NetworkExceptionError",
-}
-
-#: Classes that derive from one of these, but that a retry cannot help.
-_PERMANENT_ERRORS: Final = {
-    "aiohttp": "ClientConnectorCertificateError ServerFingerprintMismatch",
-    "redis valkey": "AuthenticationError AuthorizationError",
-    "aiormq": "AuthenticationError ProbableAuthenticationError",
-    "pika": (
-        "AuthenticationError ProbableAuthenticationError ProbableAccessDeniedError "
-        "ConnectionWrongStateError NoFreeChannels"
-    ),
-}
-
-#: Errors of clients for all failures of TLS. A retry can only help if the connection has ended.
-_TLS_ERRORS: Final = {
-    "requests urllib3 botocore opensearchpy": "SSLError",
-    "aiohttp": "ClientSSLError ClientConnectorSSLError",
-    "elastic_transport": "TlsError",
-}
-
-#: Errors of clients whose proxy refused or failed to connect them.
-_PROXY_ERRORS: Final = {
-    "aiohttp": "ClientHttpProxyError",
-    "botocore": "ProxyConnectionError",
-    "requests urllib3 httpx httpx2 httpcore httpcore2": "ProxyError",
 }
 
 #: Types of errors that mean "not now", as the API of a language model reports them in a stream that is open.
@@ -139,7 +113,10 @@ def transient(error: Exception) -> bool:
         return False
     if error.__cause__ is None and error.__context__ is None:
         return True
-    return not _involves(error, _REFUSED_CERTIFICATE) and _proxy_allows_retry(error)
+    if _involves(error, _REFUSED_CERTIFICATE):
+        return False
+    proxy = next((it for it in _causes(error) if _test_of(type(it)) is _proxy_may_connect), None)
+    return proxy is None or _proxy_may_connect(proxy)
 
 
 def _are_transient(group: Any) -> bool:
@@ -147,10 +124,18 @@ def _are_transient(group: Any) -> bool:
 
 
 def _is_of_connecting(error: Any) -> bool:
-    """Whether an `OSError` means that a connection could not be made or broke."""
-    if type(error) is OSError and error.errno is None:
-        return _is_failed_connect(error)
-    return error.errno in _NETWORK_ERRNOS
+    """Whether an `OSError` means that a connection could not be made or broke.
+
+    asyncio, anyio and trio raise one without a number for all addresses of a host, http.client if a proxy has not
+    connected.
+    """
+    if type(error) is not OSError or error.errno is not None:
+        return error.errno in _NETWORK_ERRNOS
+    text = str(error)
+    if text.startswith(_TUNNEL):
+        return _proxy_may_connect(error)
+    cause = error.__cause__
+    return _has_transient_cause(error) if isinstance(cause, Exception) else text.startswith("Multiple exceptions: ")
 
 
 def _is_temporary(error: Any) -> bool:
@@ -158,18 +143,6 @@ def _is_temporary(error: Any) -> bool:
     import socket  # the code that raises this error has imported it; at the top, it would take 2 ms
 
     return bool(error.errno == socket.EAI_AGAIN)
-
-
-def _is_failed_connect(error: OSError) -> bool:
-    """Whether a plain `OSError` means that no connection was made.
-
-    asyncio, anyio and trio raise one for all addresses of a host, http.client if a proxy has not connected.
-    """
-    text = str(error)
-    if text.startswith(_TUNNEL):
-        return _proxy_may_connect(error)
-    cause = error.__cause__
-    return _has_transient_cause(error) if isinstance(cause, Exception) else text.startswith("Multiple exceptions: ")
 
 
 def _has_transient_cause(error: Any) -> bool:
@@ -213,12 +186,6 @@ def _related(error: BaseException) -> list[BaseException]:
                 ids.add(id(other))
                 found.append(other)
     return found
-
-
-def _proxy_allows_retry(error: Exception) -> bool:
-    """Whether no proxy error among the causes of an error rules out a retry."""
-    proxy = next((it for it in _causes(error) if _test_of(type(it)) is _proxy_may_connect), None)
-    return proxy is None or _proxy_may_connect(proxy)
 
 
 _Test: TypeAlias = Callable[[Any], bool]
@@ -299,6 +266,10 @@ def _is_unavailable(error: Any) -> bool:
     return grpc_status(error) == "UNAVAILABLE"  # only then, the server was not reached
 
 
+def _is_of_ended_tls(error: Any) -> bool:
+    return _involves(error, _ENDED_TLS)
+
+
 def _has_unavailable(error: Any) -> bool:
     """Whether google's clients have made this error from one of grpc. They make others from HTTP responses."""
     return _is_unavailable(getattr(error, "response", None))
@@ -374,9 +345,17 @@ def _each(table: Mapping[str, str], test: _Test) -> dict[tuple[str, str], _Test]
 _TESTS: Final[dict[tuple[str, str], _Test]] = {
     **_each({"socket": "gaierror"}, _is_temporary),
     **_each(_NETWORK_ERRORS, _always),
-    **_each(_PERMANENT_ERRORS, _never),
-    **_each(_TLS_ERRORS, partial(_involves, names=_ENDED_TLS)),
-    **_each(_PROXY_ERRORS, _proxy_may_connect),
+    # They derive from one of these, but a retry cannot help.
+    **_each({"aiohttp": "ClientConnectorCertificateError ServerFingerprintMismatch"}, _never),
+    **_each({"redis valkey": "AuthenticationError AuthorizationError"}, _never),
+    **_each({"aiormq pika": "AuthenticationError ProbableAuthenticationError"}, _never),
+    **_each({"pika": "ProbableAccessDeniedError ConnectionWrongStateError NoFreeChannels"}, _never),
+    # Errors of clients for all failures of TLS. A retry can only help if the connection has ended.
+    **_each({"requests urllib3 botocore opensearchpy": "SSLError"}, _is_of_ended_tls),
+    **_each({"aiohttp": "ClientSSLError ClientConnectorSSLError", "elastic_transport": "TlsError"}, _is_of_ended_tls),
+    # The proxy refused to connect the client, or failed to.
+    **_each({"aiohttp": "ClientHttpProxyError", "botocore": "ProxyConnectionError"}, _proxy_may_connect),
+    **_each({"requests urllib3 httpx httpx2 httpcore httpcore2": "ProxyError"}, _proxy_may_connect),
     **_each({"grpc": "RpcError"}, _is_unavailable),
     **_each({"openai anthropic": "APIStatusError", "openai": "APIError"}, _is_not_now),
     # The pool has found the connection dead, and will return another one.

@@ -207,27 +207,25 @@ class Cache(Policy[Never]):
         return entry.value
 
     def _stale_after(self, error: BaseException, key: Hashable, old: Entry | None, ctx: Context) -> Entry | None:
-        """Return the old entry if its stale value is the answer after a failed call. If not, count a miss."""
+        """Return the old entry if its stale value is the answer after a failed call.
+
+        If not, count a miss, and cache the error if it is one that is kept.
+        """
         is_answered = False
         try:
             if isinstance(error, Exception):
                 raise_if_cut_off(ctx._timer, get_ambient(), error)  # as in a Fallback
-                is_answered = self._note_failure(key, error, old, ctx)
+                now = clock.now()
+                until = now + self._errors_ttl
+                if old is not None and now < old.stale_until:
+                    old.next_try = until
+                    is_answered = self._answered.judge(error) is True
+                elif self._kept is not None and concerns_all(error, ctx) and self._kept.judge(error):
+                    self._keep(key, Entry(until, until, error=without_frames(error)))
         finally:  # an error of a predicate is raised, and counts as a miss
             if not is_answered:
                 self._misses.add()
         return old if is_answered else None
-
-    def _note_failure(self, key: Hashable, error: Exception, old: Entry | None, ctx: Context) -> bool:
-        """Postpone the next refresh, and return whether the stale value is the answer; without one, cache the error."""
-        now = clock.now()
-        if old is not None and now < old.stale_until:
-            old.next_try = now + self._errors_ttl
-            return self._answered.judge(error) is True
-        if self._kept is not None and concerns_all(error, ctx) and self._kept.judge(error):
-            until = now + self._errors_ttl
-            self._keep(key, Entry(until, until, error=without_frames(error)))
-        return False
 
     # --- entries ---
 

@@ -40,7 +40,8 @@ def run_chain(chain: Awaitable[T]) -> T:
     try:
         runner = _idle_runners.pop()
     except IndexError:
-        runner = _new_runner()
+        runner = _run_each()
+        next(runner)
     result = runner.send(coroutine)
     if coroutine.cr_suspended:
         raise _ended(coroutine, coroutine.__qualname__)
@@ -50,12 +51,6 @@ def run_chain(chain: Awaitable[T]) -> T:
 
 #: The runners that no call uses. Calls may be nested, or run in several threads at once.
 _idle_runners: Final[list[Generator[Any, Any, None]]] = []
-
-
-def _new_runner() -> Generator[Any, Any, None]:
-    runner = _run_each()
-    next(runner)
-    return runner
 
 
 @types.coroutine

@@ -26,7 +26,10 @@ def _async_constant(value: object) -> _Method:
 
 
 class _Ended:
-    """The methods that all finished calls have in common."""
+    """The methods that all finished calls have in common; `value` is what a policy answered."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
         callback(self)
@@ -75,9 +78,7 @@ _DETAILS = "answered by a policy"
 class Answer(_Ended):
     """A policy's answer in place of a blocking call: a message, or an iterable of messages."""
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self._replies: Iterator[Any] | None = None
+    _replies: Iterator[Any] | None = None
 
     code: _Method = _constant(grpc.StatusCode.OK)
     details: _Method = _constant(_DETAILS)
@@ -106,9 +107,6 @@ class _AioEnded(_Ended):
     the last call that was made, and no call was made.
     """
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
     code: _Method = _async_constant(grpc.StatusCode.OK)
     details: _Method = _async_constant(_DETAILS)
     debug_error_string: _Method = _async_constant("")
@@ -122,14 +120,16 @@ class _AioEnded(_Ended):
 
 
 @final
-class _AioAnswer(_AioEnded, grpc.aio.UnaryUnaryCall, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
+class AioAnswer(_AioEnded, grpc.aio.UnaryUnaryCall, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
+    """A policy's answer in place of a grpc.aio call with one reply: a message."""
+
     def __await__(self) -> Generator[Any, None, Any]:
         return self._value
         yield
 
 
 @final
-class _AioAnswers(_AioEnded, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall):  # type: ignore[misc]
+class AioAnswers(_AioEnded, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall):  # type: ignore[misc]
     """A policy's answer in place of a grpc.aio call with a stream of replies: any iterable of messages."""
 
     _reading: AsyncIterator[Any] | None = None
@@ -147,8 +147,3 @@ class _AioAnswers(_AioEnded, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall
         if self._reading is None:
             self._reading = aiter(self)
         return await anext(self._reading, grpc.aio.EOF)
-
-
-def aio_answer(value: Any, by_stream: bool) -> Any:
-    """Return the object that replaces a grpc.aio call when a policy answers with `value`."""
-    return _AioAnswers(value) if by_stream else _AioAnswer(value)

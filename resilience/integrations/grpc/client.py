@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from itertools import product
 from typing import Any, Final, NamedTuple, final
 
 import grpc  # type: ignore[import-untyped]
@@ -26,7 +27,7 @@ from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.hints import forbid_repeat
 from resilience.integrations._calls import ClientCall
-from resilience.integrations.grpc.answers import Answer, DeadlineStatus, aio_answer
+from resilience.integrations.grpc.answers import AioAnswer, AioAnswers, Answer, DeadlineStatus
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.wire import parse_milliseconds
 from resilience.network_errors import grpc_status
@@ -52,9 +53,6 @@ class Kind(NamedTuple):
     def name(self) -> str:
         """The name that grpc uses, such as ``"unary_stream"``."""
         return "_".join("stream" if is_stream else "unary" for is_stream in self)
-
-
-KINDS: Final = tuple(Kind(sends, gets) for sends in (False, True) for gets in (False, True))
 
 
 def _intercept(kind: Kind) -> Callable[..., Any]:
@@ -118,7 +116,7 @@ def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ())
     ``grpc.aio.insecure_channel("localhost:50051", interceptors=aio_interceptors(policy))``
     """
     settings = Settings(policy, unrepeatable, in_tasks=True)
-    return [_aio_interceptor(settings, kind) for kind in KINDS]
+    return [_aio_interceptor(settings, Kind(*streams)) for streams in product((False, True), repeat=2)]
 
 
 def _aio_interceptor(settings: Settings, kind: Kind) -> Any:
@@ -149,11 +147,7 @@ class Settings:
 
 @final
 class OutOfTime(DeadlineExceeded):
-    """A call that exceeded the `timeout` that we gave it; `status` is the error that gRPC raised."""
-
-    def __init__(self, message: str = "", *, status: Any = None) -> None:
-        super().__init__(message)
-        self.status: Any = status
+    """A call that exceeded the `timeout` that we gave it; its cause is the error that gRPC raised."""
 
 
 @final
@@ -198,8 +192,9 @@ class Call(ClientCall):
             reply = self._execute(self._policy, ctx=self._context())
             return self._call_of(await reply if self.in_tasks else reply)
         except DeadlineExceeded as error:
-            status: Any = error.status if isinstance(error, OutOfTime) else None
-            status = status or DeadlineStatus(*error.args, policy=error.policy, timeout=error.timeout)
+            status: Any = error.__cause__
+            if not isinstance(error, OutOfTime):
+                status = DeadlineStatus(*error.args, policy=error.policy, timeout=error.timeout)
         except Exception as error:
             if not self.repeatable:  # marked, also if it is an error of a policy, so that no outer Retry repeats it
                 forbid_repeat(error)
@@ -225,7 +220,7 @@ class Call(ClientCall):
             if _ran_out(error, ctx):
                 sleep = asyncio.sleep if self.in_tasks else clock.sleep
                 await maybe_await(sleep(ctx.remaining()))  # gRPC's timer may fire a little early
-                raise OutOfTime("the call ran into the deadline of the execution", status=error) from error
+                raise OutOfTime("the call ran into the deadline of the execution") from error
             raise
         self._replies.append((reply, reply if isinstance(reply, Replies) else call))
         del self._replies[:-_KEPT_REPLIES]
@@ -271,7 +266,9 @@ class Call(ClientCall):
         for each, call in tuple(self._replies):  # a copy: an abandoned thread may append to it
             if each is reply:
                 return call
-        return aio_answer(reply, self._kind.gets_stream) if self.in_tasks else Answer(reply)
+        if not self.in_tasks:
+            return Answer(reply)
+        return AioAnswers(reply) if self._kind.gets_stream else AioAnswer(reply)
 
 
 @final
@@ -297,10 +294,6 @@ class Replies:
 
     def close(self) -> None:
         """Cancel the call; the rest of its replies is not needed."""
-        self._call.cancel()
-
-    async def aclose(self) -> None:
-        """Cancel the call, as `close` does."""
         self._call.cancel()
 
     def __getattr__(self, name: str) -> Any:

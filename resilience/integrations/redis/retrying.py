@@ -53,6 +53,11 @@ class PolicyDriven:
                     f"policy must not make two attempts at once, as {each!r} does: they would use one connection, and "
                     "each may read the answer to the other; put it around the calls of the client"
                 )
+            if isinstance(each, Timeout) and not self._in_tasks and not each.settings()["cooperative"]:
+                raise ValueError(
+                    f"policy must not leave the connection to a thread that still reads from it, as {each!r} does; "
+                    "with cooperative=True it shortens the timeouts of the socket"
+                )
         super().__init__(NoBackoff(), 0)  # type: ignore[call-arg]  # redis-py itself retries 0 times
         self.also_repeatable: frozenset[str] | None = also_repeatable(repeat_writes)
 
@@ -102,15 +107,6 @@ class PolicyRetry(PolicyDriven, _Retry):
     """
 
     _in_tasks = False
-
-    def __init__(self, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> None:
-        super().__init__(policy, repeat_writes=repeat_writes)
-        for each in policy._resilience_chain():
-            if isinstance(each, Timeout) and not each.settings()["cooperative"]:
-                raise ValueError(
-                    f"policy must not leave the connection to a thread that still reads from it, as {each!r} does; "
-                    "with cooperative=True it shortens the timeouts of the socket"
-                )
 
 
 @final

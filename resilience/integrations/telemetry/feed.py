@@ -13,12 +13,9 @@ from resilience.integrations.telemetry.instruments import MEASURED, Instrument, 
 from resilience.integrations.telemetry.labels import Labels
 from resilience.integrations.telemetry.observed import Observable, Observed, union
 
-#: For how many seconds a feed caches the recorder for a set of labels, and how many recorders it caches.
+#: For how many seconds a feed caches recorders, and how many of them. Then `Labels` notes again which names are in use.
 _CACHED_FOR: Final = 1.0
 _MAX_CACHED: Final = 1000
-
-#: The entry of the cache for labels that are not in it: it has to be renewed, and records nothing.
-_NO_RECORDER: Final[tuple[float, Callable[[float], object]]] = (-inf, float)
 
 
 class _Measuring(threading.local):
@@ -45,8 +42,8 @@ class Feed:
         attempts: bool = True,
     ) -> None:
         self._recorder = recorder
-        #: (instrument, values of its labels) -> (when it was cached, its recorder)
-        self._recorders: dict[tuple[Instrument, tuple[str, ...]], tuple[float, Callable[[float], object]]] = {}
+        self._recorders: dict[tuple[Instrument, tuple[str, ...]], Callable[[float], object]] = {}  # by label values
+        self._cached_since = -inf
         self.labels: Labels = labels
         self.attempts: bool = checks.flag("attempts", attempts)
         self._lock = forks.lock_of(self)
@@ -113,15 +110,12 @@ class Feed:
                 self._measure(each)
 
     def _record(self, event: Event) -> None:
+        if not 0 <= event.time - self._cached_since < _CACHED_FOR or len(self._recorders) > _MAX_CACHED:
+            self._cached_since, self._recorders = event.time, {}
+        recorders = self._recorders
         for it, value, texts in readings(event):
-            since, record = self._recorders.get((it, texts), _NO_RECORDER)
-            if not 0 <= event.time - since < _CACHED_FOR:  # renewed, so that `Labels` notes which names are in use
-                record = self._cache_recorder(it, texts, event.time)
+            record = recorders.get((it, texts))
+            if record is None:
+                labels = self.labels.bounded(dict(zip(it.labels, texts, strict=True)))
+                record = recorders[it, texts] = self._recorder(it, labels)
             record(value)
-
-    def _cache_recorder(self, it: Instrument, texts: tuple[str, ...], now: float) -> Callable[[float], object]:
-        if len(self._recorders) >= _MAX_CACHED:
-            self._recorders.clear()
-        record = self._recorder(it, self.labels.bounded(dict(zip(it.labels, texts, strict=True))))
-        self._recorders[it, texts] = now, record
-        return record

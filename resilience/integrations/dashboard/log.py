@@ -48,9 +48,9 @@ class Log:
         self._latest: WeakValueDictionary[object, Row] = WeakValueDictionary()  # by key
         self._changes = 0
 
-    def add(self, event: Event, now: float) -> None:
+    def add(self, event: Event) -> None:
         """Add a row, or count the event in the row of a recent equal event, which then shows the text of this one."""
-        key = _key(event)
+        key, now = _key(event), event.time
         text = sentence(event, messages=self._messages)  # not under the lock: it may call `str` of a user's exception
         with self._lock:
             self._changes += 1

@@ -61,14 +61,11 @@ class Rates:
     def add(self, name: str, pipeline: str | None, now: float) -> None:
         """Count one more for the process, and for the pipeline if it is known."""
         self._process[name].add(now)
-        if pipeline is None:
-            return
-        counts = self._pipelines.get(pipeline)
-        if counts is None:
-            if len(self._pipelines) >= MOST_PIPELINES:
-                return
-            counts = self._pipelines[pipeline] = {it: Seconds(PRESENT + 1) for it in RATES}
-        counts[name].add(now)
+        counted = self._pipelines
+        if pipeline is not None and pipeline not in counted and len(counted) < MOST_PIPELINES:
+            counted[pipeline] = {it: Seconds(PRESENT + 1) for it in RATES}
+        if pipeline in counted:
+            counted[pipeline][name].add(now)
 
     def summary(self, now: float, executions_since: float, since: float) -> dict[str, Any]:
         """Return all rates.

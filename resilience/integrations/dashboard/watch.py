@@ -10,10 +10,10 @@ other events are emitted if something goes wrong, and are cheap enough to be rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, final
 
 from resilience import events, forks
 from resilience.clock import clock
@@ -27,22 +27,17 @@ from resilience.outcome import Failure
 LINGER: Final = 30.0
 
 #: The events that are emitted if something goes wrong, and the rates that count them.
-_COUNTED: dict[type[Event], str | None] = {
-    events.RetryScheduled: "retries",
-    events.RetryGaveUp: None,
-    events.HedgeStarted: None,
-    events.BudgetSpent: None,
-    events.TimedOut: "timeouts",
-    events.CallRejected: "rejections",
-    events.CircuitChanged: None,
-    events.FallbackUsed: "fallbacks",
-    events.ChaosInjected: None,
+_COUNTED: dict[type[Event], list[str]] = {
+    events.RetryScheduled: ["retries"],
+    events.RetryGaveUp: [],
+    events.HedgeStarted: [],
+    events.BudgetSpent: [],
+    events.TimedOut: ["timeouts"],
+    events.CallRejected: ["rejections"],
+    events.CircuitChanged: [],
+    events.FallbackUsed: ["fallbacks"],
+    events.ChaosInjected: [],
 }
-_Kinds: TypeAlias = tuple[type[Event], ...]
-_Subscription: TypeAlias = tuple[float, Callable[[], object]]  # when it began, and the function that ends it
-_NO_SUBSCRIPTION: _Subscription = (inf, lambda: None)
-_TROUBLE: _Kinds = tuple(_COUNTED)
-_EXECUTIONS: _Kinds = (events.ExecutionFinished,)
 
 
 @final
@@ -54,23 +49,26 @@ class Watch:
 
     def __init__(self, observed: Observed, *, keep: int, history: bool, messages: bool) -> None:
         self._lock = forks.lock_of(self)
+        self.observed: Observed = observed
         self.log: Log = Log(keep, messages=messages)
         self._rates = Rates()
-        self._history = history
         self.viewers: int = 0
         self._left_at = 0.0
-        self._subscriptions: dict[_Kinds, _Subscription] = {}
-        self.observed: Observed = observed
-        if history:
-            self._subscribe_locked(_TROUBLE)
+        #: When the two subscriptions began: the one for the history, and the one for viewers.
+        self._recorded_since = clock.now() if history else inf
+        self._viewed_since = inf
+        self._for_viewers: list[type[Event]] = [events.ExecutionFinished, *(() if history else _COUNTED)]
+        self._end_history = events.subscribe(self.record, *_COUNTED) if history else _no_subscription
+        self._end_viewing = _no_subscription
 
     @contextmanager
     def viewing(self) -> Iterator[None]:
         """Count a viewer during the block, and executions during the block and for `LINGER` seconds after it."""
         with self._lock:
             self.viewers += 1
-            self._subscribe_locked(_EXECUTIONS)
-            self._subscribe_locked(_TROUBLE)
+            if self._viewed_since == inf:
+                self._end_viewing = events.subscribe(self.record, *self._for_viewers)
+                self._viewed_since = clock.now()
         try:
             yield
         finally:
@@ -81,55 +79,41 @@ class Watch:
     def close(self) -> None:
         """End all subscriptions."""
         with self._lock:
-            for kinds in tuple(self._subscriptions):
-                self._unsubscribe_locked(kinds)
-
-    def _subscribe_locked(self, kinds: _Kinds) -> None:
-        if kinds not in self._subscriptions:
-            self._subscriptions[kinds] = clock.now(), events.subscribe(self.record, *kinds)
-
-    def _unsubscribe_locked(self, kinds: _Kinds) -> None:
-        _, end = self._subscriptions.pop(kinds, _NO_SUBSCRIPTION)
-        end()
+            self._end_history()
+            self._end_viewing()
 
     def _ended_without_viewers(self, now: float) -> bool:
-        """End the subscriptions that only viewers need if there was none for `LINGER` seconds; true if it did."""
+        """End the subscription for viewers if there was none for `LINGER` seconds; true if it did."""
         with self._lock:
             if self.viewers or now - self._left_at < LINGER:
                 return False
-            self._unsubscribe_locked(_EXECUTIONS)
-            if not self._history:
-                self._unsubscribe_locked(_TROUBLE)
+            self._end_viewing()
+            self._viewed_since = inf
             return True
-
-    def _since(self, kinds: _Kinds) -> float:
-        return self._subscriptions.get(kinds, _NO_SUBSCRIPTION)[0]
 
     def record(self, event: Event) -> None:
         """Count an event, and add it to the log."""
-        now = clock.now()
         if isinstance(event, events.ExecutionFinished):
-            self._finished(event, now)
-            return
-        name = _COUNTED[type(event)]
-        if name is not None and not getattr(event, "shadow", False):
-            self._count(name, event, now)
-        self.log.add(event, now)
-
-    def _finished(self, event: events.ExecutionFinished, now: float) -> None:
-        if not self.viewers and self._ended_without_viewers(now):
-            return
-        self._count("executions", event, now)
-        if isinstance(event.outcome, Failure):
-            self._count("failures", event, now)
-            if event.attempts == 1:  # otherwise the log has the event of the policy that refused it or gave up
-                self.log.add(event, now)
-
-    def _count(self, name: str, event: Event, now: float) -> None:
+            if not self.viewers and self._ended_without_viewers(event.time):
+                return
+            failed = isinstance(event.outcome, Failure)
+            names = ["executions", "failures"] if failed else ["executions"]
+            is_news = failed and event.attempts == 1  # otherwise the policy that refused it or gave up has reported it
+        else:
+            names = [] if getattr(event, "shadow", False) else _COUNTED[type(event)]
+            is_news = True
         with self._lock:
-            self._rates.add(name, event.pipeline, now)
+            for name in names:
+                self._rates.add(name, event.pipeline, event.time)
+        if is_news:
+            self.log.add(event)
 
     def rates(self) -> dict[str, Any]:
         """Return the `rates` of the process, and those of its `pipelines`."""
         with self._lock:
-            return self._rates.summary(clock.now(), self._since(_EXECUTIONS), self._since(_TROUBLE))
+            since = min(self._recorded_since, self._viewed_since)
+            return self._rates.summary(clock.now(), self._viewed_since, since)
+
+
+def _no_subscription() -> None:
+    """End a subscription that was not begun."""

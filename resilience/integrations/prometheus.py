@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import TypeAlias, final
+from typing import final
 from weakref import WeakKeyDictionary
 
 from resilience.integrations.extras import needed_by
@@ -83,9 +84,6 @@ def instrument(
     return exporter.feed.add(*policies)
 
 
-_Metric: TypeAlias = Counter | Histogram
-
-
 @final
 class _Exporter(Collector):
     """The metrics of one registry, with their feed; the collector of the gauges."""
@@ -96,22 +94,18 @@ class _Exporter(Collector):
         self.buckets: tuple[float, ...] = buckets
         labels = Labels(hosts=hosts, max_names=max_names, forget=None if _has_many_processes() else self._forget)
         self.feed: Feed = Feed(self._recorder, labels, attempts=attempts)
-        self._metrics: dict[Instrument, _Metric] = {}
+        self._metrics: dict[Instrument, Counter | Histogram] = {}
         self._series: set[tuple[Instrument, tuple[str, ...]]] = set()
         registry.register(self)
         try:
             for it in INSTRUMENTS:
                 if it.kind != "gauge":
-                    self._metrics[it] = self._metric(it, registry)
+                    kind = Counter if it.kind == "counter" else partial(Histogram, buckets=buckets)
+                    self._metrics[it] = kind(_name(it), it.description, it.labels, registry=registry)
         except ValueError:  # another metric has one of the names: unregister ours
             for collector in (self, *self._metrics.values()):
                 registry.unregister(collector)
             raise
-
-    def _metric(self, it: Instrument, registry: CollectorRegistry) -> _Metric:
-        if it.kind == "counter":
-            return Counter(_name(it), it.description, it.labels, registry=registry)
-        return Histogram(_name(it), it.description, it.labels, registry=registry, buckets=self.buckets)
 
     def _recorder(self, it: Instrument, labels: Mapping[str, str]) -> Callable[[float], object]:
         texts = tuple(labels[name] for name in it.labels)

@@ -15,7 +15,7 @@ from resilience.integrations.extras import needed_by
 
 with needed_by("sqlalchemy"):
     from sqlalchemy import Connection, Dialect, Engine, event
-    from sqlalchemy.exc import DBAPIError, SQLAlchemyError, UnboundExecutionError
+    from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 
 from typing_extensions import override
 
@@ -24,7 +24,7 @@ from resilience.callables import maybe_await
 from resilience.context import Context
 from resilience.integrations import dbapi
 from resilience.integrations.dbapi import OutcomeUnknown, TransactionAborted, UnitOfWork
-from resilience.integrations.dbapi.drivers import is_aborted
+from resilience.integrations.dbapi.drivers import is_aborted, is_of
 from resilience.integrations.dbapi.errors import is_undone
 from resilience.integrations.dbapi.limits import SHOW_STATEMENT_TIMEOUT, SQLiteLimits, shorter_limit
 from resilience.integrations.dbapi.units import ABORTED
@@ -51,15 +51,7 @@ def transient(error: Exception) -> bool:
     """
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or dbapi.transient(_original(error))
-    return _is_stale(error) or dbapi.transient(error)
-
-
-def _is_stale(error: Exception) -> bool:
-    if not isinstance(error, SQLAlchemyError):
-        return False
-    from sqlalchemy.orm.exc import StaleDataError  # here, because a program without sessions need not import the ORM
-
-    return isinstance(error, StaleDataError)
+    return is_of("sqlalchemy", "StaleDataError", error) or dbapi.transient(error)  # one of the ORM, not imported here
 
 
 def _original(error: DBAPIError) -> Exception:

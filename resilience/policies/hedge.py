@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from math import inf
 from typing import Any, ClassVar, Final, Never, TypeVar, final
 
@@ -28,6 +27,7 @@ from resilience.policies.latencies import Latencies, Quantile
 from resilience.policy import Call, Policy
 from resilience.record import History
 from resilience.repeats import Budget, as_budget, give_back_refused, give_back_repeat, take_repeat
+from resilience.runtimes.base import close_each
 from resilience.runtimes.tasks import hides_cancellation
 
 T = TypeVar("T")
@@ -325,9 +325,6 @@ class HedgePlan:
 
 
 async def _close_discarded(plan: HedgePlan, ctx: Context) -> None:
-    """Close all discarded results, even if closing one of them is cancelled."""
-    if not plan.discarded:
-        return
-    async with AsyncExitStack() as closing:
-        while plan.discarded:
-            closing.push_async_callback(ctx.runtime.close, plan.discarded.pop())
+    if plan.discarded:
+        discarded, plan.discarded = plan.discarded, []
+        await close_each(ctx.runtime.close, discarded)

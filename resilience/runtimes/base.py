@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, final
 
@@ -230,6 +231,16 @@ class Runtime(ABC):
     @abstractmethod
     async def close(self, resource: object) -> None:
         """Close a resource that a policy discards, if it can be closed. An error while closing is only logged."""
+
+
+async def close_each(close: Callable[[Any], Awaitable[None]], resources: Iterable[Any]) -> None:
+    """Close all of these resources, even if closing one of them is cancelled.
+
+    :param close: closes one, as `Runtime.close` does.
+    """
+    async with AsyncExitStack() as closing:
+        for resource in resources:
+            closing.push_async_callback(close, resource)
 
 
 def timeout_exceeded(seconds: float, policy: str) -> TimeoutExceeded:

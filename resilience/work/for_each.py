@@ -7,7 +7,7 @@ import queue
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AsyncExitStack, aclosing, nullcontext
+from contextlib import aclosing, nullcontext
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final, overload
 
 import anyio
@@ -22,6 +22,7 @@ from resilience.execution import run
 from resilience.log import logger
 from resilience.outcome import Outcome
 from resilience.policy import Policy
+from resilience.runtimes.base import close_each
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
@@ -107,24 +108,26 @@ class _Job(NamedTuple):
     ordered: bool
     progress: Progress | None
 
-    def call(self, item: Any) -> Outcome[Any]:
-        return captured(run, self.policy, self.function, (item,))  # not `call`, whose result may be a coroutine
-
-    async def acall(self, item: Any) -> Outcome[Any]:
-        return await acaptured(self.policy.acall(self.function, item))
-
     def resource(self, call: _Call[Any]) -> Any:
         """Return what has to be closed if a call is not delivered; None if there is nothing, or others may have it."""
         is_shared = any(it._resilience_shares_results for it in self.policy._resilience_chain())
         return None if is_shared or not hasattr(call, "outcome") else closable(call.outcome)
 
-    def report(self) -> None:
-        """Call `progress` for one delivered outcome. An error in it is logged, so that the outcome is not lost."""
+    def delivered(self, call: _Call[Any]) -> tuple[Any, Outcome[Any]]:
+        """Return the item of a call and its outcome; raise an error that is not an outcome. Report the progress."""
+        outcome = call.outcome
+        del call.outcome
+        if isinstance(outcome, BaseException):
+            try:
+                raise outcome
+            finally:
+                del outcome  # no cycle: error -> traceback -> this frame -> error
         if self.progress is not None:
             try:
                 self.progress(1)
-            except Exception:
+            except Exception:  # otherwise the outcome would be lost
                 logger.exception("progress raised; it changes nothing")
+        return call.item, outcome
 
 
 @final
@@ -192,17 +195,6 @@ class _Call(Generic[E]):
         self.item: Any = item
         self.ended: E = ended
 
-    def result(self) -> tuple[Any, Outcome[Any]]:
-        """Deliver the item and its outcome; raise an error that is not an outcome."""
-        outcome = self.outcome
-        del self.outcome
-        if isinstance(outcome, BaseException):
-            try:
-                raise outcome
-            finally:
-                del outcome  # no cycle: error -> traceback -> this frame -> error
-        return self.item, outcome
-
 
 _InThread: TypeAlias = _Call[Future[None]]
 _InTask: TypeAlias = _Call[anyio.Event]
@@ -235,9 +227,7 @@ class _Threads(Iterator[Any]):
         wait([call.ended])  # a KeyboardInterrupt in this wait loses no outcome
         self._next = None
         self._undelivered -= 1
-        pair = call.result()
-        self._job.report()
-        return pair
+        return self._job.delivered(call)
 
     def _read(self) -> None:
         """Begin calls for as many items as there is room for; beyond `limit`, only while no outcome is ready."""
@@ -269,7 +259,8 @@ class _Threads(Iterator[Any]):
         if not call.ended.set_running_or_notify_cancel():
             return
         try:
-            call.outcome = self._job.call(call.item)
+            # Not `policy.call`, whose result may be a coroutine.
+            call.outcome = captured(run, self._job.policy, self._job.function, (call.item,))
         except BaseException as error:
             call.outcome = error
         call.ended.set_result(None)
@@ -314,9 +305,7 @@ class _Tasks(AsyncIterator[Any]):
             self._delivered.appendleft(call)
             raise
         self._room.release()
-        pair = call.result()
-        self._job.report()
-        return pair
+        return self._job.delivered(call)
 
     def close(self) -> None:
         """Begin no more calls, and deliver no more outcomes."""
@@ -324,10 +313,9 @@ class _Tasks(AsyncIterator[Any]):
         self._end()
 
     async def discard(self) -> None:
-        """Close the results that are not delivered, even if closing one of them is cancelled."""
-        async with AsyncExitStack() as closing:
-            while self._discarded:
-                closing.push_async_callback(TASKS.close, self._job.resource(self._discarded.pop()))
+        """Close the results that are not delivered."""
+        discarded, self._discarded = self._discarded, deque()
+        await close_each(TASKS.close, map(self._job.resource, discarded))
 
     async def read(self) -> None:
         """Begin a call for each item as soon as there is room. An error of the items is delivered last."""
@@ -370,7 +358,7 @@ class _Tasks(AsyncIterator[Any]):
 
     async def _run(self, call: _InTask) -> None:
         try:
-            call.outcome = await self._job.acall(call.item)
+            call.outcome = await acaptured(self._job.policy.acall(self._job.function, call.item))
         except Misuse as error:
             call.outcome = error
         except BaseException as error:  # a cancellation, perhaps of what the function awaited: the consumer must get it

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
 from functools import partial
 from math import inf
 from typing import Any, ClassVar, Final
@@ -43,7 +42,7 @@ from resilience.integrations.http.repeatable import Repeatable
 from resilience.integrations.http.rules import TransientStatus
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.wire import OfHost
-from resilience.runtimes.base import has_come
+from resilience.runtimes.base import close_each, has_come
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.tasks import TASKS
 
@@ -199,9 +198,7 @@ class Exchange(ClientCall, Repeatable):
         """
 
     async def _close(self, *responses: Any) -> None:
-        async with AsyncExitStack() as closing:  # closes all of them, even if the task is cancelled while one is closed
-            for response in responses:
-                closing.push_async_callback(_close_in_time if self.in_tasks else BLOCKING.close, response)
+        await close_each(_close_in_time if self.in_tasks else BLOCKING.close, responses)
 
     # --- the time of the body ---
 

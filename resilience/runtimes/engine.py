@@ -274,14 +274,8 @@ class EngineRace(Race):
     async def _run_cuttable(self, number: int, ctx: Any) -> None:
         timer = EngineTimer(self._engine, inf)
         self._running[number] = timer.fire
-        timer.start()
-        try:
+        with timer:
             await self._attempt(number, ctx)
-        except BaseException as error:
-            if not timer.stop(error):
-                raise
-        else:
-            timer.stop(None)
 
     @override
     def _start(self, number: int, ctx: Any) -> None:

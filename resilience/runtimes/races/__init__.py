@@ -90,7 +90,8 @@ class Race(ABC):
             if self._is_decided:
                 late = closable(outcome)
                 if late is not None:
-                    await self._close(late)
+                    with self._shield():
+                        await self._runtime.close(late)
             elif self._plan.ended(number, outcome):
                 self._end()
             else:
@@ -193,11 +194,6 @@ class Race(ABC):
                 raise interrupt
             finally:
                 del interrupt
-
-    async def _close(self, late: object) -> None:
-        """Close a result that arrived too late."""
-        with self._shield():
-            await self._runtime.close(late)
 
     def _break_cycles(self) -> None:
         """Break the reference cycles through the scheduled call, and through the traceback of an error."""

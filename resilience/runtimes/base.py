@@ -10,7 +10,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, final
 
@@ -231,6 +231,10 @@ class Runtime(ABC):
     @abstractmethod
     async def close(self, resource: object) -> None:
         """Close a resource that a policy discards, if it can be closed. An error while closing is only logged."""
+
+    def _shield(self) -> AbstractContextManager[object]:
+        """Return a block whose waits no cancel scope around it ends."""
+        return nullcontext()
 
 
 async def close_each(close: Callable[[Any], Awaitable[None]], resources: Iterable[Any]) -> None:

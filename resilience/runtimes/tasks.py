@@ -13,6 +13,7 @@ import functools
 import sys
 import types
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
@@ -274,6 +275,10 @@ class TaskRuntime(Runtime):
             await maybe_await(close() if callable(close) else None)
         except Exception:
             logger.exception("closing a discarded %s raised", type(resource).__name__)
+
+    @override
+    def _shield(self) -> AbstractContextManager[object]:
+        return shielded_timer(inf) or nullcontext()
 
 
 @functools.cache  # imported on first use, as most programs do not race; another import would cost 400 ns

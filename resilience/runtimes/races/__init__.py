@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from math import inf
 from typing import Any, final
@@ -90,7 +89,7 @@ class Race(ABC):
             if self._is_decided:
                 late = closable(outcome)
                 if late is not None:
-                    with self._shield():
+                    with self._runtime._shield():
                         await self._runtime.close(late)
             elif self._plan.ended(number, outcome):
                 self._end()
@@ -183,7 +182,7 @@ class Race(ABC):
         interrupt: BaseException | None = None
         while self._beside:
             try:
-                with self._shield():
+                with self._runtime._shield():
                     await self._wait_for_change()
             except (GeneratorExit, Exception):  # closed, or unable to wait
                 raise  # pragma: no cover (it runs; CPython 3.11 traces nothing after a throw)
@@ -210,10 +209,6 @@ class Race(ABC):
     @abstractmethod
     def _start(self, number: int, ctx: Any) -> None:
         """Start `self._run_beside(number, ctx)`, or do the same with a task that may be cancelled before it begins."""
-
-    def _shield(self) -> AbstractContextManager[object]:
-        """Return a block whose waits no cancel scope around it ends."""
-        return nullcontext()
 
     @abstractmethod
     def _schedule(self, due: float) -> None:

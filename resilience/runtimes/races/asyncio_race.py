@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from typing import Any, final
 
@@ -14,7 +13,6 @@ from resilience.clock import clock
 from resilience.runtimes.alarms import RACES, Alarm, cancel, find_alarm
 from resilience.runtimes.base import Plan, Runtime
 from resilience.runtimes.races import Race
-from resilience.runtimes.tasks import shielded_timer
 
 
 @final
@@ -67,10 +65,6 @@ class AsyncioRace(Race):
         if not task.done():  # pragma: no branch (an eager task may have ended)
             self._running[number] = task.cancel
         task.add_done_callback(lambda task: self._attempt_ended())  # also if it was cancelled before it began
-
-    @override
-    def _shield(self) -> AbstractContextManager[object]:
-        return shielded_timer(inf) or nullcontext()
 
     @override
     def _schedule(self, due: float) -> None:

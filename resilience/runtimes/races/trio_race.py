@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, final
@@ -39,10 +38,6 @@ class TrioRace(Race):
     async def _wait_for_others(self) -> None:
         await super()._wait_for_others()
         await self._trio.lowlevel.checkpoint_if_cancelled()
-
-    @override
-    def _shield(self) -> AbstractContextManager[object]:
-        return self._trio.CancelScope(shield=True)  # type: ignore[no-any-return]
 
     @override
     def _schedule(self, due: float) -> None:

@@ -74,11 +74,7 @@ class Permits(Generic[W]):
         self.busy: bool = False  # there are waiters, holders to wake, or more permits than the limit
         self._lock = threading.RLock()
 
-    # --- the fast path ---
-
-    def take(self) -> bool:
-        """Take a permit if one is free and there is no waiter. Policies do the same inline."""
-        return not self.busy and self._take_free()
+    # --- beside the fast path, which the policies have inline ---
 
     def make_room(self) -> bool:
         """Whether a permit is free now, perhaps a new one; otherwise count a refusal. For permits without a queue.
@@ -93,12 +89,6 @@ class Permits(Generic[W]):
             self.rejected += 1
             return False
 
-    def give_back(self) -> None:
-        """Release a permit. Policies do the same inline."""
-        self.free += ONE_PERMIT  # not a call: an interrupt before it could lose the permit
-        if self.busy:
-            self.settle()
-
     def settle(self) -> None:
         """Remove permits beyond the limit, create missing ones, and grant free ones to the waiters.
 
@@ -106,7 +96,11 @@ class Permits(Generic[W]):
         """
         with self._lock:
             free, waiting = self.free, self._waiting
-            while self._made > self.limit and self._take_free():
+            while self._made > self.limit and free:
+                try:
+                    del free[-1]  # no call from here to the difference, as below
+                except IndexError:  # another caller took it after the check
+                    break
                 self._made -= 1
             while waiting and self._made <= self.limit and (free or self._make_more_locked()):
                 try:
@@ -209,15 +203,6 @@ class Permits(Generic[W]):
             return self.limit, self._made - len(self.free), len(self._waiting), self.rejected
 
     # --- private ---
-
-    def _take_free(self) -> bool:
-        if not self.free:  # the usual case, in which the deletion would take 200 ns to raise
-            return False
-        try:
-            del self.free[-1]  # not a call: an interrupt after it could lose the permit
-        except IndexError:
-            return False
-        return True
 
     def _make_more_locked(self) -> bool:
         """Create a batch of free permits; false at the limit."""

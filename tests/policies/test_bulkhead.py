@@ -17,6 +17,7 @@ from tests.callers import is_free, wait_until
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside, until
 from tests.policies.bulkheads import LONG, SHORT, calling, counts, works
+from tests.state.taking import take
 
 # --- the limit ---------------------------------------------------------------------------------
 
@@ -140,7 +141,7 @@ def test_a_call_that_joins_the_queue_wakes_a_call_that_a_free_permit_serves() ->
     """Another thread released that permit, but has not checked the queue yet: no wake-up is lost."""
     bulkhead = Bulkhead(1, queue=2)
     served: list[str] = []
-    assert bulkhead._permits.machine.take()
+    assert take(bulkhead._permits.machine)
     first = calling(bulkhead, served, "first")
     wait_until(lambda: bulkhead.stats().queued == 1)
     bulkhead._permits.machine.free.append(None)  # the first half of a release

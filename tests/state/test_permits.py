@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from resilience.state.permits import Permits, Ticket, TicketState
+from tests.state.taking import give_back, take
 
 W = TypeVar("W")
 
@@ -44,7 +45,7 @@ class Crowd:
 
     def arrive(self) -> None:
         name = next(self.names)
-        if self.permits.take():
+        if take(self.permits):
             self.woken.append(name)
         else:
             self.tickets[name] = ticket = Ticket(name)
@@ -59,7 +60,7 @@ class Crowd:
 
     def release(self, name: int) -> None:
         self.inside.remove(name)
-        self.permits.give_back()
+        give_back(self.permits)
         self.wake()
         self.serve()
 
@@ -169,7 +170,7 @@ def test_permits_made_in_batches_never_exceed_the_limit(batch: int, monkeypatch:
 def full(limit: int, queue: int) -> Permits[str]:
     """Return permits of which all are taken."""
     permits: Permits[str] = Permits(limit, queue)
-    assert all(permits.take() for _ in range(limit))
+    assert all(take(permits) for _ in range(limit))
     return permits
 
 
@@ -184,7 +185,7 @@ def granted() -> tuple[Permits[str], Ticket[str]]:
     """Return permits with a limit of 1, and the ticket of a waiter that was just granted it."""
     permits = full(1, 1)
     ticket = queued(permits, "waiter")
-    permits.give_back()
+    give_back(permits)
     assert woken(permits) == [ticket]
     return permits, ticket
 
@@ -199,7 +200,7 @@ def test_a_granted_permit_is_passed_on_once_or_taken_up_once() -> None:
     assert [permits.take_up(ticket), permits.take_up(ticket)] == [True, False]
     permits.pass_on(ticket)
     assert permits.counts()[1] == 1
-    permits.give_back()
+    give_back(permits)
     permits.pass_on(ticket)
     assert permits.counts()[1] == 0
 
@@ -208,7 +209,7 @@ def test_the_flag_is_set_until_all_holders_are_woken() -> None:
     """So the next caller wakes them if the one that granted the permits was interrupted."""
     permits = full(1, 1)
     ticket = queued(permits, "waiter")
-    permits.give_back()
+    give_back(permits)
     assert (permits.busy, permits.granted) == (True, [ticket])
     permits.settle()
     assert (permits.busy, permits.granted) == (True, [ticket])
@@ -221,8 +222,8 @@ def test_abandoning_a_ticket_twice_releases_one_permit() -> None:
     permits.abandon(ticket)
     permits.abandon(ticket)
     assert permits.counts()[:3] == (1, 0, 0)
-    assert permits.take()
-    assert not permits.take()
+    assert take(permits)
+    assert not take(permits)
 
 
 class InterruptedDeque(deque[Any]):
@@ -250,20 +251,20 @@ class InterruptedDeque(deque[Any]):
 def test_a_waiter_that_is_discarded_gets_no_permit(leaves: str, behind: int) -> None:
     """Garbage may be collected between any two lines: the permit goes to the next waiter, or is free again."""
     permits: Permits[int] = Permits(1, 5)
-    assert permits.take()
+    assert take(permits)
     tickets = [queued(permits, number) for number in range(1 + behind)]
     target: Any = permits
     if leaves == "during its grant":
         target._waiting = InterruptedDeque(permits._waiting, lambda: permits.abandon(tickets[0]))
-        permits.give_back()
+        give_back(permits)
     else:
-        target._waiting = InterruptedDeque(permits._waiting, permits.give_back)
+        target._waiting = InterruptedDeque(permits._waiting, lambda: give_back(permits))
         permits.abandon(tickets[0])
     assert woken(permits) == tickets[1:2]
     assert permits.counts() == (1, min(behind, 1), max(behind - 1, 0), 0)
     assert tickets[0].state is TicketState.GONE
     if not behind:
-        assert permits.take()
+        assert take(permits)
         assert permits.counts() == (1, 1, 0, 0)
 
 
@@ -271,18 +272,18 @@ def test_a_waiter_that_is_discarded_gets_no_permit(leaves: str, behind: int) -> 
 def test_a_huge_limit_takes_no_memory_and_is_counted_exactly(limit: int) -> None:
     permits: Permits[int] = Permits(limit, 0)
     for number in range(5000):
-        if not permits.take():
+        if not take(permits):
             ticket = Ticket(number)
             permits.join(ticket)
             assert woken(permits) == [ticket]
     assert permits.counts() == (limit, 5000, 0, 0)
     for _ in range(5000):
-        permits.give_back()
+        give_back(permits)
     assert permits.counts() == (limit, 0, 0, 0)
     permits.resize(2)
-    assert permits.take()
-    assert permits.take()
-    assert not permits.take()
+    assert take(permits)
+    assert take(permits)
+    assert not take(permits)
 
 
 def test_first_if_full_returns_the_first_waiter_of_a_full_queue_only() -> None:
@@ -301,15 +302,15 @@ def test_without_a_queue_make_room_frees_a_permit_or_counts_a_refusal() -> None:
     """It looks again under the lock: for a permit that was just released, and for those that are not made yet."""
     permits: Permits[str] = Permits(Permits.BATCH + 1, 0)
     for _ in range(Permits.BATCH):
-        assert permits.take()
-    assert not permits.take()  # the rest is not made yet
+        assert take(permits)
+    assert not take(permits)  # the rest is not made yet
     assert permits.make_room()
-    assert permits.take()
+    assert take(permits)
     assert not permits.make_room()
     assert permits.counts() == (Permits.BATCH + 1, Permits.BATCH + 1, 0, 1)
-    permits.give_back()
+    give_back(permits)
     assert permits.make_room()
-    assert permits.take()
+    assert take(permits)
     assert permits.counts() == (Permits.BATCH + 1, Permits.BATCH + 1, 0, 1)
 
 
@@ -340,7 +341,7 @@ def test_a_released_permit_beyond_a_lowered_limit_does_not_block_a_free_one() ->
     permits.resize(1)
     permits.free.extend([None, None])  # released, not settled yet
     assert permits.make_room()
-    assert permits.take()
+    assert take(permits)
     assert not permits.make_room()
     assert permits.counts() == (1, 1, 0, 1)
 
@@ -363,7 +364,7 @@ def test_a_permit_that_is_taken_just_before_its_grant_is_granted_on_release() ->
     assert woken(permits) == []
     permits.free = []
     assert permits.counts()[1:3] == (1, 1)
-    permits.give_back()
+    give_back(permits)
     assert woken(permits) == [ticket]
 
 
@@ -373,5 +374,5 @@ def test_a_permit_that_is_taken_just_before_its_withdrawal_is_withdrawn_on_relea
     permits.resize(1)
     permits.free = []
     assert permits.counts()[:2] == (1, 2)
-    permits.give_back()
+    give_back(permits)
     assert permits.counts()[:2] == (1, 1)

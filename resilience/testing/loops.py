@@ -230,13 +230,12 @@ def _trio_in(clock: VirtualClock) -> Iterator[None]:
     own = internals.SystemClock
     real_time = own.current_time
 
-    def start_clock(its_clock: Any) -> None:
-        runs[id(its_clock)] = _TrioRun(clock, its_clock, _LoopTime(clock, 0.0), internals.GLOBAL_RUN_CONTEXT)
+    def start_clock(its_clock: Any, base: float = 0.0) -> None:
+        runs[id(its_clock)] = _TrioRun(clock, its_clock, _LoopTime(clock, base), internals.GLOBAL_RUN_CONTEXT)
 
     def run_of(its_clock: Any) -> _TrioRun:
         if id(its_clock) not in runs:  # this run began before virtual time
-            own_time = _LoopTime(clock, real_time(its_clock) - clock.now())
-            runs[id(its_clock)] = _TrioRun(clock, its_clock, own_time, internals.GLOBAL_RUN_CONTEXT)
+            start_clock(its_clock, real_time(its_clock) - clock.now())
         return runs[id(its_clock)]
 
     def current_time(its_clock: Any) -> float:

@@ -80,6 +80,14 @@ def _(left: str, right: str) -> None:
     assert same_breakers(their, our, *steps, waits={})[-1] == "refused"
 
 
+@row("pybreaker", "`exclude=[lambda error")
+def _(left: str, right: str) -> None:
+    steps = [OSError(), ValueError(), OSError(), ValueError(), OSError(), OSError(), 1]
+    our = written(f"CircuitBreaker(2, open_for=60, {code_in(right)})")
+    their = pybreaker_with(f"fail_max=2, reset_timeout=60, {code_in(left)}")
+    assert same_breakers(their, our, *steps, waits={})[-1] == "refused"
+
+
 @row("pybreaker", "`@breaker`", "`breaker.call(function, *args)`", "`with breaker.calling():`")
 def _(left: str, right: str) -> None:
     def used(breaker: Any, form: str) -> list[str]:

@@ -17,7 +17,7 @@ from resilience import Context, RetriesExhausted, Retry, Success, events
 from resilience.backoff import Exponential
 from resilience.integrations.logging import log_events
 from resilience.testing import no_sleeping, recording, script, virtual_time
-from tests.docs.migrating.rows import ANSWERS, FAILS, NAMES, ROWS, Asks, Check, cases, predicate, row, written
+from tests.docs.migrating.rows import ANSWERS, CAUSED, FAILS, NAMES, ROWS, Asks, Check, cases, predicate, row, written
 from tests.docs.side_by_side import code_in, in_async_blocks, in_blocks, ours, same, theirs
 
 #: Under these names both have something else.
@@ -145,6 +145,15 @@ def _(left: str, right: str) -> None:
         if "not_result" in left:
             steps = ["fine" if step in ("bad", None) else None if step == "fine" else step for step in steps]
         same(their, our, *steps)
+
+
+def test_tenacity_also_looks_at_the_cause_of_a_cause() -> None:
+    their = tenacity_with("stop=stop_after_attempt(2), retry=retry_if_exception_cause_type(KeyError), reraise=True")
+    right = next(right for left, right in ROWS["tenacity"].items() if "cause_type" in left)
+    outer = ValueError()
+    outer.__cause__ = CAUSED
+    runs = [(theirs(their, it, ...), ours(written(f"Retry(2, {code_in(right)})"), it, ...)) for it in (CAUSED, outer)]
+    assert [(len(first.at), len(second.at)) for first, second in runs] == [(2, 2), (2, 1)]
 
 
 def test_a_result_that_stays_bad_is_raised_by_tenacity_and_returned_here() -> None:

@@ -110,12 +110,17 @@ class Feed:
                 self._measure(each)
 
     def _record(self, event: Event) -> None:
-        if not 0 <= event.time - self._cached_since < _CACHED_FOR or len(self._recorders) > _MAX_CACHED:
+        if not 0 <= event.time - self._cached_since < _CACHED_FOR:
             self._cached_since, self._recorders = event.time, {}
-        recorders = self._recorders
         for it, value, texts in readings(event):
-            record = recorders.get((it, texts))
+            record = self._recorders.get((it, texts))
             if record is None:
-                labels = self.labels.bounded(dict(zip(it.labels, texts, strict=True)))
-                record = recorders[it, texts] = self._recorder(it, labels)
+                record = self._cache_recorder(it, texts)
             record(value)
+
+    def _cache_recorder(self, it: Instrument, texts: tuple[str, ...]) -> Callable[[float], object]:
+        if len(self._recorders) >= _MAX_CACHED:
+            self._recorders = {}
+        record = self._recorder(it, self.labels.bounded(dict(zip(it.labels, texts, strict=True))))
+        self._recorders[it, texts] = record
+        return record

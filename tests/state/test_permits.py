@@ -324,6 +324,23 @@ class ReleasedAfterLook(list[None]):
         return False
 
 
+def test_a_permit_beyond_a_lowered_limit_is_not_granted_to_a_waiter() -> None:
+    """It is released just after the free permits were withdrawn."""
+    permits = full(2, 1)
+    ticket = Ticket("waiting")
+    permits.join(ticket)
+    permits.free = ReleasedAfterLook()
+    permits.resize(1)
+    assert woken(permits) == []
+    permits.free = list(permits.free)
+    permits.settle()
+    assert woken(permits) == []
+    assert permits.counts() == (1, 1, 1, 0)
+    permits.give_back()
+    assert woken(permits) == [ticket]
+    assert permits.counts() == (1, 1, 0, 0)
+
+
 def test_a_permit_beyond_a_lowered_limit_is_not_taken_without_a_queue() -> None:
     """It is released while a new caller looks for one."""
     permits = full(2, 0)

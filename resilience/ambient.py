@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from math import inf
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TypeAlias
 
 from resilience import forks
@@ -126,9 +126,7 @@ class Block:
     _ctx: BlockContext | None  # set while the block is open, and after an interrupt as it began or ended
     _token: AmbientToken | None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Restore the context that was ambient before the block."""
         ctx, token = self._ctx, self._token
         if ctx is None or token is None:

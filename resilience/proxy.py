@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Generator, Iterable
-from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast, final
 
 from typing_extensions import override
@@ -285,8 +284,6 @@ class _Pending(Coroutine[Any, Any, Any]):
             await self.__aexit__(None, None, None)
         return answer
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> Any:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> Any:
         manager, self._entered = self._entered, None
         return None if manager is None else await manager.__aexit__(kind, error, traceback)

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Never, TypeVar, final
 
 from typing_extensions import override
@@ -282,9 +281,7 @@ class LimitSlot:
         self._slot.__enter__()
         self._period, self._began = self._limit._period, clock.now()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         limit = self._limit
         try:
             if not self._slot.is_held:
@@ -300,9 +297,7 @@ class LimitSlot:
         await self._slot.__aenter__()
         self._period, self._began = self._limit._period, clock.now()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.__exit__(kind, error, traceback)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from math import inf
-from types import TracebackType
 from typing import Any, Never, TypeVar, final
 
 from typing_extensions import override
@@ -270,9 +269,7 @@ class Guard:
         assert self._noted is not None
         await self._circuit.admit(block_context(), self._noted, runtime)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         circuit, noted = self._circuit, self._noted
         self._noted = None
         if noted is None or (admission := noted.admission) is None:
@@ -301,9 +298,7 @@ class Guard:
         if self._begin():
             await self._admit(TASKS)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.__exit__(kind, error, traceback)
 
 

@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, final
 
 from typing_extensions import override
@@ -79,9 +78,7 @@ class Timer:  # no ABC: CPython 3.12 and later make objects of plain classes fas
         return self
 
     @final
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object, /) -> bool:
         return self.stop(error)
 
 

@@ -50,7 +50,7 @@ _WORK_METHODS = (
 _FORWARDED = [
     *_WORK_METHODS,
     *"__iter__ __aiter__ __reversed__ __str__ __format__ __fspath__ __hash__".split(),
-    *"__await__ __exit__ __aexit__".split(),
+    *"__await__ __enter__ __exit__ __aexit__".split(),
 ]
 
 
@@ -105,22 +105,21 @@ def _build(client: Any, names: Iterable[str], protect: Protect, policy: str) -> 
         head, dot, rest = name.partition(".")
         if dot:
             nested.setdefault(head, []).append(rest)
-        else:
-            here[head] = _protected(head, getattr(client, head), protect)
+            continue
+        method = getattr(client, head)
+        if head[:2] == head[-2:] == "__" and head not in _WORK_METHODS:
+            raise TypeError(
+                f"{head} cannot be protected: Python calls it around the work, not for it; name the methods"
+            )
+        if not callable(method):
+            raise TypeError(f"only methods can be protected, not {method!r}")
+        here[head] = protect(method)
     for head, rests in nested.items():
         if head in here:  # a method that is a namespace, too
             rests.append("__call__")
         here[head] = _build(getattr(client, head), rests, protect, policy)
     proxy.__dict__.update(here)
     return proxy
-
-
-def _protected(name: str, method: Any, protect: Protect) -> Run:
-    if name[:2] == name[-2:] == "__" and name not in _WORK_METHODS:
-        raise TypeError(f"{name} cannot be protected: Python calls it around the work, not for it; name the methods")
-    if not callable(method):
-        raise TypeError(f"only methods can be protected, not {method!r}")
-    return protect(method)
 
 
 def _public_methods(client: Any, is_lazy: Callable[[object], object]) -> list[str]:
@@ -177,8 +176,6 @@ class _Proxy:
 @functools.lru_cache(maxsize=256)
 def _class_for(client_class: type) -> type:
     body: dict[str, Any] = {name: _forward(name) for name in _FORWARDED if _defines(client_class, name)}
-    if _defines(client_class, "__enter__"):
-        body["__enter__"] = _enter
     if _defines(client_class, "__aenter__"):
         body["__aenter__"] = _aenter
     body["__doc__"] = client_class.__doc__
@@ -196,26 +193,17 @@ def _forward(name: str) -> Callable[..., Any]:
         client = self._resilience_client
         method = vars(self).get(name)  # the protected method, if it was named
         result = (getattr(client, name) if method is None else method)(*args, **kwargs)
-        return self if result is client else result  # after `iter(proxy)` and `proxy += 1`, calls stay protected
+        # After `iter(proxy)` and `proxy += 1`, and inside a block, calls stay protected.
+        return self if result is client or name == "__enter__" else result
 
     forward.__name__ = name
     return forward
 
 
-def _enter(self: Any) -> Any:
-    """Enter the client, and return the proxy: calls inside the block stay protected."""
-    self._resilience_client.__enter__()
-    return self
-
-
 async def _aenter(self: Any) -> Any:
+    """Enter the client, and return the proxy."""
     await self._resilience_client.__aenter__()
     return self
-
-
-def _cancel_scope() -> Any:
-    """Return trio's internal state of the innermost cancel scope of this task; None in other event loops."""
-    return getattr(trio_task(), "_cancel_status", None)
 
 
 @final
@@ -262,10 +250,11 @@ class _Pending(Coroutine[Any, Any, Any]):
             if not hasattr(type(manager), "__aenter__"):
                 close_coroutine(manager)
                 raise AwaitableMisuse(f"{type(manager).__name__} is no asynchronous context manager: use `await`")
-            before = _cancel_scope()
+            before = getattr(trio_task(), "_cancel_status", None)  # of the innermost scope, which trio keeps there
             value = await manager.__aenter__()
             self._entered = manager
-            if _cancel_scope() is not before and (ctx := get_ambient()) is not None and ctx._timer is not None:
+            is_open = getattr(trio_task(), "_cancel_status", None) is not before
+            if is_open and (ctx := get_ambient()) is not None and ctx._timer is not None:
                 await self.__aexit__(None, None, None)
                 raise BlockMisuse(
                     f"{name_of(self._method)} leaves a nursery or a cancel scope open, which trio can't have end after "

@@ -101,7 +101,9 @@ class Hedge(Policy[Never]):
         self._resilience_set_up(locals())
         checks.not_bare("@Hedge()", delay)
         self._latencies = Latencies(delay) if isinstance(delay, Quantile) else None
-        self._delays = _as_delays(delay)
+        self._delays: tuple[float, ...] = ()
+        if not isinstance(delay, Quantile):
+            self._delays = delay if isinstance(delay, tuple) else (checks.seconds("delay", delay, zero=True),)
         self._hedges = checks.whole("hedges", hedges)
         if len(self._delays) > self._hedges:
             count = len(self._delays)
@@ -172,12 +174,6 @@ class Hedge(Policy[Never]):
             after = f"{format_percent(quantile.share)} of the calls take, by {quantile!r}"
         paid = "" if self._budget is None else f"; paid for by {self._budget!r}"
         return f"{self.name}: {what} beside one that takes longer than {after}{paid}"
-
-
-def _as_delays(delay: object) -> tuple[float, ...]:
-    if isinstance(delay, Quantile):
-        return ()
-    return delay if isinstance(delay, tuple) else (checks.seconds("delay", delay, zero=True),)
 
 
 @final

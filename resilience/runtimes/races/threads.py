@@ -141,7 +141,9 @@ class RacingRuntime(EngineRuntime):
 
     def job(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> RacingJob:
         """Make the job that calls the function, in a copy of the current `contextvars`."""
-        return RacingJob(self.waiter(), self._host, function, arguments, keywords)
+        job = RacingJob(function, arguments, keywords)
+        job.host, job.waiter = self._host, self.waiter()
+        return job
 
     async def run_job(self, job: RacingJob, policy: str) -> Any:
         """Run the job on a worker, and return its result. If this is cut off, abandon the job."""
@@ -166,17 +168,8 @@ class RacingJob(workers.Job):
 
     __slots__ = ("host", "waiter")
 
-    def __init__(
-        self,
-        waiter: EngineWaiter,
-        host: Runtime,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        keywords: Mapping[str, Any],
-    ) -> None:
-        super().__init__(function, arguments, keywords)
-        self.waiter: EngineWaiter = waiter
-        self.host: Runtime = host
+    host: Runtime  # closes a result that arrives too late
+    waiter: EngineWaiter
 
     @override
     def deliver(self) -> None:

@@ -44,6 +44,12 @@ class BlockingTimer(PassiveTimer):
 
     __slots__ = ()
 
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Call the function on a worker, and abandon it when the time is over."""
+        self.check_before_start()
+        job = self.begin(function, (), {})
+        return function() if job is None else self.wait_for(job)
+
     def check_before_start(self) -> None:
         """Raise if the function must not begin: its time is over, or too many abandoned functions still run."""
         if clock.now() >= self.deadline:
@@ -162,9 +168,7 @@ class BlockingRuntime(Runtime):
     @override
     async def _run_until(self, timer: Timer, function: Callable[[], Any], policy: str) -> Any:
         with self.timer(timer.deadline, None, policy) as real:
-            real.check_before_start()
-            job = real.begin(lambda: drive(self.run(function)), (), {})
-            return await self.run(function) if job is None else real.wait_for(job)
+            return real.run(lambda: drive(self.run(function)))
         raise Expired(timer)
 
     @override

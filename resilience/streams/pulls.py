@@ -97,13 +97,8 @@ def within(limits: Limits, until: float, limit: float, step: Callable[[], Any]) 
     deadline = limits.deadline(until)
     if deadline == inf:
         return step()
-    real = BlockingTimer(deadline, limits.policy())
-    try:
-        real.check_before_start()
-        job = real.begin(step, (), {})
-        return step() if job is None else real.wait_for(job)
-    except Expired:
-        pass
+    with BlockingTimer(deadline, limits.policy()) as timer:
+        return timer.run(step)
     raise limits.exceeded(until, limit)
 
 

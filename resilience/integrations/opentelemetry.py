@@ -209,7 +209,9 @@ class Tracing(Policy[Never]):
         mark = object()  # not the span, because all spans are the same object without an SDK
         token = context.attach(context.set_value(_MARK, mark, trace.set_span_in_context(span)))
         try:
-            return await call(_observed_by(span, ctx))
+            if not span.is_recording():
+                return await call(ctx)
+            return await call(ctx._with(listeners=(*ctx._info.listeners, partial(_add_event, span))))
         except Exception as error:
             self._fail(span, unwrap_stop_iteration(error))
             raise
@@ -246,13 +248,6 @@ class Tracing(Policy[Never]):
     @override
     def describe(self) -> str:
         return f"{self.name}: a span for each {self._each}"
-
-
-def _observed_by(span: Span, ctx: Context) -> Context:
-    """Derive a context whose events are added to the span."""
-    if not span.is_recording():
-        return ctx
-    return ctx._with(listeners=(*ctx._info.listeners, partial(_add_event, span)))
 
 
 def _add_event(span: Span, event: Event) -> None:

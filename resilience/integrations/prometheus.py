@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import final
@@ -92,7 +92,9 @@ class _Exporter(Collector):
         self, registry: CollectorRegistry, buckets: tuple[float, ...], *, hosts: bool, max_names: int, attempts: bool
     ) -> None:
         self.buckets: tuple[float, ...] = buckets
-        labels = Labels(hosts=hosts, max_names=max_names, forget=None if _has_many_processes() else self._forget)
+        # In its multiprocess mode, the client cannot remove series.
+        keeps_all = not os.environ.keys().isdisjoint(("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"))
+        labels = Labels(hosts=hosts, max_names=max_names, forget=None if keeps_all else self._forget)
         self.feed: Feed = Feed(self._recorder, labels, attempts=attempts)
         self._metrics: dict[Instrument, Counter | Histogram] = {}
         self._series: set[tuple[Instrument, tuple[str, ...]]] = set()
@@ -122,25 +124,23 @@ class _Exporter(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        families = dict(zip(_GAUGES, self.describe(), strict=True))
+        families = _families()
         for it, value, labels in self.feed.gauges():
             families[it].add_metric([labels[name] for name in it.labels], value)
         yield from (family for family in families.values() if family.samples)
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
+    def describe(self) -> Iterable[GaugeMetricFamily]:
         """Return the families that `collect` may return, so that a registry finds duplicate names without a scrape."""
-        return (GaugeMetricFamily(_name(it), it.description, labels=it.labels) for it in _GAUGES)
+        return _families().values()
 
 
-_GAUGES = tuple(it for it in INSTRUMENTS if it.kind == "gauge")
+def _families() -> dict[Instrument, GaugeMetricFamily]:
+    gauges = (it for it in INSTRUMENTS if it.kind == "gauge")
+    return {it: GaugeMetricFamily(_name(it), it.description, labels=it.labels) for it in gauges}
+
 
 _lock = forks.lock_of(sys.modules[__name__])
 _exporters: WeakKeyDictionary[CollectorRegistry, _Exporter] = WeakKeyDictionary()
-
-
-def _has_many_processes() -> bool:
-    """Whether the client is in its multiprocess mode, in which it cannot remove series."""
-    return not os.environ.keys().isdisjoint(("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"))
 
 
 def _name(it: Instrument) -> str:

@@ -87,26 +87,22 @@ class SQLiteLimits:
     """The limits of a connection of sqlite3 or aiosqlite: how long it waits for a lock, and what interrupts it."""
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
+        self.connection: Any = connection
         self._busy_timeout: int | None = None  # the connection's own, if it was longer than the time left
 
     async def begin(self, ctx: Context) -> None:
         """Limit the connection to the deadline of a context."""
         milliseconds = milliseconds_left(ctx)
-        (own,) = await _execute(self._connection, "PRAGMA busy_timeout")
+        (own,) = await _execute(self.connection, "PRAGMA busy_timeout")
         try:
             if own > milliseconds:
                 self._busy_timeout = own
-                await _execute(self._connection, f"PRAGMA busy_timeout = {milliseconds}")
+                await _execute(self.connection, f"PRAGMA busy_timeout = {milliseconds}")
             _interrupter.add(self, ctx.deadline)
         except BaseException:
             with suppress(Exception):
                 await self.end()
             raise
-
-    def interrupt(self) -> None:
-        """Interrupt the statement that the connection executes."""
-        drive(maybe_await(self._connection.interrupt()))
 
     async def end(self) -> None:
         """Remove the limits; a no-op if none were set."""
@@ -114,7 +110,7 @@ class SQLiteLimits:
             _interrupter.remove(self)
         finally:
             if self._busy_timeout is not None:
-                await _execute(self._connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
+                await _execute(self.connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
 
 
 @final
@@ -165,7 +161,7 @@ class _Interrupter:
         for limits, deadline in self._deadlines.copy().items():
             if deadline <= now:
                 try:
-                    limits.interrupt()
+                    drive(maybe_await(limits.connection.interrupt()))
                 except Exception:  # its connection was closed
                     self._deadlines.pop(limits, None)
 

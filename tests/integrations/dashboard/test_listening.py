@@ -80,6 +80,25 @@ async def test_a_refused_block_counts_for_the_process_only(make: Make) -> None:
     assert (now["rates"]["rejections"]["total"], now["pipelines"]) == (1, [])
 
 
+async def test_a_refusal_that_is_only_observed_is_a_row_and_is_not_counted(make: Make) -> None:
+    """The call was made."""
+    breaker = CircuitBreaker(observe_only=True)
+    app = make(breaker)
+    breaker.isolate()
+    breaker.call(int)
+    state = await state_of(app)
+    assert state["rows"][-1]["kind"] == "call_rejected"
+    assert state["now"]["rates"]["rejections"]["total"] == 0
+
+
+async def test_a_failed_execution_is_a_row_if_no_retry_has_reported_it(make: Make) -> None:
+    async with viewing(app := make()):
+        Retry(2, on=Boom, backoff=[0], name="again").capture(fail())
+        Retry(2, on=KeyError).capture(fail())
+        rows = (await state_of(app))["rows"]
+    assert [row["kind"] for row in rows] == ["retry_scheduled", "retry_gave_up", "execution_finished"]
+
+
 async def test_a_bounded_number_of_pipelines_has_its_own_rates(make: Make) -> None:
     """The counts of the process include the others."""
     app = make()
@@ -133,6 +152,8 @@ async def test_without_history_nothing_is_subscribed_to_without_a_viewer(make: M
         breaker.close()
         await viewer.until(lambda it: bool(it.rows()))
         assert [row["state"] for row in viewer.answer.rows()] == ["closed"]
+        clock.advance(1)
+        assert (await state_of(app))["now"]["rates"]["rejections"]["seconds"][-2:] == [None, 0]
     clock.advance(LINGER)
     Retry().call(int)
     assert not any(map(is_subscribed, kinds))

@@ -24,9 +24,6 @@ def tripped_at(trip: Trip, results: list[bool], *, every: float = 0.0, took: flo
     return None
 
 
-# --- consecutive failures --------------------------------------------------------------------
-
-
 def test_tallies_of_one_condition_are_independent() -> None:
     """A condition may be shared by breakers."""
     trip = ConsecutiveFailures(2)
@@ -34,9 +31,6 @@ def test_tallies_of_one_condition_are_independent() -> None:
     assert not first.add(F, 0.0, 0.0)
     assert not second.add(F, 0.0, 0.0)
     assert first.add(F, 0.0, 0.0)
-
-
-# --- numbers in a window ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,9 +48,6 @@ def test_failures_in_a_window_trip_however_many_calls_succeed(
     trip: Trip, results: list[bool], every: float, at: int | None
 ) -> None:
     assert tripped_at(trip, results, every=every) == at
-
-
-# --- ratios over the last calls --------------------------------------------------------------
 
 
 def test_min_calls_is_at_most_the_size_of_a_count_window() -> None:
@@ -82,36 +73,15 @@ def test_the_ratio_is_exact_if_the_product_of_floats_is_rounded_up(ratio: float,
     assert tripped_at(FailureRatio(ratio, min_calls=total, last=total), [S] * (total - bad) + [F] * bad) == total
 
 
-# --- ratios over time ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("trip", [FailureRatio(0.5), SlowRatio(0.5, slower_than=1.0)])
 def test_min_calls_is_ten_by_default(trip: Trip) -> None:
     assert tripped_at(trip, [F] * 20, took=1.0) == 10
-
-
-def test_the_window_is_thirty_seconds_by_default() -> None:
-    """Ten failures within thirty seconds trip; ten within a slightly longer time do not."""
-    assert tripped_at(FailureRatio(1.0), [F] * 10, every=3.3) == 10
-    assert tripped_at(FailureRatio(1.0), [F] * 99, every=3.4) is None
-
-
-def test_a_window_accepts_a_timedelta() -> None:
-    trip = FailureRatio(1.0, min_calls=2, window=timedelta(minutes=1))
-    assert tripped_at(trip, [F, F], every=59.0) == 2
-    assert tripped_at(trip, [F, F], every=60.0) is None
-
-
-# --- slowness --------------------------------------------------------------------------------
 
 
 def test_slower_than_of_a_condition_is_the_smallest_limit_or_infinite() -> None:
     slow, slower = SlowRatio(0.5, slower_than=1.0), SlowRatio(0.5, slower_than=2.0)
     assert ConsecutiveFailures(5).slower_than == FailureRatio(0.5).slower_than == inf
     assert (slower | slow).slower_than == (ConsecutiveFailures(5) | slow).slower_than == 1.0
-
-
-# --- combined conditions ---------------------------------------------------------------------
 
 
 def test_both_conditions_count_each_result() -> None:
@@ -121,9 +91,6 @@ def test_both_conditions_count_each_result() -> None:
     assert [tally.add(F, 0.0, 0.0) for _ in range(2)] == [False, True]
     assert tally.add(S, 0.0, 0.0) is False
     assert [tally.add(F, 0.0, 0.0) for _ in range(2)] == [False, True]
-
-
-# --- skipped successes -----------------------------------------------------------------------
 
 
 def test_a_tally_is_quiet_if_a_success_would_change_nothing() -> None:

@@ -32,8 +32,5 @@ class Later:
         return "later"
 
 
-# --- usage errors are not outcomes -------------------------------------------------------------
-
-
 async def coroutine(*args: object) -> str:
     return "never awaited"

@@ -48,9 +48,6 @@ def kinds(seen: list[Any]) -> list[type]:
     return [type(event) for event in seen]
 
 
-# --- subscribing -------------------------------------------------------------------------------
-
-
 def every_kind() -> Iterator[Policy[Any]]:
     """Yield policies under which a call that fails causes an event of each kind, except for that of streams."""
     yield Fallback("x").wrap(Retry(2, on=Boom, backoff=[0]))

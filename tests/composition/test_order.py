@@ -26,9 +26,6 @@ async def test_each_attempt_goes_through_everything_inside_the_retry(world: Worl
     assert "".join(log) == "abBbBbBA"
 
 
-# --- retry and timeout ---
-
-
 @pytest.mark.parametrize(
     ("pipeline", "remaining", "sleeps"),
     [
@@ -71,9 +68,6 @@ async def test_a_timeout_of_an_attempt_is_retried_but_not_one_of_the_whole(anywh
     assert entered == [1]
 
 
-# --- fallback ---
-
-
 async def test_a_fallback_inside_a_breaker_hides_failures_from_it(world: World) -> None:
     """A fallback around the breaker does not."""
     inner_fallback, outer_fallback = CircuitBreaker(1), CircuitBreaker(1)
@@ -81,9 +75,6 @@ async def test_a_fallback_inside_a_breaker_hides_failures_from_it(world: World) 
     assert await run(world, Policy.wrap(Fallback("instead"), outer_fallback), Script(Boom())) == "instead"
     assert inner_fallback.state is CircuitState.CLOSED
     assert outer_fallback.state is CircuitState.OPEN
-
-
-# --- circuit breaker ---
 
 
 async def test_a_breaker_around_a_retry_counts_executions(world: World, clock: FakeClock) -> None:
@@ -106,9 +97,6 @@ async def test_an_open_circuit_takes_no_permit(world: World) -> None:
         assert bulkhead.stats().in_flight == 0
 
 
-# --- bulkhead ---
-
-
 @pytest.mark.parametrize(("outside", "held"), [(True, 1), (False, 0)])
 async def test_an_outer_permit_is_held_in_delays(world: World, clock: FakeClock, outside: bool, held: int) -> None:
     bulkhead = Bulkhead(1)
@@ -128,8 +116,6 @@ async def test_a_policy_that_is_twice_in_a_pipeline_shares_its_state(world: Worl
     await run(world, Policy.wrap(retry, retry), script)
     assert [ctx.attempt for ctx in script.contexts] == [1, 2, 1, 2]
 
-
-# --- all five ---
 
 FIVE = ("fallback", "retry", "breaker", "bulkhead", "timeout")
 

@@ -45,9 +45,6 @@ CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
 pytestmark = pytest.mark.filterwarnings("ignore:.*it ignores its deadline:RuntimeWarning")
 
 
-# --- bulkhead --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("limit", "queue", "max_wait"), [(3, 1000, None), (2, 4, 0.002), (1, 1000, 0.05)])
 def test_a_bulkhead_never_exceeds_its_limit_and_loses_no_permit(limit: int, queue: int, max_wait: float | None) -> None:
     """At the end all permits are free, and all counts are right."""
@@ -142,9 +139,6 @@ def test_a_throttle_counts_every_call_once() -> None:
     assert min(outcomes["answered"], outcomes["Boom"], outcomes["Throttled"]) > 0
 
 
-# --- circuit breaker -------------------------------------------------------------------------
-
-
 def test_transitions_are_reported_once_each_and_in_order() -> None:
     """The reports of a circuit that opens, probes and closes all the time form a chain."""
     changes: list[events.CircuitChanged] = []
@@ -201,9 +195,6 @@ def test_there_are_never_more_probes_than_allowed() -> None:
     assert breaker.stats().probes == 0
 
 
-# --- both ------------------------------------------------------------------------------------
-
-
 def test_callers_and_policies_count_the_same() -> None:
     """Sixteen threads and two loops, with one breaker and one bulkhead."""
     _, checks = exact.run(OPERATIONS)
@@ -213,9 +204,6 @@ def test_callers_and_policies_count_the_same() -> None:
     assert expected["calls that the breaker refused"] > 0
     assert expected["calls that the bulkhead refused"] > 0
     assert expected["openings that were reported"] > 0
-
-
-# --- rate limiter ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spread", [False, True], ids=["window", "bucket"])

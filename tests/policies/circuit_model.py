@@ -140,8 +140,6 @@ class Model:
         admitted.has_ended = True
 
 
-# --- what hypothesis builds it of ---------------------------------------------------------------
-
 small = st.integers(1, 4)
 streaks = st.builds(Condition, st.just("streak"), n=st.integers(1, 5))
 percents = st.sampled_from([1, 28, 30, 50, 55, 75, 100])

@@ -37,9 +37,6 @@ def notes_of(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
 
 
-# --- bad results -------------------------------------------------------------------------------
-
-
 class Response:
     """A result without a truth value and without equality, like SQL expressions and arrays, that can be closed."""
 
@@ -64,9 +61,6 @@ class Response:
 
 def bad(response: Response) -> bool:
     return response.status >= 500
-
-
-# --- how long to wait --------------------------------------------------------------------------
 
 
 class RetryAfter(Exception):

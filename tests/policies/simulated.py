@@ -24,9 +24,6 @@ def start_clients(
     simulation.start(arrivals())
 
 
-# --- a backend that refuses ----------------------------------------------------------------------
-
-
 class Traffic(NamedTuple):
     """The requests of a backend: the mean per second, for each ten seconds."""
 
@@ -76,8 +73,6 @@ def throttled(
         simulation.run(until=seconds)
     return Traffic([it / 10 for it in sent], [it / 10 for it in accepted])
 
-
-# --- a server with a queue -----------------------------------------------------------------------
 
 WORKERS, SERVICE, PATIENCE = 10, 0.1, 1.0
 CAPACITY = WORKERS / SERVICE
@@ -141,9 +136,6 @@ def overloaded(
         simulation.start(watch())
         simulation.run(until=seconds)
     return Goodput(len(good) / (CAPACITY * seconds * 3 / 4), fmean(good) if good else inf, limits)
-
-
-# --- callers who wait for their turn --------------------------------------------------------------
 
 
 def begun(limiter: RateLimiter, callers: int, closed_at: float, closed_for: float) -> list[float]:

@@ -19,8 +19,6 @@ from tests.contention.beside import PATIENCE, beside, until
 from tests.policies.bulkheads import LONG, SHORT, calling, counts, works
 from tests.state.taking import take
 
-# --- the limit ---------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("limit", "running"), [(1, "1 call is running"), (3, "3 calls are running")])
 async def test_a_call_beyond_the_limit_is_refused_until_one_ends(world: World, limit: int, running: str) -> None:
@@ -38,9 +36,6 @@ async def test_a_call_beyond_the_limit_is_refused_until_one_ends(world: World, l
     assert isinstance(error, Rejected)
     assert (error.policy, error.retry_after, error.limit, error.queue) == ("inventory", None, limit, 0)
     assert str(error) == f"inventory: {running} and there is no queue"
-
-
-# --- the queue ---------------------------------------------------------------------------------
 
 
 async def test_calls_wait_in_the_queue_and_the_next_one_is_refused(world: World) -> None:
@@ -81,9 +76,6 @@ async def test_a_second_call_right_after_the_first_does_not_overtake_a_waiting_c
         await until(threads, lambda: bulkhead.stats().queued == 1)
         came.set()
     assert order == ["greedy", "patient", *["greedy"] * 4]
-
-
-# --- waits -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -154,9 +146,6 @@ def test_a_call_that_joins_the_queue_wakes_a_call_that_a_free_permit_serves() ->
     assert counts(bulkhead) == (1, 0, 0, 0)
 
 
-# --- events ------------------------------------------------------------------------------------
-
-
 def test_a_listener_runs_outside_the_lock_and_may_use_the_bulkhead() -> None:
     """It waits for another thread that reads the statistics and resizes the bulkhead."""
     done: list[tuple[bool, float]] = []
@@ -171,9 +160,6 @@ def test_a_listener_runs_outside_the_lock_and_may_use_the_bulkhead() -> None:
         assert isinstance(observed.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]
         assert bulkhead.execute(lambda ctx: "fine") == "fine"
     assert done == [(True, 0.0)]
-
-
-# --- event loops -------------------------------------------------------------------------------
 
 
 def test_a_bulkhead_is_used_in_one_event_loop_after_another() -> None:

@@ -56,9 +56,6 @@ def test_statistics_are_comparable_and_immutable(policy: Any) -> None:
     assert not hasattr(stats, "__dict__")
 
 
-# --- the breaker -----------------------------------------------------------------------------
-
-
 class Call:
     """An execution that has entered its function, and waits there for its outcome."""
 
@@ -238,9 +235,6 @@ class BreakerAgainstModel(RuleBasedStateMachine):
 
 TestBreakerAgainstModel = BreakerAgainstModel.TestCase
 TestBreakerAgainstModel.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
-
-
-# --- the bulkhead ----------------------------------------------------------------------------
 
 
 class BulkheadAgainstModel(TasksInVirtualTime):

@@ -32,8 +32,5 @@ class Stopwatch:
         self.seconds = time.monotonic() - self.began
 
 
-# --- asyncio: the semantics of asyncio.timeout -------------------------------------------------
-
-
 async def forever(ctx: Context) -> None:
     await asyncio.sleep(10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from resilience.context import NO_KEYWORDS, Context
@@ -24,14 +24,13 @@ class ClientCall:
 
     def run(self) -> Any:
         """Make the call, and return its result. In tasks, the result is awaited."""
-        return self._drive(self._run())
+        call = self._run()
+        return call if self.in_tasks else drive(call)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Make one attempt, with the context or the arguments that `_execute` passes. In tasks, await the result."""
-        return self._drive(self._attempt(*args, **kwargs))
-
-    def _drive(self, step: Coroutine[Any, Any, Any]) -> Any:
-        return step if self.in_tasks else drive(step)
+        attempt = self._attempt(*args, **kwargs)
+        return attempt if self.in_tasks else drive(attempt)
 
     @abstractmethod
     async def _run(self) -> Any: ...

@@ -202,7 +202,7 @@ class Propagation:
 
     def reaches(self, url: str) -> bool:
         """Whether the host of this URL (or this host, with or without a port) gets the time left."""
-        if not self._patterns or "\\" in url:  # to some clients, a backslash ends the host
+        if "\\" in url:  # to some clients, a backslash ends the host
             return False
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")
@@ -224,7 +224,7 @@ class Propagation:
 
         :raises DeadlineExceeded: if less than a millisecond is left for a host that is listed.
         """
-        if ctx.deadline == inf or not self.reaches(url):
+        if not self._patterns or ctx.deadline == inf or not self.reaches(url):
             return {}
         return {self.header: format_timeout(self.header, ctx.remaining())}
 

@@ -35,12 +35,11 @@ from resilience.clock import clock
 from resilience.context import Context, waits_until
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.integrations._calls import ClientCall
-from resilience.integrations.http.bodies import IN_MEMORY, Body
+from resilience.integrations.http.bodies import IN_MEMORY
 from resilience.integrations.http.limits import inform_limiters
 from resilience.integrations.http.perhost import policy_for
 from resilience.integrations.http.repeatable import Repeatable
 from resilience.integrations.http.rules import TransientStatus
-from resilience.integrations.http.settings import Settings
 from resilience.integrations.wire import OfHost
 from resilience.runtimes.base import close_each, has_come
 from resilience.runtimes.blocking import BLOCKING
@@ -69,14 +68,8 @@ class Exchange(ClientCall, Repeatable):
 
     _resilience_asks_for_limiters: ClassVar[bool] = True  # to let them obey the headers of responses
 
-    def __init__(
-        self, settings: Settings, method: str, url: str, headers: Mapping[str, str], body: Body = IN_MEMORY
-    ) -> None:
-        super().__init__(settings, method, headers, body)
-        self._url = url
-        self._budget = ambient_deadline()  # of the request, without that of the policies
-        #: The responses that have arrived, by id. What takes one out closes it.
-        self._open: dict[int, Any] = {}
+    _budget: float  # the deadline of the request, without those of the policies
+    _open: dict[int, Any]  # the responses that have arrived, by id; what takes one out closes it
 
     @property
     def _resilience_operation(self) -> str:
@@ -157,6 +150,8 @@ class Exchange(ClientCall, Repeatable):
     @override
     async def _run(self) -> Any:
         """Return the response that the policy chose, or a fallback's answer."""
+        self._budget = ambient_deadline()
+        self._open = {}
         kept: Any = None
         try:
             result = self._execute(policy_for(self.settings.policies, self._url))
@@ -184,11 +179,11 @@ class Exchange(ClientCall, Repeatable):
     def _end(self, kept: object) -> list[Any]:
         """End the exchange, and return the responses to close."""
         self._is_over = True
-        received = [it for number in self._open.copy() if (it := self._open.pop(number, None)) is not None]
         self._body = IN_MEMORY
         if self.in_tasks:  # an abandoned thread may still need it
             self._release_request()
-        return [it for it in received if it is not kept]
+        self._open.pop(id(kept), None)
+        return [it for number in self._open.copy() if (it := self._open.pop(number, None)) is not None]
 
     def _release_request(self) -> None:
         """Release what refers to the request, besides its body. It may be large.

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from resilience.context import Context
 from resilience.errors import Rejected
 from resilience.hints import forbid_repeat
-from resilience.integrations.http.bodies import Body
+from resilience.integrations.http.bodies import IN_MEMORY, Body
 from resilience.integrations.http.rules import NotRepeatable
 from resilience.integrations.http.settings import Settings
 from resilience.network_errors import proxy_status
@@ -34,9 +34,12 @@ class Repeatable:
     _is_over = False  # whether its caller has left
     _forbidden: str | None = None  # why, if the attempts so far do not allow another one
 
-    def __init__(self, settings: Settings, method: str, headers: Mapping[str, str], body: Body) -> None:
+    def __init__(
+        self, settings: Settings, method: str, url: str, headers: Mapping[str, str], body: Body = IN_MEMORY
+    ) -> None:
         self.settings = settings
         self._method = method
+        self._url = url
         self._headers = headers
         self._body = body
         #: Why the request must not be sent again once the server may have received it; None if it may be sent again.

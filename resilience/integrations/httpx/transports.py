@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from typing_extensions import override
 
-from resilience import checks, forks
+from resilience import checks
 from resilience.integrations.http import DEFAULT_RULES, PerHost, Rules
 from resilience.integrations.http.settings import Settings
-from resilience.integrations.httpx.libraries import AsyncTransport, Transport, library_of
+from resilience.integrations.httpx.libraries import LIBRARIES, AsyncTransport, Transport, library_of
 from resilience.integrations.httpx.sending import Sending
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
@@ -34,25 +34,16 @@ class _InnerTransports:
                 f"transport must have a method {self._method}, as httpx.{self._kind} has; {transport!r} has not"
             )
         self._settings = settings
-        self._given: Any = transport
-        self._made: dict[ModuleType, Any] = {}
-        self._lock = forks.lock_of(self)
-
-    def _transport_of(self, library: ModuleType) -> Any:
-        if self._given is not None:
-            return self._given
-        with self._lock:
-            if library not in self._made:
-                self._made[library] = getattr(library, self._kind)()
-            return self._made[library]
+        self._inner: dict[ModuleType, Any] = {} if transport is None else dict.fromkeys(LIBRARIES, transport)
 
     def _sending(self, request: Any, *, in_tasks: bool) -> Sending:
         library = library_of(request)
-        return Sending(self._settings, request, library, self._transport_of(library), in_tasks)
+        if library not in self._inner:  # if two threads make one, one is left, and the other has no connections
+            self._inner.setdefault(library, getattr(library, self._kind)())
+        return Sending(self._settings, request, library, self._inner[library], in_tasks)
 
     def _all(self) -> list[Any]:
-        with self._lock:
-            return [*self._made.values()] if self._given is None else [self._given]
+        return list({id(it): it for it in self._inner.copy().values()}.values())
 
     def _closed(self) -> list[Any]:
         """Mark the client as closed, and return all transports to close with it."""
@@ -156,9 +147,9 @@ class AsyncResilienceTransport(_InnerTransports, AsyncTransport):
         super().__init__(transport, Settings(policy, rules, propagate_to, read_body))
 
     @override
-    async def handle_async_request(self, request: Any) -> Any:
-        """Send a request through the policy. The client calls this."""
-        return await self._sending(request, in_tasks=True).run()
+    def handle_async_request(self, request: Any) -> Coroutine[Any, Any, Any]:
+        """Send a request through the policy, and return its response when awaited. The client calls this."""
+        return self._sending(request, in_tasks=True).run()
 
     @override
     async def aclose(self) -> None:

@@ -91,31 +91,31 @@ class _Sending(Exchange):
 
     def __init__(self, settings: Settings, request: ClientRequest, handler: Handler) -> None:
         super().__init__(settings, request.method, str(request.url), request.headers, _body_in(request.body))
-        self._request = request
-        self._handler = handler
+        self._request = request, handler
 
     @property
     @override
     def why_not_again(self) -> str | None:
         if (reason := super().why_not_again) is not None:
             return reason
-        if self._request.session.closed:
+        request, _ = self._request
+        if request.session.closed:
             return "its session was closed"
         try:
-            self._request._timer.assert_timeout()
+            request._timer.assert_timeout()
         except TimeoutError:
             return "the total timeout of its session is over"  # which covers all attempts and the body
         return None
 
     @override
     def count_as_sent(self, ctx: Context, headers: Mapping[str, str]) -> Mapping[str, str]:
-        if not self._is_over and self._request.session.closed:  # closed during the wait before this attempt
+        if not self._is_over and self._request[0].session.closed:  # closed during the wait before this attempt
             raise RuntimeError("Session is closed")
         return super().count_as_sent(ctx, headers)
 
     @override
     async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> ClientResponse:
-        request = self._request
+        request, _ = self._request
         if headers:
             request.headers.update(headers)
         request.update_expect_continue()  # each attempt needs a new future that waits for `100 Continue`
@@ -125,7 +125,8 @@ class _Sending(Exchange):
             return await self._response(ctx)
 
     async def _response(self, ctx: Context) -> ClientResponse:
-        response = await self._handler(self._request)
+        request, handler = self._request
+        response: ClientResponse = await handler(request)
         if self.settings.read_body:
             await response.read()  # closes the response if reading fails; a websocket has no body to read
         _limit_body(response, *self.limit_of_body(ctx, in_attempt=False))
@@ -134,10 +135,6 @@ class _Sending(Exchange):
     @override
     def was_discarded(self, response: ClientResponse) -> bool:
         return type(response.content.exception()) is aiohttp.ClientConnectionError
-
-    @override
-    def _release_request(self) -> None:
-        del self._request, self._handler
 
 
 def _limit_body(response: ClientResponse, deadline: float, late: Callable[[], Exception]) -> None:

@@ -179,9 +179,5 @@ class _Sending(Urllib3Exchange):
         return response
 
     @override
-    def raw(self, response: Response) -> Any:
-        return response.raw
-
-    @override
     def reason(self, error: Any) -> Any:
         return super().reason(error.args[0] if error.args else None)  # requests wraps an error of urllib3

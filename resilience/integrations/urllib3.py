@@ -87,14 +87,19 @@ class ResiliencePoolManager(PoolManager):
         self._settings = Settings(policy, rules, propagate_to)  # first: in the place of a URL, a policy has no message
         super().__init__(*arguments, **options)
         self._unprotected = self.pool_classes_by_scheme
-        self.pool_classes_by_scheme: dict[str, Any] = _protected(self._unprotected, self._settings)
+        self._protect_pools()
 
     @override
     def clear(self) -> None:
         """Drop all pools. A request that waits for its next attempt is not sent again."""
         self._settings = self._settings.close()
-        self.pool_classes_by_scheme = _protected(self._unprotected, self._settings)
+        self._protect_pools()
         super().clear()
+
+    def _protect_pools(self) -> None:
+        """Replace the classes of pools, by scheme, by subclasses that send every request through the policy."""
+        kinds = self._unprotected.items()
+        self.pool_classes_by_scheme = {scheme: _protected_class(kind, self._settings) for scheme, kind in kinds}
 
     @override
     def urlopen(self, method: str, url: str, redirect: bool = True, **kw: Any) -> BaseHTTPResponse:  # type: ignore[override]
@@ -110,11 +115,6 @@ class ResiliencePoolManager(PoolManager):
 
 class ResilienceProxyManager(ResiliencePoolManager, ProxyManager):
     """A `ProxyManager` that runs every request through a policy: `ResilienceProxyManager(policy, proxy_url)`."""
-
-
-def _protected(classes: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return subclasses of these pools, by scheme, that send every request through the policy."""
-    return {scheme: _protected_class(kind, settings) for scheme, kind in classes.items()}
 
 
 def _protected_class(kind: Any, settings: Settings) -> Any:
@@ -146,10 +146,6 @@ class Urllib3Exchange(Exchange):
     timeout: TimeoutLike
     reads: bool
 
-    def raw(self, response: Any) -> Any:
-        """Return the response of urllib3 behind one of the client."""
-        return response
-
     def limit(self, raw: Any, ctx: Context) -> None:
         """Limit the time for the body of a response, which is read in the attempt, or after it."""
         deadline, late = self.limit_of_body(ctx, in_attempt=self.reads)
@@ -164,7 +160,8 @@ class Urllib3Exchange(Exchange):
 
     @override
     def was_discarded(self, response: Any) -> bool:
-        raw = self.raw(response)  # if it was closed before its body was read, urllib3 would show an empty one
+        # If it was closed before its body was read, urllib3 would show an empty one.
+        raw = getattr(response, "raw", response)  # requests has its own response around it
         return not self.reads and getattr(raw, "closed", False) and getattr(raw, "length_remaining", 0) != 0
 
     @override

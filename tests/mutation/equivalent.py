@@ -214,7 +214,7 @@ _EQUIVALENT: dict[str, list[tuple[str, str | list[str], str]]] = {
         (_PARTS.format(65536), [_PARTS.format(it) for it in (65537, 65535)], _OF_MEMORY),
     ],
     "integrations/httpx/bodies.py": [
-        ("if isinstance(stream, _BYTES): return IN_MEMORY", "pass", _QUICK_WAY),
+        ("if isinstance(stream, BYTES): return IN_MEMORY", "pass", _QUICK_WAY),
         ("return IN_MEMORY", "pass", _QUICK_WAY),
     ],
     "integrations/redis/protection.py": [

@@ -63,6 +63,10 @@ class Exchange(ClientCall, Repeatable):
     #: Errors of the client for a wait that was too long.
     timed_out: ClassVar[tuple[type[Exception], ...]] = (TimeoutError,)
 
+    #: What refers to the client's request, besides its body. It may be large, so it is released at the end: a context
+    #: refers to the function that it calls, and a connection in a client's pool to the context in which it was created.
+    _request: Any = None
+
     #: The instant by which a body has to be read, if a policy sets another one than the deadline of the attempt.
     body_may_last_until: float | None = None
 
@@ -181,16 +185,9 @@ class Exchange(ClientCall, Repeatable):
         self._is_over = True
         self._body = IN_MEMORY
         if self.in_tasks:  # an abandoned thread may still need it
-            self._release_request()
+            self._request = None
         self._open.pop(id(kept), None)
         return [it for number in self._open.copy() if (it := self._open.pop(number, None)) is not None]
-
-    def _release_request(self) -> None:
-        """Release what refers to the request, besides its body. It may be large.
-
-        A context refers to the function that it calls, and a connection in a client's pool refers to the context in
-        which it was created. So an open connection keeps the exchange alive.
-        """
 
     async def _close(self, *responses: Any) -> None:
         await close_each(_close_in_time if self.in_tasks else BLOCKING.close, responses)

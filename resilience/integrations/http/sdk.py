@@ -90,28 +90,23 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
     make_copy = client.copy
     parse = client._process_response
 
-    in_tasks = inspect.iscoroutinefunction(send)
+    in_tasks = inspect.iscoroutinefunction(type(client).request)
 
     @functools.wraps(send)
-    def request(cast_to: Any, options: Any, **stream: Any) -> Any:
+    def request(cast_to: Any, options: Any, **stream: Any) -> Any:  # returns a coroutine if the client is asynchronous
         call = _Call(settings, sdk, client, functools.partial(send, cast_to, **stream), options, in_tasks)
         return call.run()
-
-    @functools.wraps(send)
-    async def arequest(*args: Any, **kwargs: Any) -> Any:
-        return await request(*args, **kwargs)
 
     @functools.wraps(make_copy)
     def copy_protected(*args: Any, **kwargs: Any) -> Any:
         return _protect(make_copy(*args, **kwargs), settings, sdk)
 
     @functools.wraps(parse)
-    def process(*args: Any, **kwargs: Any) -> Any:  # returns a coroutine if the client is asynchronous
+    def process(*args: Any, **kwargs: Any) -> Any:  # so does this
         inform_limiters(current_context(), kwargs["response"].headers)
         return parse(*args, **kwargs)
 
-    wrapped = arequest if in_tasks else request
-    vars(client).update(request=wrapped, copy=copy_protected, with_options=copy_protected, _process_response=process)
+    vars(client).update(request=request, copy=copy_protected, with_options=copy_protected, _process_response=process)
     return client
 
 
@@ -130,10 +125,10 @@ class _Call(Exchange):
         self._known = (sdk.errors, *_MISTAKES)
         self._client = client
         self._send = send
-        self._options = copy.copy(options)
-        self._options.max_retries = 0
+        self._request = copy.copy(options)
+        self._request.max_retries = 0
         if options.idempotency_key is None:  # the same key for all attempts, if the client sends one
-            self._options.idempotency_key = f"resilience-{uuid.uuid4()}"
+            self._request.idempotency_key = f"resilience-{uuid.uuid4()}"
 
     @override
     async def send(self, ctx: Context, left: float | None, headers: Mapping[str, str]) -> Any:
@@ -149,7 +144,7 @@ class _Call(Exchange):
 
     def _prepared(self, left: float | None) -> Any:
         """Return the options of one attempt: the timeouts of the call or the client, shortened to the time left."""
-        options = copy.copy(self._options)
+        options = copy.copy(self._request)
         if left is not None:
             own = options.timeout if _is_timeout(options.timeout) else self._client.timeout
             if not hasattr(own, "connect"):
@@ -180,10 +175,6 @@ class _Call(Exchange):
     @override
     async def _close(self, *responses: Any) -> None:
         await super()._close(*[getattr(it, "http_response", it) for it in responses])
-
-    @override
-    def _release_request(self) -> None:
-        del self._options
 
 
 def _is_timeout(value: Any) -> bool:

@@ -15,7 +15,8 @@ from resilience.integrations.httpx.pools import close_completely
 from resilience.runtimes.tasks import cut_off_at
 
 _TIMED_OUT = classes("TimeoutException")
-_BYTES = classes("ByteStream")
+#: The streams that are in memory, so that reading them does not wait.
+BYTES = classes("ByteStream")
 
 
 class _Limited:
@@ -82,11 +83,6 @@ class AsyncLimitedStream(_Limited, AsyncStream):
             await close_completely(self._stream.aclose(), self._stream)
 
 
-def is_in_memory(response: Any) -> bool:
-    """Whether the body of a response is in memory, so that reading it does not wait."""
-    return response.is_closed or isinstance(response.stream, _BYTES)
-
-
 @final
 class OneShotStream(OneShot, Stream, AsyncStream):
     """The body of a request that can be sent only once."""
@@ -94,7 +90,7 @@ class OneShotStream(OneShot, Stream, AsyncStream):
 
 def body_in(stream: Any) -> Body:
     """Return the body that the client reads while it sends this stream."""
-    if isinstance(stream, _BYTES):
+    if isinstance(stream, BYTES):
         return IN_MEMORY
     if isinstance(stream, OneShotStream):
         return Body(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from math import inf
 from types import ModuleType
@@ -16,7 +17,7 @@ from resilience.errors import DeadlineExceeded
 from resilience.integrations.http.exchange import Exchange, attempt_is_late
 from resilience.integrations.http.rules import NotRepeatable
 from resilience.integrations.http.settings import Settings
-from resilience.integrations.httpx.bodies import AsyncLimitedStream, LimitedStream, OneShotStream, body_in, is_in_memory
+from resilience.integrations.httpx.bodies import BYTES, AsyncLimitedStream, LimitedStream, OneShotStream, body_in
 from resilience.integrations.httpx.libraries import classes
 from resilience.integrations.httpx.pools import reclaim_slots
 
@@ -72,13 +73,10 @@ class _Progress:
 
     It shows whether the request had been sent when a timer fired. It also stops an attempt in a thread that was
     abandoned while connecting from sending, so that the request is not sent twice.
-
-    :param given: the caller's own trace, if any.
     """
 
-    def __init__(self, deadline: float, given: Any) -> None:
+    def __init__(self, deadline: float) -> None:
         self._deadline = deadline
-        self._given = given
         self.is_known = False  # stays False if the transport does not call the trace
         self.may_be_sent = False
         self.is_over = False  # whether the attempt has ended
@@ -88,18 +86,21 @@ class _Progress:
         is_over = self.is_over or clock.now() >= self._deadline  # asked first, as it may begin to send meanwhile
         return is_over and self.is_known and not self.may_be_sent
 
-    def trace(self, event: str, info: Any) -> Any:
-        """Note an event: `connection.connect_tcp.started`, `http11.send_request_headers.started`."""
+    def trace(self, given: Any, event: str, info: Any) -> Any:
+        """Note an event: `connection.connect_tcp.started`, `http11.send_request_headers.started`.
+
+        :param given: the caller's own trace, if any.
+        """
         self.is_known = True
         if event.endswith(".send_request_headers.started"):
             self.may_be_sent = True  # before the time is checked: if it is not set after the deadline, nothing was sent
             if clock.now() >= self._deadline:
                 raise DeadlineExceeded("the time was over before the request was sent")
-        return None if self._given is None else self._given(event, info)
+        return None if given is None else given(event, info)
 
-    async def atrace(self, event: str, info: Any) -> None:
-        if (given := self.trace(event, info)) is not None:
-            await given
+    async def atrace(self, given: Any, event: str, info: Any) -> None:
+        if (noted := self.trace(given, event, info)) is not None:
+            await noted
 
 
 @final
@@ -137,7 +138,7 @@ class Sending(Exchange):
                 response = await self._transport.handle_async_request(prepared)
             else:
                 response = self._transport.handle_request(prepared)
-            if is_in_memory(response):
+            if response.is_closed or isinstance(response.stream, BYTES):  # it is in memory
                 return response
             # The response to a change of protocols has no body to wait for.
             reads = self.settings.read_body and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS
@@ -167,8 +168,9 @@ class Sending(Exchange):
             given = request.extensions.get("timeout") or {}
             timeouts = changes["timeout"] = _Timeouts(given, left, ctx.deadline)
         if left is not None and self.why_not_once_sent is not None:
-            self._progress = _Progress(ctx.deadline, request.extensions.get("trace"))
-            changes["trace"] = self._progress.atrace if self.in_tasks else self._progress.trace
+            self._progress = progress = _Progress(ctx.deadline)
+            trace = progress.atrace if self.in_tasks else progress.trace
+            changes["trace"] = partial(trace, request.extensions.get("trace"))
         if not changes and not headers:
             return request, timeouts
         prepared = object.__new__(type(request))  # `copy.copy` would drop the stream
@@ -198,11 +200,6 @@ class Sending(Exchange):
     @override
     def may_have_been_sent(self, error: Exception) -> bool:
         return super().may_have_been_sent(error) and not (_found_closed_connection(error) or _was_not_processed(error))
-
-    @override
-    def _release_request(self) -> None:
-        self._progress = None  # it refers to the caller's trace
-        del self._request
 
 
 def _found_closed_connection(error: Exception) -> bool:

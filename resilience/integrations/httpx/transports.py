@@ -149,7 +149,8 @@ class AsyncResilienceTransport(_InnerTransports, AsyncTransport):
     @override
     def handle_async_request(self, request: Any) -> Coroutine[Any, Any, Any]:
         """Send a request through the policy, and return its response when awaited. The client calls this."""
-        return self._sending(request, in_tasks=True).run()
+        response: Coroutine[Any, Any, Any] = self._sending(request, in_tasks=True).run()
+        return response
 
     @override
     async def aclose(self) -> None:

@@ -85,14 +85,14 @@ class Gate(Policy[Never]):
         admitted, outer = _Admitted(), _inside.get()
         if outer:
             outer = tuple(it for it in outer if not it.is_over)
-        is_nested = not self._admitted.isdisjoint(outer)
-        if self._is_shut and not is_nested:
+        if self._is_shut and self._admitted.isdisjoint(outer):
             raise self._refusal(ctx)
         token = _inside.set((*outer, admitted))
         try:
             admitted.is_over = False
             self._admitted.add(admitted)
-            if not self._is_shut or is_nested:  # checked again: a drain in between may have missed this call
+            # Both again: in between, a drain may have missed this call, and the call around it may have ended.
+            if not self._is_shut or not self._admitted.isdisjoint(outer):
                 return await call(ctx)
         finally:
             try:

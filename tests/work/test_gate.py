@@ -155,6 +155,28 @@ def test_a_gate_that_is_shut_while_a_call_enters_refuses_it(monkeypatch: pytest.
     assert gate.stats() == GateStats(inside=0, is_shut=True, rejected=1)
 
 
+def test_a_call_whose_outer_call_ends_while_it_enters_a_shut_gate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may run in another thread, and a drain may have found that no call was left."""
+    gate, drained = Gate(), list[bool]()
+
+    class Ends(set[Any]):
+        def add(self, admitted: Any) -> None:
+            if self:
+                self.clear()  # the outer call ends
+                drained.append(gate.drain(0))
+            super().add(admitted)
+
+    monkeypatch.setattr(gate, "_admitted", Ends())
+
+    def outer() -> None:
+        gate.shut()
+        gate.call(int)
+
+    with pytest.raises(ShuttingDown):
+        gate.call(outer)
+    assert drained == [True]
+
+
 async def test_a_chain_of_admitted_tasks_keeps_no_reference_to_earlier_calls(in_asyncio: World) -> None:
     gate, tasks, known = Gate(), [], []
 

@@ -146,15 +146,17 @@ class Worker(threading.Thread):
 
     def wait(self) -> bool:
         """Wait for a job; false if none has arrived for the idle time. Idle workers do nothing else."""
-        return self._wake.acquire(timeout=pool.idle_timeout()) or not pool.retire(self)
+        if self._wake.acquire(timeout=pool.idle_timeout()):
+            return True
+        # If it has just been taken, its job may not have arrived. Each job wakes it once, and is begun only then.
+        return not pool.retire(self) and self._wake.acquire()
 
     def run(self) -> None:
         """Run jobs until none has arrived for the idle time."""
         try:
             while self.wait():
                 job, self._job = self._job, None
-                if job is None:
-                    continue
+                assert job is not None
                 job.run()
                 if job.claim():
                     pool.idle.append(self)  # before the caller wakes, so that its next call finds this worker

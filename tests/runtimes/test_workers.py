@@ -224,6 +224,24 @@ def test_a_worker_that_was_taken_waits_for_its_job(monkeypatch: pytest.MonkeyPat
     assert worker is taken[0]
 
 
+def test_a_worker_begins_a_job_only_once_it_is_woken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if its idle time ends just then: otherwise it could drop the job, or be woken for it a second time."""
+    taken: list[workers.Worker] = []
+
+    class Taking(deque[workers.Worker]):
+        def append(self, worker: workers.Worker) -> None:
+            taken.append(worker)  # as soon as it is idle
+
+    monkeypatch.setattr(workers, "IDLE", 0.001)
+    monkeypatch.setattr(workers.pool, "idle", Taking())
+    Timeout(LONG).call(int)
+    begun = threading.Event()
+    taken[0]._job = workers.Job(begun.set, (), {})
+    assert not begun.wait(0.05)
+    taken[0]._wake.release()
+    assert begun.wait(5)
+
+
 # --- outcomes ---
 
 

@@ -92,6 +92,8 @@ class Flights:
             removed = self.leaders.pop(key, lead)
             if removed is not lead:  # `lead` was forgotten between the two steps, and another caller leads
                 self.leaders.setdefault(key, removed)
+                if removed.is_over:  # it has ended meanwhile, and has not found itself
+                    self.remove(removed, key)
 
 
 @final
@@ -140,7 +142,7 @@ class Flight:
         """Lead if no other caller does. Return the call that is running."""
         lead = self._flights.leaders.setdefault(self._key, self._lead)
         self.leads = lead is self._lead or lead in _enclosing.get()  # nested in the leader's call
-        if lead.is_over:  # it had ended when `remove`, in another thread, put it back
+        if lead.is_over:  # it is about to be removed, or cannot be
             self._flights.remove(lead, self._key)
             return self._join()
         return lead
@@ -200,10 +202,10 @@ class Flight:
             return
         if self.leads and self._found is not None:
             self._found += self._shareable(error)  # before another caller can lead
+        self._lead.is_over = True  # before it is removed: another thread may put it back, and then look at this
         try:
             self._flights.remove(self._lead, self._key)
         finally:  # also if the function has changed the key, so that it cannot be hashed: the next `_join` removes it
-            self._lead.is_over = True
             if self._lead.followers:
                 self._wake_followers(self._shareable(error))
             try:  # last: a signal handler that runs before still counts as nested, and must not wait for this call

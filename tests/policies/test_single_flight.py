@@ -17,6 +17,7 @@ import pytest
 from resilience import Context, Pipeline, SingleFlight, SingleFlightStats, Timeout, deadline
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.outcome import Failure, Success
+from resilience.policies.flights import Lead
 from tests.callers import (
     KeywordsOnly,
     Slow,
@@ -179,7 +180,7 @@ async def test_after_forget_the_next_caller_makes_a_new_call(tasks_world: World)
 
 def test_a_flight_that_is_forgotten_at_its_end_does_not_end_the_next_one() -> None:
     """Flights take no lock: another thread may run between any two steps."""
-    flight, next_leader = SingleFlight(key=same_key), object()
+    flight, next_leader = SingleFlight(key=same_key), Lead()
 
     class Leaders(dict[Any, Any]):
         def get(self, key: Any, default: Any = None) -> Any:
@@ -216,8 +217,8 @@ async def test_a_flight_that_ends_while_another_one_is_being_removed_keeps_no_ca
     flight._flights.leaders = Leaders()
     with ExitStack() as stack:
         assert flight.call(lambda: "first") == "first"
-    assert await world.call(flight, third) == "third"
     assert flight.stats().in_flight == 0
+    assert await world.call(flight, third) == "third"
 
 
 def test_a_key_that_the_function_makes_unhashable_keeps_no_caller_waiting() -> None:

@@ -183,11 +183,7 @@ class LiveCircuit:
             admission, period, now = self._ask(ctx)
             while self.rules.probe is not None and isinstance(admission, Probe) and not admission.period.successes:
                 admission, period, now = await self._check(admission, ctx, noted, runtime)
-            if admission is None:
-                if not self.rules.observe_only:
-                    raise self.refusal(period, now, ctx)  # in no variable: a frame that held it would be a cycle
-                self.refusal(period, now, ctx)
-            noted.admission = admission or PASSED
+            noted.admission = admission if admission is not None else self._refuse(period, now, ctx)
         except BaseException:
             if admission is not None:
                 self.release(admission)
@@ -257,6 +253,13 @@ class LiveCircuit:
                 self.release(admission)
             raise
         return admission, period, now
+
+    def _refuse(self, period: Period, now: float, ctx: Context) -> Admission:
+        """Raise the refusal of a call. With `observe_only`, let the call pass."""
+        if not self.rules.observe_only:
+            raise self.refusal(period, now, ctx)  # in no variable: a frame that held it would be a cycle
+        self.refusal(period, now, ctx)
+        return PASSED
 
     def refusal(self, period: Period, now: float, ctx: Context) -> CircuitOpen:
         """Count and report a refused call, and return its error."""

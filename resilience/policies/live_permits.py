@@ -92,11 +92,7 @@ class LivePermits:
                 self._leave(ticket)
                 raise
             raise
-        waited = clock.now() - began
-        if budget <= gives_up_at:  # the errors are in no variable: a frame that held one would be a cycle
-            why = "the deadline passed while the call waited in the queue"
-            raise report_refusal(DeadlineExceeded(why, policy=self._name), ctx, waited)
-        raise self._refused(ctx, f"after {format_number(self.max_wait or 0.0)} s in the queue", waited)
+        raise self._gave_up(ctx, clock.now() - began, is_deadline=budget <= gives_up_at)
 
     def hand_on(self) -> None:
         """Grant free permits to waiters, and wake them. If the event loop of one has ended, its permit is passed on.
@@ -136,6 +132,13 @@ class LivePermits:
     def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests check from outside)
         """Discard all permits and waiters. A holder in the child releases its permit to the old machine."""
         self.machine = Permits(self.machine.limit, self.machine.queue)
+
+    def _gave_up(self, ctx: Context, waited: float, *, is_deadline: bool) -> Exception:
+        """Report the end of a wait in vain, and return its error; in no variable of a frame, which would be a cycle."""
+        if is_deadline:
+            why = "the deadline passed while the call waited in the queue"
+            return report_refusal(DeadlineExceeded(why, policy=self._name), ctx, waited)
+        return self._refused(ctx, f"after {format_number(self.max_wait or 0.0)} s in the queue", waited)
 
     def _refused(self, ctx: Context, why: str, waited: float = 0.0) -> Rejected:
         limit = self.machine.limit

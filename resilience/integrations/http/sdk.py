@@ -90,23 +90,28 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
     make_copy = client.copy
     parse = client._process_response
 
-    in_tasks = inspect.iscoroutinefunction(type(client).request)
+    in_tasks = inspect.iscoroutinefunction(send)
 
     @functools.wraps(send)
-    def request(cast_to: Any, options: Any, **stream: Any) -> Any:  # returns a coroutine if the client is asynchronous
+    def request(cast_to: Any, options: Any, **stream: Any) -> Any:
         call = _Call(settings, sdk, client, functools.partial(send, cast_to, **stream), options, in_tasks)
         return call.run()
+
+    @functools.wraps(send)
+    async def arequest(*args: Any, **kwargs: Any) -> Any:
+        return await request(*args, **kwargs)
 
     @functools.wraps(make_copy)
     def copy_protected(*args: Any, **kwargs: Any) -> Any:
         return _protect(make_copy(*args, **kwargs), settings, sdk)
 
     @functools.wraps(parse)
-    def process(*args: Any, **kwargs: Any) -> Any:  # so does this
+    def process(*args: Any, **kwargs: Any) -> Any:  # returns a coroutine if the client is asynchronous
         inform_limiters(current_context(), kwargs["response"].headers)
         return parse(*args, **kwargs)
 
-    vars(client).update(request=request, copy=copy_protected, with_options=copy_protected, _process_response=process)
+    wrapped = arequest if in_tasks else request
+    vars(client).update(request=wrapped, copy=copy_protected, with_options=copy_protected, _process_response=process)
     return client
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
@@ -147,10 +147,9 @@ class AsyncResilienceTransport(_InnerTransports, AsyncTransport):
         super().__init__(transport, Settings(policy, rules, propagate_to, read_body))
 
     @override
-    def handle_async_request(self, request: Any) -> Coroutine[Any, Any, Any]:
-        """Send a request through the policy, and return its response when awaited. The client calls this."""
-        response: Coroutine[Any, Any, Any] = self._sending(request, in_tasks=True).run()
-        return response
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request through the policy. The client calls this."""
+        return await self._sending(request, in_tasks=True).run()
 
     @override
     async def aclose(self) -> None:

@@ -120,16 +120,14 @@ class _AioEnded(_Ended):
 
 
 @final
-class AioAnswer(_AioEnded, grpc.aio.UnaryUnaryCall, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
-    """A policy's answer in place of a grpc.aio call with one reply: a message."""
-
+class _AioAnswer(_AioEnded, grpc.aio.UnaryUnaryCall, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
     def __await__(self) -> Generator[Any, None, Any]:
         return self._value
         yield
 
 
 @final
-class AioAnswers(_AioEnded, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall):  # type: ignore[misc]
+class _AioAnswers(_AioEnded, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall):  # type: ignore[misc]
     """A policy's answer in place of a grpc.aio call with a stream of replies: any iterable of messages."""
 
     _reading: AsyncIterator[Any] | None = None
@@ -147,3 +145,8 @@ class AioAnswers(_AioEnded, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall)
         if self._reading is None:
             self._reading = aiter(self)
         return await anext(self._reading, grpc.aio.EOF)
+
+
+def aio_answer(value: Any, by_stream: bool) -> Any:
+    """Return the object that replaces a grpc.aio call when a policy answers with `value`."""
+    return _AioAnswers(value) if by_stream else _AioAnswer(value)

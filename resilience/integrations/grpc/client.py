@@ -27,7 +27,7 @@ from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.hints import forbid_repeat
 from resilience.integrations._calls import ClientCall
-from resilience.integrations.grpc.answers import AioAnswer, AioAnswers, Answer, DeadlineStatus
+from resilience.integrations.grpc.answers import Answer, DeadlineStatus, aio_answer
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.wire import parse_milliseconds
 from resilience.network_errors import grpc_status
@@ -266,9 +266,7 @@ class Call(ClientCall):
         for each, call in tuple(self._replies):  # a copy: an abandoned thread may append to it
             if each is reply:
                 return call
-        if not self.in_tasks:
-            return Answer(reply)
-        return AioAnswers(reply) if self._kind.gets_stream else AioAnswer(reply)
+        return aio_answer(reply, self._kind.gets_stream) if self.in_tasks else Answer(reply)
 
 
 @final

@@ -29,9 +29,14 @@ _CANCELLED = {
 _ANSWERS = {"fresh": "a value that it keeps", "stale": "an old value", "shared": "what another call has brought"}
 
 
+#: The kinds whose sentence has another subject than the policy, or names it elsewhere.
+_WITHOUT_SUBJECT = (events.RetryScheduled, events.TimedOut, events.CircuitChanged)
+
+
 def sentence(event: Event, *, messages: bool) -> str:
     """Describe an event in one line of printable characters, even if a message or a name contains others."""
-    text = f"{_topic(event)}: {_said(event)}"
+    subject = "" if isinstance(event, _WITHOUT_SUBJECT) else _subject(event)
+    text = f"{_topic(event)}: {subject}{_said(event)}"
     if messages:
         known = facts(event, messages=True)
         if "error" in known:
@@ -42,7 +47,7 @@ def sentence(event: Event, *, messages: bool) -> str:
 
 
 def _said(event: Event) -> str:
-    """Return what the event says besides its topic."""
+    """Return what the event says besides its topic and its policy."""
     match event:  # one case for each kind, the most frequent first and the rarest below
         case events.ExecutionFinished():
             return _finished(event)
@@ -51,16 +56,14 @@ def _said(event: Event) -> str:
             return f"attempt {event.attempt} failed with {_what(event.outcome)}, the next one is in {later}"
         case events.RetryGaveUp():
             reason = f"as {_RAN_OUT[event.reason]}; the last failure was {_what(event.outcome)}"
-            return f"{_subject(event)}gave up {_spent(event)}, {reason}"
+            return f"gave up {_spent(event)}, {reason}"
         case events.HedgeStarted():
-            later = format_seconds(event.elapsed)
-            return f"{_subject(event)}began attempt {event.number} beside the first, after {later}"
+            return f"began attempt {event.number} beside the first, after {format_seconds(event.elapsed)}"
         case events.HedgeFinished():
             which = "none was good" if event.won is None else f"attempt {event.won} was the first good one"
-            at_once = f"made {event.attempts} attempts at once in {format_seconds(event.elapsed)}"
-            return f"{_subject(event)}{at_once}: {which}"
+            return f"made {event.attempts} attempts at once in {format_seconds(event.elapsed)}: {which}"
         case events.BudgetSpent():
-            return f"{_subject(event)}made no {event.repeat}, as the budget is spent"
+            return f"made no {event.repeat}, as the budget is spent"
         case events.TimedOut():
             return _timed_out(event)
         case events.CallRejected():
@@ -70,14 +73,13 @@ def _said(event: Event) -> str:
             why = f": {event.reason}" if event.reason else ""
             return f"{event.old.value} -> {event.new.value}{lasts}{why}"
         case events.FallbackUsed():
-            return f"{_subject(event)}answered instead of {_what(event.outcome)}"
+            return f"answered instead of {_what(event.outcome)}"
         case events.LimitChanged():
-            now = f"{format_count(event.new, 'call')} run at once, not {event.old}"
-            return f"{_subject(event)}lets {now}: {event.reason}"
+            return f"lets {format_count(event.new, 'call')} run at once, not {event.old}: {event.reason}"
         case events.ChaosInjected():
-            return f"{_subject(event)}injected {'an' if event.effect in ('error', 'action') else 'a'} {event.effect}"
+            return f"injected {'an' if event.effect in ('error', 'action') else 'a'} {event.effect}"
         case events.CacheUsed():
-            return f"{_subject(event)}answered with {_ANSWERS[event.how]}"
+            return f"answered with {_ANSWERS[event.how]}"
         case events.StreamOpened():
             return f"the first item came in attempt {event.attempt}, after {format_seconds(event.elapsed)}"
     assert isinstance(event, events.Parked)
@@ -95,11 +97,11 @@ def _timed_out(event: events.TimedOut) -> str:
 
 
 def _rejected(event: events.CallRejected) -> str:
+    if event.shadow:
+        return f"only observes, and would have refused a call with {event.reason}"
     waited = f" after {format_seconds(event.waited)} in the queue" if event.waited else ""
     later = "" if event.retry_after is None else f"; it may be worth a try in {format_seconds(event.retry_after)}"
-    if event.shadow:
-        return f"{_subject(event)}only observes, and would have refused a call with {event.reason}"
-    return f"{_subject(event)}refused a call with {event.reason}{waited}{later}"
+    return f"refused a call with {event.reason}{waited}{later}"
 
 
 def _finished(event: events.ExecutionFinished) -> str:

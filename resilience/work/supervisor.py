@@ -166,7 +166,8 @@ class Supervisor:
             except Exception as error:
                 failure = Failure(error)
             except asyncio.CancelledError as error:
-                if _is_cancelled():
+                task = asyncio.current_task()
+                if task is None or task.cancelling():  # not only something that it awaits
                     raise
                 failure = Failure(RuntimeError("what it awaited was cancelled"))
                 failure.error.__cause__ = error
@@ -201,9 +202,3 @@ class Supervisor:
         kind = type(failure.error).__name__
         with suppress(Exception):  # a handler of the user's logging may raise, which must not end the other tasks
             logger.log(level, "%s: %s failed with %s %s", self.name, name, kind, what, exc_info=failure.error)
-
-
-def _is_cancelled() -> bool:
-    """Whether this asyncio task was cancelled, and not only something that it awaits."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0

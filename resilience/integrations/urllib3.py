@@ -156,7 +156,6 @@ class Urllib3Exchange(Exchange):
         if isinstance(raw, LimitedResponse):
             raw.longest_wait = _longest_wait(self.timeout)
             raw.deadline, raw.late = deadline, late
-            raw.limit_wait()
 
     @override
     def was_discarded(self, response: Any) -> bool:
@@ -291,7 +290,9 @@ class LimitedResponse(HTTPResponse):
         if self._is_late() and self.length_remaining != 0 and not self.closed:
             self.close()  # discards the rest of the body
             raise self.late()
-        self.limit_wait()
+        if (source := _socket_of(self)) is not None:
+            wait = max(_SHORTEST_WAIT, min(self.longest_wait, self.deadline - clock.now()))
+            source.settimeout(wait if wait <= MAX_CLIENT_TIMEOUT else None)
         try:
             return read()
         except errors.ReadTimeoutError as error:
@@ -301,13 +302,6 @@ class LimitedResponse(HTTPResponse):
 
     def _is_late(self) -> bool:
         return clock.now() >= self.deadline
-
-    def limit_wait(self) -> None:
-        """Limit the next wait for bytes to the user's timeout and to the time left."""
-        source = _socket_of(self)
-        if source is not None:
-            wait = max(_SHORTEST_WAIT, min(self.longest_wait, self.deadline - clock.now()))
-            source.settimeout(wait if wait <= MAX_CLIENT_TIMEOUT else None)
 
 
 def _socket_of(response: Any) -> Any:

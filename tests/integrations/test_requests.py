@@ -272,6 +272,7 @@ def test_the_read_timeout_of_a_stream_is_the_users_or_the_time_left(
     url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
     client = session(Timeout(PATIENCE, cooperative=True), rules=Rules(limit_body=limited))
     with client.get(url, stream=True, timeout=given) as response:
+        response.raw.read(1)
         seconds = response.raw.connection.sock.gettimeout()
     assert seconds == (most if most is None else pytest.approx(most - PATIENCE / 2, abs=PATIENCE / 2))
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import anyio
+import pytest
 import trio
 
 from resilience import Policy
 from resilience.outcome import Failure, Success
+from resilience.runtimes.blocking import BlockingWaiter
 
 
 class KeywordsOnly(Exception):
@@ -104,6 +106,18 @@ def run_all(functions: Iterable[Callable[[], object]], *then: Callable[[], objec
     for thread in threads:
         thread.join(patience)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def fail_first_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next wake-up of a thread find no stack left."""
+    wake, fails = BlockingWaiter.wake, iter([True])
+
+    def wake_later(waiter: BlockingWaiter) -> None:
+        if next(fails, False):
+            raise RecursionError
+        wake(waiter)
+
+    monkeypatch.setattr(BlockingWaiter, "wake", wake_later)
 
 
 def is_free(use: Callable[[], object]) -> bool:

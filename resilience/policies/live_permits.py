@@ -17,7 +17,7 @@ from resilience.context import Context, waits_until
 from resilience.errors import BlockMisuse, DeadlineExceeded, Rejected
 from resilience.events.dispatch import report_refusal, subscribers
 from resilience.formats import format_number
-from resilience.runtimes.base import Runtime, Waiter
+from resilience.runtimes.base import Runtime, Waiter, wake
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
@@ -103,11 +103,7 @@ class LivePermits:
         machine.settle()
         while machine.granted:
             for ticket in machine.granted.copy():
-                try:
-                    ticket.waiter.wake()
-                except RecursionError:  # not the end of an event loop: the next call wakes the waiter
-                    raise
-                except RuntimeError:
+                if not wake(ticket.waiter):
                     machine.pass_on(ticket)
                 machine.woken(ticket)
 

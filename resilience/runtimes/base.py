@@ -121,6 +121,17 @@ class Waiter(Protocol):
         ...
 
 
+def wake(waiter: Waiter) -> bool:
+    """Wake a waiter; return false if its event loop has ended."""
+    try:
+        waiter.wake()
+    except RecursionError:  # a `RuntimeError` as well, but of the calling code, which has to try again
+        raise
+    except RuntimeError:
+        return False
+    return True
+
+
 class Plan(Protocol[C_co]):
     """The rules of a race: which attempts begin, when, and which one decides it. A plan knows no runtime.
 

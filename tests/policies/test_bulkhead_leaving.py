@@ -15,9 +15,8 @@ import pytest
 
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
-from resilience.runtimes.blocking import BlockingWaiter
 from resilience.runtimes.tasks import AsyncioWaiter, TrioWaiter
-from tests.callers import in_threads, wait_until
+from tests.callers import fail_first_wake, in_threads, wait_until
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside
 from tests.policies.bulkheads import LONG, SHORT, calling, counts
@@ -147,14 +146,7 @@ def test_a_waiter_is_not_given_up_although_no_stack_is_left_to_wake_it(monkeypat
     slot.__enter__()
     thread = calling(bulkhead, served, "second")
     wait_until(lambda: bulkhead.stats().queued == 1)
-    wake, fails = BlockingWaiter.wake, iter([True])
-
-    def wake_later(waiter: BlockingWaiter) -> None:
-        if next(fails, False):
-            raise RecursionError
-        wake(waiter)
-
-    monkeypatch.setattr(BlockingWaiter, "wake", wake_later)
+    fail_first_wake(monkeypatch)
     with pytest.raises(RecursionError):
         slot.__exit__(None, None, None)
     thread.join(PATIENCE)

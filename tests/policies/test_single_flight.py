@@ -23,6 +23,7 @@ from tests.callers import (
     Slow,
     aoutcome_of,
     ask_from_everywhere,
+    fail_first_wake,
     followers,
     outcome_of,
     run_all,
@@ -438,6 +439,19 @@ def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
         )
     assert (led_to, got) == ([Success("fine")], ["fine"])
     assert not kept.followers
+
+
+def test_a_follower_is_woken_although_no_stack_was_left_to_wake_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `RecursionError` is a `RuntimeError`, but not the one of a closed event loop: the leader tries again."""
+    flight, slow, got = SingleFlight(key=same_key), Slow(lambda: "fine"), list[Any]()
+    with led(flight, slow) as led_to:
+        run_all(
+            [lambda: got.append(flight.call(slow.blocking))],
+            lambda: wait_until(lambda: followers(flight) == 1),
+            lambda: fail_first_wake(monkeypatch),
+            slow.may_end.set,
+        )
+    assert (type(led_to[0].error), got) == (RecursionError, ["fine"])
 
 
 # --- followers that stop waiting -----------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from resilience import Context, Pipeline, Retry, events
 from resilience.work import Gate, GateStats, ShuttingDown
 from resilience.work import gate as gates
-from tests.callers import run_all, wait_until
+from tests.callers import fail_first_wake, run_all, wait_until
 from tests.conftest import Boom, Script, Virtual, World
 from tests.contention.storm import Gauge
 
@@ -204,6 +204,27 @@ def test_a_drain_whose_loop_has_ended_does_not_block_calls() -> None:
     gate.open()
     assert gate.call(lambda: gate.shut()) is None
     assert gate.drain(0) is True
+
+
+def test_a_drain_ends_although_no_stack_was_left_to_wake_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `RecursionError` is a `RuntimeError`, but not the one of a closed event loop: the last call tries again."""
+    gate, drained, may_end = Gate(), list[bool](), threading.Event()
+
+    def drain() -> None:
+        wait_until(lambda: gate.stats().inside == 1)
+        drained.append(gate.drain(60))
+
+    def call() -> None:
+        with pytest.raises(RecursionError):
+            gate.call(may_end.wait, 10)
+
+    run_all(
+        [call, drain],
+        lambda: wait_until(lambda: len(gate._drains) == 1),
+        lambda: fail_first_wake(monkeypatch),
+        may_end.set,
+    )
+    assert drained == [True]
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGTERM"), reason="there is no such signal on this platform")

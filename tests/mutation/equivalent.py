@@ -350,8 +350,8 @@ _EQUIVALENT: dict[str, list[tuple[str, str | list[str], str]]] = {
     ],
     "integrations/wire.py": [
         (
-            'if not self._patterns or "\\\\" in url: # to some clients, a backslash ends the host',
-            'if (("\\\\" in url)): # to some clients, a backslash ends the host',
+            "if not self._patterns or ctx.deadline == inf or not self.reaches(url):",
+            "if ((ctx.deadline == inf) or (not self.reaches(url))):",
             _QUICK_WAY,
         ),
         (

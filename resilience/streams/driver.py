@@ -102,10 +102,10 @@ class Driver:
         """End the stream for its consumer. If an item was delivered, the call has succeeded."""
         if self.is_busy:
             self.refuse()
+        self.is_busy = True  # no call since the check, so no other thread begins a pull
         runtime, execution = self.runtime, self._execution
-        runtime.mark_closed()
         try:
-            self.is_busy = True
+            runtime.mark_closed()
             if execution is not None and execution.cr_frame is not None:
                 with suppress(Closed, GeneratorExit):
                     await self.wait(self.step(Closed() if runtime.items else GeneratorExit()))

@@ -76,6 +76,8 @@ def _generator(driver: Driver) -> Generator[Any, None, None] | None:
 
 def _pulled(driver: Driver) -> Generator[Any, None, None]:
     while True:
+        if driver.is_busy:  # there are two generators, or another thread closes the stream
+            driver.refuse()
         try:
             driver.is_busy = True
             item = driver.take()

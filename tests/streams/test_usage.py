@@ -13,6 +13,7 @@ import pytest
 
 from resilience import Bulkhead, Cache, Context, Fallback, Hedge, Keyed, Pipeline, Policy, SingleFlight, Timeout
 from resilience.errors import ArgumentMisuse, RaceMisuse, SuspensionMisuse
+from resilience.streams import items as iterators
 from resilience.work import Once
 from tests.callers import run_all
 from tests.conftest import Boom, World
@@ -263,6 +264,62 @@ def test_two_threads_cannot_pull_at_the_same_time(threads: World) -> None:
     for _ in range(2):
         run_all([lambda: got.append(next(stream))], pull_meanwhile)
     assert got == [0, 1]
+
+
+def test_two_threads_cannot_both_begin_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is refused even if it comes before the first one has a generator."""
+    together, refused = threading.Barrier(2), threading.Event()
+    make = iterators._generator
+
+    def make_together(driver: Any) -> Any:
+        together.wait(10)
+        return make(driver)
+
+    monkeypatch.setattr(iterators, "_generator", make_together)
+
+    def items() -> Iterator[int]:
+        assert refused.wait(10)
+        yield 1
+
+    stream, got = quick().streaming().call(items), list[Any]()
+
+    def pull() -> None:
+        try:
+            got.append(next(stream))
+        except RuntimeError as error:
+            got.append(str(error))
+            refused.set()
+
+    run_all([pull] * 2)
+    assert got == ["an item of this stream is being waited for already", 1]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_thread_cannot_begin_a_pull_while_another_one_closes_the_stream(
+    begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bulkhead = Bulkhead(1)
+    stream = bulkhead.streaming().call(range, 3)
+    runtime, got = stream._driver.runtime, list[BaseException]()
+    if begun:
+        next(stream)
+    mark_closed = runtime.mark_closed
+
+    def pull() -> None:
+        try:
+            next(stream)
+        except BaseException as error:
+            got.append(error)
+
+    def pull_meanwhile() -> None:
+        mark_closed()
+        run_all([pull])
+
+    monkeypatch.setattr(runtime, "mark_closed", pull_meanwhile)
+    stream.close()
+    assert [str(it) for it in got] == ["an item of this stream is being waited for already"]
+    assert next(stream, None) is None
+    assert bulkhead.stats().in_flight == 0
 
 
 async def test_pulls_may_be_created_before_they_are_awaited(tasks_world: World) -> None:

@@ -489,10 +489,7 @@ def test_a_call_that_is_cancelled_leaves_everything_as_it_was(make: Callable[[],
 @pytest.mark.parametrize("turns", range(6))
 @pytest.mark.parametrize("way", WAYS)
 def test_a_cancelled_waiting_call_leaves_the_queue_or_passes_its_permit_on(way: str, turns: int) -> None:
-    """Before, at or after the grant: the next call in the queue is admitted, and no permit is lost.
-
-    The permit is released after `turns` turns of the event loop.
-    """
+    """Before, at or after the grant, which comes after `turns` turns of the event loop: the next call is admitted."""
     world = World(way.partition("-")[0])
     behind: list[str] = []
 

@@ -147,12 +147,24 @@ async def entering_through_a_proxy(world: World, watched: Watched) -> None:
         watched.fail()
 
 
-async def failing_inside_an_entered_proxy(world: World, watched: Watched) -> None:
-    class Fine:
-        @asynccontextmanager
-        async def enter(self) -> AsyncIterator[None]:
-            yield
+class Fine:
+    """A client that does not fail."""
 
+    def get(self) -> str:
+        return "got"
+
+    async def aget(self) -> str:
+        return "later"
+
+    def later(self) -> Awaitable[str]:
+        return self.aget()
+
+    @asynccontextmanager
+    async def enter(self) -> AsyncIterator[None]:
+        yield
+
+
+async def failing_inside_an_entered_proxy(world: World, watched: Watched) -> None:
     if world.blocking:
         watched.fail()
     else:
@@ -670,32 +682,15 @@ async def test_many_calls_leave_no_more_behind_than_one(world: World, name: str,
 async def test_many_calls_by_decorators_proxies_and_blocks_leave_nothing_behind(tasks_world: World, way: str) -> None:
     """The small objects that are made for each call are freed."""
     retry, breaker, bulkhead = Retry(2, on=Boom, backoff=[0]), CircuitBreaker(10**9), Bulkhead(1)
-    pipeline = retry.wrap(breaker, bulkhead)
-
-    class Thing:
-        def get(self) -> str:
-            return "got"
-
-        def later(self) -> Awaitable[str]:
-            return self._later()
-
-        async def _later(self) -> str:
-            return "later"
-
-        @asynccontextmanager
-        async def enter(self) -> AsyncIterator[str]:
-            yield "entered"
-
-    decorated = pipeline(lambda: "fine")
-    thing = Thing()
-    proxy, aproxy = pipeline.proxy(thing), pipeline.aproxy(thing)
+    pipeline, client = retry.wrap(breaker, bulkhead), Fine()
+    decorated, proxy, aproxy = pipeline(lambda: "fine"), pipeline.proxy(client), pipeline.aproxy(client)
 
     async def once() -> None:
         if way == "decorated":
             decorated()
         elif way == "proxied":
             proxy.get()
-            pipeline.proxy(thing, "get")
+            pipeline.proxy(client, "get")
         elif way == "awaited through a proxy":
             await aproxy.later()
             async with aproxy.enter():

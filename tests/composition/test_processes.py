@@ -534,6 +534,7 @@ def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str) -> None:
     """In threads, asyncio and trio, at each kind of wait: no fallback, no retry, no failure counted, no permit held."""
     printed = printed_by(f"""
         import anyio, trio
+        from contextlib import nullcontext
 
         trio.run(anyio.sleep, 0)  # imports what it needs, so that the interrupt does not hit an import
 
@@ -559,25 +560,21 @@ def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str) -> None:
             "between two attempts": lambda: retries,
         }}
         for place, is_reached in places.items():
-            bulkhead, retries, slot = Bulkhead(1, queue=1), [], None
+            bulkhead, retries = Bulkhead(1, queue=1), []
             breaker = CircuitBreaker(1, open_for=[0.0], on=BaseException)
             breaker.capture(lambda ctx: 1 / 0)
             everything = (Exception, KeyboardInterrupt)
             retry = Retry(2, on=everything, backoff=[60], on_retry=retries.append)
             pipeline = Policy.wrap(Fallback("instead", on=everything), retry, breaker, bulkhead, Timeout(60))
-            if place == "in the queue":
-                slot = bulkhead.slot()
-                slot.__enter__()
             if place == "between two attempts":
                 pipeline = Policy.wrap(bulkhead, Fallback("instead", on=everything), retry, Down())
             threading.Thread(target=interrupt, args=[is_reached], daemon=True).start()
             began = time.monotonic()
-            try:
-                {run}
-            except KeyboardInterrupt:
-                print("interrupted", time.monotonic() - began < 15, end=" ")
-            if slot is not None:
-                slot.__exit__(None, None, None)
+            with bulkhead.slot() if place == "in the queue" else nullcontext():
+                try:
+                    {run}
+                except KeyboardInterrupt:
+                    print("interrupted", time.monotonic() - began < 15, end=" ")
             print(bulkhead.stats().in_flight, bulkhead.stats().queued, breaker.stats().probes, breaker.stats().opened)
         """)
     assert printed == "interrupted True 0 0 0 1\n" * 3

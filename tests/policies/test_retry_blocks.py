@@ -216,7 +216,7 @@ def test_nested_loops_count_separately(threads: World, clock: FakeClock) -> None
 async def test_an_error_raised_after_a_wait_leaves_no_reference_cycle(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error that is raised after a wait because the time is over leaves no reference cycle."""
+    """As the time is over then."""
     watched = Watched()
     seen: list[list[str]] = []
 

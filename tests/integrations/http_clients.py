@@ -165,7 +165,8 @@ class Urllib3(Client):
             manager = ResilienceProxyManager(policy, proxy, **options)
 
         async def send(method: str, url: str, *, data: Any = None, stream: bool = False, **how: Any) -> Reply:
-            response = manager.request(method, url, body=data, preload_content=not stream, **how)
+            how |= {"preload_content": False} if stream else {}
+            response = manager.request(method, url, body=data, **how)
             read, close = _awaited(lambda: response.data), _awaited(response.close)
             return Reply(response.status, response.headers, response, read, close, None if stream else response.data)
 

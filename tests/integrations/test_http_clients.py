@@ -39,7 +39,17 @@ from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock, Watched
 from tests.contention.beside import until
 from tests.custom import Recording
-from tests.integrations.http_clients import BLOCKING, CLIENTS, QUICK, Client, each_of, outcome_of, process_clock_ahead
+from tests.integrations.http_clients import (
+    BLOCKING,
+    CLIENTS,
+    QUICK,
+    Client,
+    Requests,
+    Urllib3,
+    each_of,
+    outcome_of,
+    process_clock_ahead,
+)
 from tests.integrations.servers import PATIENCE, Answer, Server, notes_of, unused_url
 from tests.integrations.upload_bodies import SlowFile
 from tests.policies.retries import oversleep
@@ -270,6 +280,16 @@ async def test_a_client_closed_between_two_attempts_sends_nothing_more(server: S
         assert isinstance(error, (NotRepeatable, RuntimeError))
         assert "closed" in str(error)
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("client", [Requests(), Urllib3()], ids=repr)
+async def test_a_client_that_was_closed_can_be_used_again(server: Server, client: Client) -> None:
+    """With new connections. Its later requests are sent again after a failure."""
+    async with client.open() as send:
+        for _ in range(2):
+            assert (await send("GET", server.script("/", 503, 200))).status == 200
+            send.end()
+    assert server.connections == 2
 
 
 # --- bodies of requests -----------------------------------------------------------------------

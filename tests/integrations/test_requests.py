@@ -139,15 +139,6 @@ def test_an_adapter_keeps_as_many_connections_as_it_is_given() -> None:
         assert (len(pools.pools), pool.pool.maxsize, pool.block) == (1, 2, True)
 
 
-def test_a_session_that_was_closed_can_be_used_again(server: Server, session: Make) -> None:
-    """As a session of requests alone, with new connections. Its later requests are sent again after a failure."""
-    used = session()
-    assert used.get(server.script("/", 200)).status_code == 200
-    used.close()
-    assert used.get(server.script("/", 503, 200)).status_code == 200
-    assert server.connections == 2
-
-
 def test_the_retries_of_urllib3_are_off(session: Make) -> None:
     adapter = session().get_adapter("http://x")
     assert isinstance(adapter, ResilienceAdapter)

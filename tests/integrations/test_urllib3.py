@@ -85,22 +85,6 @@ def test_a_pool_of_the_manager_is_protected(server: Server) -> None:
     assert [it.path for it in server.requests] == ["/", "/", "/path"]
 
 
-def test_a_manager_that_was_cleared_can_be_used_again(server: Server) -> None:
-    """With new connections. Its later requests are sent again after a failure."""
-    with ResiliencePoolManager(QUICK) as http:
-        for _ in range(2):
-            assert http.request("GET", server.script("/", 503, 200)).status == 200
-            http.clear()
-    assert server.connections == 2
-
-
-def test_by_default_the_body_is_read_in_the_attempt(server: Server) -> None:
-    """So that one that breaks off is asked for again."""
-    url = server.script("/", Answer(body=[b"first", b"rest"], fault="cut"), Answer(body=b"whole"))
-    with ResiliencePoolManager(QUICK) as http:
-        assert http.request("GET", url).data == b"whole"
-
-
 def test_a_connection_is_not_shared_before_its_body_was_read(server: Server) -> None:
     """Although `release_conn` asks urllib3 to do so: without a policy, it would have read the body by then."""
     rest = threading.Event()

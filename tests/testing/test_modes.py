@@ -40,6 +40,7 @@ async def test_retries_do_not_sleep(world: World) -> None:
     with no_sleeping(), recording(RetryScheduled) as recorder:
         retry = Retry(on=Boom, backoff=[3600, 7200])
         assert await call(world, retry, Boom(), Boom(), "fine") == "fine"
+        assert process_clock.shorten(5.0) == 0
     assert [event.delay for event in recorder.of(RetryScheduled)] == [3600, 7200]
     assert time.monotonic() - began < 5
 
@@ -49,20 +50,6 @@ def test_sleeps_of_the_user_are_not_skipped() -> None:
         began = time.monotonic()
         anyio.run(anyio.sleep, 0.02)
         assert time.monotonic() - began >= 0.015
-
-
-def test_sleeping_is_restored() -> None:
-    """After each block, also after an error."""
-    sleep, shorten = process_clock.sleep, process_clock.shorten
-    with pytest.raises(Boom), no_sleeping():
-        with no_sleeping():
-            pass
-        assert process_clock.sleep is not sleep
-        assert process_clock.shorten(5.0) == 0
-        raise Boom
-    assert process_clock.sleep is sleep
-    assert process_clock.shorten is shorten
-    assert process_clock.shorten(5.0) == 5.0
 
 
 def test_virtual_time_sleeps_inside_no_sleeping() -> None:
@@ -140,33 +127,6 @@ def test_listeners_do_not_switch_policies_on() -> None:
         assert isinstance(fallback.capture(script(Boom())), Failure)
 
 
-def test_switching_off_can_be_nested_and_is_restored() -> None:
-    """The end of the inner block does not end the outer one; an error ends both."""
-    fallback = Fallback("unknown")
-    with pytest.raises(Boom), switched_off():
-        with switched_off():
-            pass
-        fallback.call(script(Boom()))
-    assert fallback.call(script(Boom())) == "unknown"
-
-
-@pytest.mark.parametrize("mode", [no_sleeping, switched_off, seeded])
-def test_blocks_of_one_mode_may_overlap(mode: Callable[[], AbstractContextManager[object]]) -> None:
-    """As those of two tasks do. The mode ends with the last block."""
-
-    def state() -> tuple[object, ...]:
-        return process_clock.sleep, process_clock.shorten, subscribers.policies_off, backoff.SHARED_RANDOMNESS
-
-    before = state()
-    first, second = mode(), mode()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert state() != before
-    second.__exit__(None, None, None)
-    assert state() == before
-
-
 # --- randomness ------------------------------------------------------------------------------
 
 
@@ -190,14 +150,42 @@ def test_the_rng_of_a_policy_is_not_replaced() -> None:
         assert source.getstate() == before
 
 
-def test_randomness_is_restored() -> None:
-    """After each block, also after an error."""
-    modes: list[Callable[[], AbstractContextManager[object]]] = [seeded, lambda: seeded(5)]
-    before = backoff.SHARED_RANDOMNESS
-    for mode in modes:
-        with pytest.raises(Boom), mode() as outer:
-            with seeded(2):
-                assert backoff.SHARED_RANDOMNESS is not outer
-            assert backoff.SHARED_RANDOMNESS is outer
+# --- each mode -------------------------------------------------------------------------------
+
+MODES = pytest.mark.parametrize("mode", [no_sleeping, switched_off, seeded, lambda: seeded(5)])
+
+
+def state() -> tuple[object, ...]:
+    return process_clock.sleep, process_clock.shorten, subscribers.policies_off, backoff.SHARED_RANDOMNESS
+
+
+@MODES
+def test_a_mode_can_be_nested_and_is_restored(mode: Callable[[], AbstractContextManager[object]]) -> None:
+    """The end of the inner block does not end the outer one; an error ends both."""
+    before = state()
+    with pytest.raises(Boom), mode():
+        outer = state()
+        assert outer != before
+        with pytest.raises(Boom), mode():
             raise Boom
-        assert backoff.SHARED_RANDOMNESS is before
+        assert state() == outer
+        raise Boom
+    assert state() == before
+
+
+def test_the_inner_seed_holds() -> None:
+    with seeded(1) as outer, seeded(2):
+        assert backoff.SHARED_RANDOMNESS is not outer
+
+
+@MODES
+def test_blocks_of_one_mode_may_overlap(mode: Callable[[], AbstractContextManager[object]]) -> None:
+    """As those of two tasks do. The mode ends with the last block."""
+    before = state()
+    first, second = mode(), mode()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert state() != before
+    second.__exit__(None, None, None)
+    assert state() == before

@@ -18,6 +18,7 @@ import json
 import os
 import random
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -25,178 +26,120 @@ from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import Mutant, mutants
 from tests.mutation.trial import ROOT, Report, Trials, run
 
-_EVERY_POLICY = ["test_bad_input.py", "test_matching.py", "test_no_outcome.py", "test_events.py", "test_listeners.py"]
-_EVERY_POLICY += ["test_pipeline.py", "test_misuse.py"]
-_EVERY_POLICY += [f"composition/test_{it}.py" for it in ("order", "any_pipeline", "copies")]
+#: The tests that should notice a fault in a module: `modules: tests`. A name such as `state/windows` is the module
+#: `state/windows.py`, or the test `state/test_windows.py`; `streams/` is a folder; words in capitals are below.
+_TESTS = """
+state/windows: state/windows state/trips policies/machines policies/adaptive_throttle
+state/trips: state/trips policies/machines misuse pipeline BREAKER
+state/circuit: state/circuit policies/machines BREAKER
+state/permits: state/permits BULKHEAD policies/machines
+state/rates: state/rates RATES
+state/turns: state/turns RATES
+policies/rate: RATES bad_input
+policies/rate_limiter: RATES integrations/limits EVERY_POLICY
+policies/bulkhead: BULKHEAD policies/machines EVERY_POLICY
+policies/live_permits: BULKHEAD policies/{observe_only,machines} EVERY_POLICY
+state/concurrency: state/concurrency policies/adaptive_limit
+policies/adaptive_limit: policies/adaptive_limit EVERY_POLICY
+policies/adaptive_throttle: policies/adaptive_throttle EVERY_POLICY
+policies/chaos: policies/chaos EVERY_POLICY
+policies/fallback: policies/fallback EVERY_POLICY
+policies/circuit_breaker: BREAKER policies/machines composition/{nested_calls,nested_trees,signals} EVERY_POLICY
+policies/live_circuit: BREAKER policies/{machines,observe_only} composition/{nested_calls,nested_trees}
+policies/marks: BREAKER composition/{nested_calls,nested_trees}
+policies/{retry_state,retry}: RETRY context EVERY_POLICY
+state/quantiles: state/quantiles policies/hedge_delay
+policies/hedge: HEDGE policies/repeat_cap EVERY_POLICY
+policies/latencies: policies/hedge_delay bad_input
+policies/repeat_cap: policies/repeat_cap EVERY_POLICY
+policies/keys: FLIGHTS policies/keyed
+policies/{flights,copies}: FLIGHTS
+policies/single_flight: FLIGHTS policies/keys EVERY_POLICY
+policies/cache: policies/{cache,cache_machine} EVERY_POLICY
+policies/keyed: policies/keyed integrations/{standard,limits} EVERY_POLICY
+policies/timeout: TIMEOUT runtimes/{workers,abandoned,tasks} context EVERY_POLICY
+streams/{driver,execution,items,pulls,runtime,source,streaming}: STREAMS
+repeats: repeats policies/{retry_budget,repeat_cap} bad_input misuse composition/copies
+integrations/{answers,asgi,wsgi}: integrations/{answers,deadline_middlewares}
+integrations/{wire,_serving}: integrations/{wire,serving,deadline_middlewares,wrong_arguments}
+integrations/http/{bodies,exchange,repeatable,rules,perhost,standard_pipeline}: HTTP
+integrations/http/limits: integrations/{limits,standard}
+integrations/{http/sdk,openai,anthropic}: integrations/{sdks,openai,limits,wrong_arguments}
+integrations/httpx/{bodies,pools,sending,transports}: integrations/{httpx/,pools,http_clients}
+integrations/requests: integrations/{requests,http_clients}
+integrations/urllib3: integrations/{urllib3,requests,http_clients}
+integrations/aiohttp: integrations/{aiohttp,http_clients}
+integrations/grpc/{answers,client,server}: integrations/{grpc/,wrong_arguments}
+integrations/redis/{commands,protection,retrying}: integrations/redis/
+integrations/{dbapi/cleanup,dbapi/errors,dbapi/limits,dbapi/units,sqlalchemy}: integrations/{databases/,wrong_arguments}
+integrations/telemetry/{feed,instruments,labels,lines,observed,repeats,sentences,words}: TELEMETRY
+integrations/{logging,opentelemetry,prometheus}: TELEMETRY
+hints: policies/{retry_time,hedge} integrations/http_clients
+matching: groups policies/{retry_foresight,fallback} integrations/sdks bad_input EVERY_POLICY
+proxy: proxy aproxy proxy_operators called misuse streams/usage composition/copies public_api
+callables: callables mismatch no_outcome misuse policy
+policy: policy own_policy find_policies called context composition/nested_calls policies/{retry_foresight,keyed,cache}
+    work/{idempotency,once} EVERY_POLICY
+checks: callables mismatch policy state/trips integrations/wrong_arguments EVERY_POLICY
+events/kinds: called EVERY_POLICY
+events/dispatch: events listeners called bad_input
+runtimes/blocking: runtimes/{blocking,abandoned,races} streams/time policies/circuit_breaker_probe
+    composition/outer_limits own_policy TIMEOUT BULKHEAD RETRY EVERY_POLICY
+network_errors: matching transient_for_real integrations/sdks
+work/claims: work/once integrations/redis/once
+work/for_each: work/each bad_input
+work/gate: work/gate composition/cancellation
+work/idempotency: work/idempotency
+work/once: work/once
+work/supervisor: work/supervisor
+"""
 
-_BREAKER = [f"policies/test_circuit_breaker{part}.py" for part in ("", "_blocks", "_telemetry", "_probe")]
-_BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks")]
-_RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry", "_blocks", "_foresight", "_budget")]
-_HEDGE = [*(f"policies/test_hedge{part}.py" for part in ("", "_delay", "_leaving", "_model")), "runtimes/test_races.py"]
-_RATES = ["policies/test_rate_limiter.py", "policies/test_rate_limiter_machine.py"]
-_FLIGHTS = ["policies/test_single_flight.py", "policies/test_cache.py", "composition/test_processes.py"]
-_STREAMS = [
-    "streams",
-    "testing/test_scripts.py",
-    "runtimes/test_abandoned.py",
-    "policies/test_circuit_breaker_probe.py",
-]
-_HTTP = ["test_http_clients.py", "test_http.py", "httpx", "test_standard.py", "test_sdks.py", "test_wrong_arguments.py"]
-_TELEMETRY = [f"test_{it}.py" for it in ("telemetry", "metrics", "logging", "structlog", "opentelemetry", "prometheus")]
-_TELEMETRY += ["test_wrong_arguments.py"]
-
-#: The modules of `integrations`, and the tests there that should notice a fault in them.
-_INTEGRATIONS = {
-    "test_answers.py test_deadline_middlewares.py": "answers asgi wsgi",
-    "test_wire.py test_serving.py test_deadline_middlewares.py test_wrong_arguments.py": "wire _serving",
-    " ".join(_HTTP): "http/bodies http/exchange http/repeatable http/rules http/perhost http/standard_pipeline",
-    "test_limits.py test_standard.py": "http/limits",
-    "test_sdks.py test_openai.py test_limits.py test_wrong_arguments.py": "http/sdk openai anthropic",
-    "httpx test_pools.py test_http_clients.py": "httpx/bodies httpx/pools httpx/sending httpx/transports",
-    "test_requests.py test_http_clients.py": "requests",
-    "test_urllib3.py test_requests.py test_http_clients.py": "urllib3",
-    "test_aiohttp.py test_http_clients.py": "aiohttp",
-    "grpc test_wrong_arguments.py": "grpc/answers grpc/client grpc/server",
-    "redis": "redis/commands redis/protection redis/retrying",
-    "databases test_wrong_arguments.py": "dbapi/cleanup dbapi/errors dbapi/limits dbapi/units sqlalchemy",
-    " ".join(_TELEMETRY): (
-        "telemetry/feed telemetry/instruments telemetry/labels telemetry/lines telemetry/observed telemetry/repeats "
-        "telemetry/sentences telemetry/words logging opentelemetry prometheus"
-    ),
-}
-
-_TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_cooperative")]
-
-#: The tests that should notice a fault in a module.
-TESTS = {
-    "state/windows.py": [
-        *(
-            "state/test_windows.py",
-            "state/test_trips.py",
-            "policies/test_machines.py",
-            "policies/test_adaptive_throttle.py",
-        ),
-    ],
-    "state/trips.py": [
-        *("state/test_trips.py", "policies/test_machines.py", "test_misuse.py", "test_pipeline.py", *_BREAKER),
-    ],
-    "state/circuit.py": ["state/test_circuit.py", "policies/test_machines.py", *_BREAKER],
-    "state/permits.py": ["state/test_permits.py", *_BULKHEAD, "policies/test_machines.py"],
-    "state/rates.py": ["state/test_rates.py", *_RATES],
-    "state/turns.py": ["state/test_turns.py", *_RATES],
-    "policies/rate.py": [*_RATES, "test_bad_input.py"],
-    "policies/rate_limiter.py": [*_RATES, "integrations/test_limits.py", *_EVERY_POLICY],
-    "policies/bulkhead.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
-    "policies/live_permits.py": [
-        *(*_BULKHEAD, "policies/test_observe_only.py", "policies/test_machines.py", *_EVERY_POLICY),
-    ],
-    "state/concurrency.py": ["state/test_concurrency.py", "policies/test_adaptive_limit.py"],
-    "policies/adaptive_limit.py": ["policies/test_adaptive_limit.py", *_EVERY_POLICY],
-    "policies/adaptive_throttle.py": ["policies/test_adaptive_throttle.py", *_EVERY_POLICY],
-    "policies/chaos.py": ["policies/test_chaos.py", *_EVERY_POLICY],
-    "policies/fallback.py": ["policies/test_fallback.py", *_EVERY_POLICY],
-    "policies/circuit_breaker.py": [
-        *(
-            *_BREAKER,
-            "policies/test_machines.py",
-            "composition/test_nested_calls.py",
-            "composition/test_nested_trees.py",
-            "composition/test_signals.py",
-            *_EVERY_POLICY,
-        ),
-    ],
-    "policies/live_circuit.py": [
-        *(
-            *_BREAKER,
-            "policies/test_machines.py",
-            "policies/test_observe_only.py",
-            "composition/test_nested_calls.py",
-            "composition/test_nested_trees.py",
-        ),
-    ],
-    "policies/marks.py": [*_BREAKER, "composition/test_nested_calls.py", "composition/test_nested_trees.py"],
-    "policies/retry_state.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
-    "policies/retry.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
-    "state/quantiles.py": ["state/test_quantiles.py", "policies/test_hedge_delay.py"],
-    "policies/hedge.py": [*_HEDGE, "policies/test_repeat_cap.py", *_EVERY_POLICY],
-    "policies/latencies.py": ["policies/test_hedge_delay.py", "test_bad_input.py"],
-    "policies/repeat_cap.py": ["policies/test_repeat_cap.py", *_EVERY_POLICY],
-    "policies/keys.py": [*_FLIGHTS, "policies/test_keyed.py"],
-    "policies/flights.py": _FLIGHTS,
-    "policies/copies.py": _FLIGHTS,
-    "policies/single_flight.py": [*_FLIGHTS, "policies/test_keys.py", *_EVERY_POLICY],
-    "policies/cache.py": ["policies/test_cache.py", "policies/test_cache_machine.py", *_EVERY_POLICY],
-    "policies/keyed.py": [
-        *("policies/test_keyed.py", "integrations/test_standard.py", "integrations/test_limits.py", *_EVERY_POLICY),
-    ],
-    **{
-        f"streams/{it}.py": _STREAMS
-        for it in ("driver", "execution", "items", "pulls", "runtime", "source", "streaming")
-    },
-    "repeats.py": [
-        "test_repeats.py",
-        "policies/test_retry_budget.py",
-        "policies/test_repeat_cap.py",
-        "test_bad_input.py",
-        "test_misuse.py",
-        "composition/test_copies.py",
-    ],
-    **{
-        f"integrations/{module}.py": [f"integrations/{it}" for it in tests.split()]
-        for tests, modules in _INTEGRATIONS.items()
-        for module in modules.split()
-    },
-    "hints.py": ["policies/test_retry_time.py", "policies/test_hedge.py", "integrations/test_http_clients.py"],
-    "matching.py": [
-        *("test_groups.py", "policies/test_retry_foresight.py", "policies/test_fallback.py"),
-        *("integrations/test_sdks.py", "test_bad_input.py", *_EVERY_POLICY),
-    ],
-    "proxy.py": [
-        *("test_proxy.py", "test_aproxy.py", "test_proxy_operators.py", "test_called.py", "test_misuse.py"),
-        *("streams/test_usage.py", "composition/test_copies.py", "test_public_api.py"),
-    ],
-    "callables.py": ["test_callables.py", "test_mismatch.py", "test_no_outcome.py", "test_misuse.py", "test_policy.py"],
-    "policy.py": [
-        *("test_policy.py", "test_own_policy.py", "test_find_policies.py", "test_called.py", "test_context.py"),
-        *("composition/test_nested_calls.py", "policies/test_retry_foresight.py", "policies/test_keyed.py"),
-        *("policies/test_cache.py", "work/test_idempotency.py", "work/test_once.py", *_EVERY_POLICY),
-    ],
-    "checks.py": [
-        *("test_callables.py", "test_mismatch.py", "test_policy.py", "state/test_trips.py"),
-        *("integrations/test_wrong_arguments.py", *_EVERY_POLICY),
-    ],
-    "events/kinds.py": ["test_called.py", *_EVERY_POLICY],
-    "runtimes/blocking.py": [
-        *("runtimes/test_blocking.py", "runtimes/test_abandoned.py", "runtimes/test_races.py", "streams/test_time.py"),
-        *("policies/test_circuit_breaker_probe.py", "composition/test_outer_limits.py", "test_own_policy.py"),
-        *(*_TIMEOUT, *_BULKHEAD, *_RETRY, *_EVERY_POLICY),
-    ],
-    "network_errors.py": ["test_matching.py", "test_transient_for_real.py", "integrations/test_sdks.py"],
-    "events/dispatch.py": ["test_events.py", "test_listeners.py", "test_called.py", "test_bad_input.py"],
-    "work/claims.py": ["work/test_once.py", "integrations/redis/test_once.py"],
-    "work/for_each.py": ["work/test_each.py", "test_bad_input.py"],
-    "work/gate.py": ["work/test_gate.py", "composition/test_cancellation.py"],
-    "work/idempotency.py": ["work/test_idempotency.py"],
-    "work/once.py": ["work/test_once.py"],
-    "work/supervisor.py": ["work/test_supervisor.py"],
-    "policies/timeout.py": [
-        *(*_TIMEOUT, "runtimes/test_workers.py", "runtimes/test_abandoned.py"),
-        *("runtimes/test_tasks.py", "test_context.py", *_EVERY_POLICY),
-    ],
+_GROUPS = {
+    "EVERY_POLICY": "bad_input matching no_outcome events listeners pipeline misuse COMPOSED",
+    "COMPOSED": "composition/{order,any_pipeline,copies}",
+    "BREAKER": "policies/circuit_breaker{,_blocks,_telemetry,_probe}",
+    "BULKHEAD": "policies/bulkhead{,_leaving,_blocks}",
+    "RETRY": "policies/retry{,_time,_telemetry,_blocks,_foresight,_budget}",
+    "HEDGE": "policies/hedge{,_delay,_leaving,_model} runtimes/races",
+    "RATES": "policies/rate_limiter{,_machine}",
+    "FLIGHTS": "policies/{single_flight,cache} composition/processes",
+    "STREAMS": "streams/ testing/scripts runtimes/abandoned policies/circuit_breaker_probe",
+    "TIMEOUT": "policies/timeout{,_tasks,_cooperative}",
+    "HTTP": "integrations/{http_clients,http,httpx/,standard,sdks,wrong_arguments}",
+    "TELEMETRY": "integrations/{telemetry,metrics,logging,structlog,opentelemetry,prometheus,wrong_arguments}",
 }
 
 #: Tests that use a tracer or start other processes, so that the lines that they run cannot be recorded. They run for
 #: mutants that have survived the other tests.
-APART = {
-    "state/permits.py": ["state/test_permits_steps.py"],
-    "repeats.py": ["composition/test_processes.py"],
-    "policies/live_permits.py": ["composition/test_processes.py", "composition/test_signals.py"],
-    "policies/live_circuit.py": ["composition/test_interrupts.py"],
-    "policies/circuit_breaker.py": [
-        *("composition/test_processes.py", "composition/test_interrupts.py", "contention/test_contention.py"),
-    ],
-    "policies/fallback.py": ["composition/test_memory.py", "composition/test_interrupts.py"],
-}
+_APART = """
+state/permits: state/permits_steps
+repeats: composition/processes
+policies/live_permits: composition/{processes,signals}
+policies/live_circuit: composition/interrupts
+policies/circuit_breaker: composition/{processes,interrupts} contention/contention
+policies/fallback: composition/{memory,interrupts}
+"""
+
+
+def _names(text: str) -> Iterator[str]:
+    for word in text.split():
+        head, _, rest = word.partition("{")
+        for it in rest.removesuffix("}").split(","):
+            yield from _names(_GROUPS[word]) if word in _GROUPS else [head + it]
+
+
+def _test(name: str) -> str:
+    folder, slash, last = name.rpartition("/")
+    return f"{folder}{slash}test_{last}.py" if last else folder
+
+
+def _read(table: str) -> dict[str, list[str]]:
+    """Return the files of tests for each module."""
+    rows = [row.split(": ") for row in table.strip().replace("\n    ", " ").splitlines()]
+    return {f"{module}.py": [*map(_test, _names(tests))] for modules, tests in rows for module in _names(modules)}
+
+
+TESTS, APART = _read(_TESTS), _read(_APART)
 
 
 @dataclass

@@ -13,7 +13,6 @@ from typing import Any, cast
 import anyio
 import pytest
 import trio
-import trio.testing
 
 from resilience import Bulkhead, CircuitBreaker, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock

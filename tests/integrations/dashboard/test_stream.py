@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 
 from resilience import CircuitBreaker

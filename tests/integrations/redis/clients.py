@@ -11,7 +11,6 @@ import anyio
 import pytest
 import redis
 import redis.asyncio
-import redis.cluster
 
 from resilience import CircuitOpen, Policy
 from resilience.integrations.redis import protect

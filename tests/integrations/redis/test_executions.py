@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-import redis.cluster
 
 from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Keyed, Policy, Retry, Timeout, deadline, events
 from resilience.integrations.redis import protect

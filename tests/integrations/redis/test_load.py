@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-import redis.cluster
 
 from resilience import CircuitBreaker, CircuitOpen, Policy, Retry, Timeout, deadline, transient
 from resilience.integrations.redis import protect

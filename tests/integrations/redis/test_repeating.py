@@ -7,8 +7,6 @@ from typing import Any
 import anyio
 import pytest
 import redis
-import redis.asyncio
-import redis.cluster
 from redis.exceptions import ReadOnlyError
 
 from resilience import Context, Fallback, Policy, Retry

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import redis
-import redis.asyncio
-import redis.cluster
 from redis.exceptions import ResponseError, WatchError
 
 from resilience import CircuitBreaker, Policy, Retry, deadline

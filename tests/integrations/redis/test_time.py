@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-import redis.cluster
 from redis.exceptions import WatchError
 
 from resilience import CircuitBreaker, DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded, deadline

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Never, assert_type
 
-from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Pipeline, Policy, Retry, Timeout, events
-from tests.typing.execute import afetch, fetch
+from resilience import Context, Fallback, Pipeline, Policy, Retry, Timeout, events
+from tests.typing.execute import fetch
 
 A = Fallback(None)
 B = Fallback(1)
@@ -13,17 +13,9 @@ C = Fallback(b"")
 
 
 def answers_of_a_fallback() -> None:
-    assert_type(Fallback(None).wrap(Retry()).execute(fetch), "str | None")
-    assert_type(Retry().wrap(Fallback(None)).execute(fetch), "str | None")
     assert_type(Fallback(0).wrap(Retry(), Timeout(1.0)).execute(fetch), "str | int")
     assert_type(Fallback("").wrap(Retry()).execute(fetch), str)
     assert_type(Policy.wrap(Fallback(None), Retry(), Timeout(1.0)).execute(fetch), "str | None")
-    assert_type(Retry().wrap(Timeout(1.0), CircuitBreaker(), Bulkhead(1)).execute(fetch), str)
-
-
-async def later() -> None:
-    assert_type(await Fallback(None).wrap(Retry()).execute(afetch), "str | None")
-    assert_type(await Policy.wrap(Fallback(None), Retry()).aexecute(afetch), "str | None")
 
 
 def one_to_eight_on_the_class() -> None:
@@ -69,7 +61,6 @@ def the_constructor() -> None:
 
 
 def several_answers() -> None:
-    assert_type(A.wrap(B).execute(fetch), "str | None | int")
     assert_type(A.wrap(Retry(), B, C).execute(fetch), "str | None | int | bytes")
     assert_type(Policy.wrap(A, B, C).execute(fetch), "str | None | int | bytes")
     assert_type(A.wrap(B).wrap(C).execute(fetch), "str | None | int | bytes")

@@ -37,13 +37,15 @@ class Task:
         return [round(after - before, 3) for before, after in zip(self.began, self.began[1:], strict=False)]
 
 
+@pytest.mark.parametrize(("runs", "pauses"), [([0, 0, 0, 0], [1, 2, 4, 60]), ([0, 0, 300, 0], [1, 2, 301, 2])])
 async def test_a_failed_task_is_restarted_after_increasing_delays(
-    in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture
+    in_virtual_asyncio: Virtual, caplog: pytest.LogCaptureFixture, runs: list[float], pauses: list[float]
 ) -> None:
-    task = Task(0, 0, 0, 0)
+    """A long run resets them."""
+    task = Task(*runs)
     async with Supervisor(restart=[1, 2, 4, 60]) as supervisor:
         supervisor.start_soon(task, name="feed")
-    assert task.pauses == [1, 2, 4, 60]
+    assert task.pauses == pauses
     assert supervisor.parked == ()
     assert caplog.records[0].message == "Supervisor: feed failed with Boom and is restarted in 1 s"
 
@@ -70,13 +72,6 @@ async def test_no_failure_is_kept_during_a_delay(tasks_world: World, caplog: pyt
             await anyio.sleep(0.01)
             assert watched.alive == []
             await supervisor.adrain(0)
-
-
-async def test_a_long_run_resets_the_delays(in_virtual_asyncio: Virtual) -> None:
-    task = Task(0, 0, 300, 0)
-    async with Supervisor(restart=[1, 2, 4, 60]) as supervisor:
-        supervisor.start_soon(task)
-    assert task.pauses == [1, 2, 301, 2]
 
 
 async def test_only_a_task_that_keeps_failing_is_parked(

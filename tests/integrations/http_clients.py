@@ -123,10 +123,7 @@ class Requests(Client):
         "array": lambda: {"data": bytearray(ONCE)},
         "iterable": lambda: {"data": Reiterable()},
     }
-    one_shots: ClassVar[Bodies] = {
-        "reader": lambda: {"data": OnlyRead()},
-        "no position": lambda: {"data": OnlySeek()},
-    }
+    one_shots: ClassVar[Bodies] = {"reader": lambda: {"data": OnlyRead()}, "no position": lambda: {"data": OnlySeek()}}
     make = ResilienceAdapter  # type: ignore[assignment]
 
     @contextlib.asynccontextmanager

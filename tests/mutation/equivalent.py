@@ -28,12 +28,10 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
     "state/rates.py": {
         "at equality, nothing of the bucket is used": ["if self.full_at <[>||>=]> now:"],
         "there is one cost for each meter": [
-            "for meter, cost in zip(self._meters, costs, <[strict=True||strict=False]>):",
+            "for meter, cost in zip(self._meters, costs, <[strict=True||strict=False]>):"
         ],
     },
-    "state/concurrency.py": {
-        "the larger of the two latencies counts": ["latency_of_all: float = <[0.0||-1.0]>"],
-    },
+    "state/concurrency.py": {"the larger of the two latencies counts": ["latency_of_all: float = <[0.0||-1.0]>"]},
     "state/turns.py": {
         "it is set again before it is read": ["self._plan: Together | None = None"],
         _OF_ROUNDING: [
@@ -41,7 +39,7 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
             "if turn.instant <[>||>=]> now + EPSILON:",
         ],
         "at exactly this lateness it may be woken or not": [
-            "return [first.woken(now)] if due <[<||<=]> first.due - WAKE_TOLERANCE else []",
+            "return [first.woken(now)] if due <[<||<=]> first.due - WAKE_TOLERANCE else []"
         ],
         _QUICK_WAY: ["if it.is_late and not it.grace: continue"],
     },
@@ -58,33 +56,33 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
             "bucket.full_at = (full_at if full_at > began else began) + bucket.increment has_turn = True",
         ],
         "it holds at most one entry": [
-            "del fast_path[<[-1||- 0]>] # no lock: a third of the time (see `Turns.fast_path`). No call until `append`",
+            "del fast_path[<[-1||- 0]>] # no lock: a third of the time (see `Turns.fast_path`). No call until `append`"
         ],
         "the two are the same instant": [
-            "bucket.full_at = (full_at if full_at <[>||>=]> began else began) + bucket.increment",
+            "bucket.full_at = (full_at if full_at <[>||>=]> began else began) + bucket.increment"
         ],
         "that is the default": ["for rate, cost in zip(self._rates, <[costs, strict=False||costs]>)"],
     },
     "policies/flights.py": {
         f"{_QUICK_WAY}: a call encloses itself; without it, a call takes 3 % more": [
             "self.leads = <[lead is self._lead or lead in _enclosing.get(||((lead in _enclosing.get())]>) # nested "
-            "in the leader's call",
+            "in the leader's call"
         ],
         "without a token, the end of a flight does not read it": ["self.leads: bool = <[False||True]>"],
         f"{_QUICK_WAY}: ended calls in it are ignored": ["_enclosing.reset(self._token)"],
         _FOR_CHECKERS: ["assert self._found"],
         "if two callers have shared an outcome, each of the two is right": [
-            "(outcome, traceback), self._found = self._found[<[0|| -1]>], None",
+            "(outcome, traceback), self._found = self._found[<[0|| -1]>], None"
         ],
     },
     "policies/single_flight.py": {
         f"{_QUICK_WAY}: `follows` returns false for a leader": [
-            "if <[not flight.leads and await flight.follows(||((await flight.follows())]>):",
-        ],
+            "if <[not flight.leads and await flight.follows(||((await flight.follows())]>):"
+        ]
     },
     "policies/hedge.py": {
         _FOR_CHECKERS: [
-            "<[assert answer is not None||pass]> # an attempt that is cut off while no other runs raises out of `race`",
+            "<[assert answer is not None||pass]> # an attempt that is cut off while no other runs raises out of `race`"
         ],
         _QUICK_WAY: ["if not plan.discarded: return", "return"],
         _NOT_HEDGED: ["attempts, self.attempts = self.attempts, <[0||1||-1]>"],
@@ -98,7 +96,7 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
         _QUICK_WAY: ["if <[not self._switches or not self._draw(ctx||((not self._draw(ctx))]>):"],
         "only if the thread is interrupted between two lines": [
             'state = "off" if switch is None else f"on for {max(<[0.0|| -1.0]>, switch.until - clock.now()):.0f} s '
-            'more"',
+            'more"'
         ],
     },
     "policies/live_circuit.py": {
@@ -106,27 +104,27 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
         _FALSE_ANYWAY: ["return False"],
         _NOTED_ONLY: ["self.failures: int = <[0||1]>"],
         f"{_QUICK_WAY}: no duration is longer than infinity": [
-            "self.is_timed: bool = rules.trip.slower_than <[<||<=]> inf",
+            "self.is_timed: bool = rules.trip.slower_than <[<||<=]> inf"
         ],
     },
     "repeats.py": {
         "at exactly the tolerance it may be allowed or not": ["if self._balance <[>=||>]> -_ROUNDING:"],
         "a full budget earns nothing, so it is not read": [
             "self._as_of = clock.now() if <[self._per_second else 0.0||not self._per_second else "
-            "0.0||self._per_second else 1.0||self._per_second else -1.0]>",
+            "0.0||self._per_second else 1.0||self._per_second else -1.0]>"
         ],
         f"{_QUICK_WAY}: it has the methods": [
-            "if <[value is None or isinstance(value, RetryBudget||((value is None)]>):",
+            "if <[value is None or isinstance(value, RetryBudget||((value is None)]>):"
         ],
     },
     "proxy.py": {
         "only a metaclass could have a `__get__`": [
             'return <[callable(member) and hasattr(type(member), "__get__") and not isinstance(member, '
-            'type||((callable(member)) and (hasattr(type(member), "__get__"))]>)',
+            'type||((callable(member)) and (hasattr(type(member), "__get__"))]>)'
         ],
         _OF_MEMORY: [
             "<[@functools.lru_cache(maxsize=256)||||@functools.lru_cache(maxsize= "
-            "257)||@functools.lru_cache(maxsize= 255)||@functools.lru_cache()]>",
+            "257)||@functools.lru_cache(maxsize= 255)||@functools.lru_cache()]>"
         ],
     },
     "state/permits.py": {
@@ -136,7 +134,7 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
     },
     "policies/retry.py": {
         "the first attempt may have its own context, too": [
-            "attempt = ctx if ctx.attempt == <[1||0]> else ctx.child(attempt=1)",
+            "attempt = ctx if ctx.attempt == <[1||0]> else ctx.child(attempt=1)"
         ],
         _FOR_CHECKERS: ["if <[error is None or self._state is None||((error is None))]>:"],
         _FALSE_ANYWAY: ["return False"],
@@ -146,31 +144,25 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
         "the definition below replaces it": ["<[@overload||]>"],
         _QUICK_WAY: ["if self._handler is None and not is_observed and closable(error) is None: return self._value"],
     },
-    "policies/live_permits.py": {
-        _FALSE_ANYWAY: ["return False"],
-    },
-    "integrations/http/exchange.py": {
-        _RETURNS_NONE: ["return None"],
-    },
-    "integrations/http/rules.py": {
-        _RETURNS_NONE: ["return None"],
-    },
+    "policies/live_permits.py": {_FALSE_ANYWAY: ["return False"]},
+    "integrations/http/exchange.py": {_RETURNS_NONE: ["return None"]},
+    "integrations/http/rules.py": {_RETURNS_NONE: ["return None"]},
     "integrations/http/bodies.py": {
         _RETURNS_NONE: ["return None"],
         _QUICK_WAY: [
             "elif <[not isinstance(source, _PLAIN) and any(hasattr(source, name) for name in "
-            "_STREAM_METHODS||((any(hasattr(source, name) for name in _STREAM_METHODS))]>):",
+            "_STREAM_METHODS||((any(hasattr(source, name) for name in _STREAM_METHODS))]>):"
         ],
         "only the start of a body of one part is read": ["return self._files[<[0|| -1]>][1] if self._files else None"],
         _OF_MEMORY: ['yield from source if read is None else iter(partial(read, <[65536||65537||65535]>), b"")'],
     },
     "integrations/httpx/bodies.py": {
-        _QUICK_WAY: ["if isinstance(stream, BYTES): return IN_MEMORY", "return IN_MEMORY"],
+        _QUICK_WAY: ["if isinstance(stream, BYTES): return IN_MEMORY", "return IN_MEMORY"]
     },
     "integrations/redis/protection.py": {
         "connecting does nothing if it is connected": [
-            'if <["timeout" in kwargs and not self.is_connected||(("timeout" in kwargs))]>: # a subscriber only reads',
-        ],
+            'if <["timeout" in kwargs and not self.is_connected||(("timeout" in kwargs))]>: # a subscriber only reads'
+        ]
     },
     "runtimes/blocking.py": {
         _RETURNS_NONE: ["return None"],
@@ -182,17 +174,17 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
         _FALSE_ANYWAY: ["return False"],
         _RETURNS_NONE: ["return None"],
         "a ring contains both": [
-            "return all(it is not error for it in _related(causes[<[0|| -1]>])) and transient(causes[0])",
+            "return all(it is not error for it in _related(causes[<[0|| -1]>])) and transient(causes[0])"
         ],
         "so many causes count as too many in any case": [
-            "while isinstance(cause := error.__cause__, Exception) and len(found) <[<||<=]> _MAX_CAUSES:",
+            "while isinstance(cause := error.__cause__, Exception) and len(found) <[<||<=]> _MAX_CAUSES:"
         ],
         f"{_QUICK_WAY}: a cause is looked at in any case": [
             "if <[context is not None and context is not cause and is_handled_outside(context||((context is not "
-            "None) and (is_handled_outside(context))]>):",
+            "None) and (is_handled_outside(context))]>):"
         ],
         _FOR_CHECKERS: [
-            'return <[isinstance(sqlstate, str) and sqlstate.startswith("08"||((sqlstate.startswith("08"))]>)',
+            'return <[isinstance(sqlstate, str) and sqlstate.startswith("08"||((sqlstate.startswith("08"))]>)'
         ],
     },
     "checks.py": {
@@ -209,10 +201,10 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
             "if type(value) is tuple: return value",
         ],
         "it is not equal, as it is outside of the bounds": [
-            'limit = f"at least {least}" if value <[<||<=]> least else f"at most {most}"',
+            'limit = f"at least {least}" if value <[<||<=]> least else f"at most {most}"'
         ],
         "what is at most 1 is valid, or negative": [
-            'hint = f"; did you mean {converted / 100:g}?" if <[1 <||0 <||1 <=]> converted <= 100 else ""',
+            'hint = f"; did you mean {converted / 100:g}?" if <[1 <||0 <||1 <=]> converted <= 100 else ""'
         ],
     },
     "policy.py": {
@@ -232,42 +224,40 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
         "both have one for each": [
             "if (label, text) in zip(it.labels, <[texts, strict=True||texts||texts, strict=False]>):",
             "families = dict(zip(_GAUGES, self.describe(<[), strict=True||)||), strict=False]>))",
-        ],
+        ]
     },
     "integrations/dbapi/limits.py": {
         "without an error, all three are None": [
             "with nullcontext() if error[<[0|| 1|| -1]>] is None else suppress(Exception): # keep the error of the "
-            "block",
+            "block"
         ],
         _EQUAL: ["if own <[>||>=]> milliseconds:"],
         "the thread does not wait yet": ["self._wakes_at = <[-inf||inf]>"],
         "it wakes at this instant anyway": ["elif deadline <[<||<=]> self._wakes_at:"],
         _FOR_CHECKERS: [
             "return max(1, int((<[ctx.timeout() or 0||ctx.timeout() or 1||ctx.timeout() or -1||((ctx.timeout()))]>) "
-            "* 1000))",
+            "* 1000))"
         ],
         "CPython closes it when it frees it": ["await maybe_await(cursor.close())"],
     },
     "integrations/sqlalchemy.py": {
-        _NO_IMPORT: ["if not isinstance(error, SQLAlchemyError): return False", "return False"],
+        _NO_IMPORT: ["if not isinstance(error, SQLAlchemyError): return False", "return False"]
     },
     "integrations/telemetry/lines.py": {
         "`begin` sets it": [
-            "<[self._follows_endings = False||self._follows_endings = True||pass]> # whether each execution has a line",
+            "<[self._follows_endings = False||self._follows_endings = True||pass]> # whether each execution has a line"
         ],
         _QUICK_WAY: [
             "if <[not self._follows_endings and self._repeats.has_open != (self._unsubscribe is not None||((not "
-            "self._follows_endings)]>):",
+            "self._follows_endings)]>):"
         ],
     },
     "integrations/urllib3.py": {
         "a pool without retries follows no redirect": [
-            'self._options = {**options, "retries": False, "redirect": <[False||True]>, "preload_content": False}',
-        ],
+            'self._options = {**options, "retries": False, "redirect": <[False||True]>, "preload_content": False}'
+        ]
     },
-    "integrations/asgi.py": {
-        _RETURNS_NONE: ["return None"],
-    },
+    "integrations/asgi.py": {_RETURNS_NONE: ["return None"]},
     "integrations/httpx/sending.py": {
         _EQUAL: [
             "self[name] = left if limit is None or limit <[>||>=]> left else limit",
@@ -275,33 +265,33 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
         ],
         f"{_QUICK_WAY}: without the trace, a request without a limit, or one that may be repeated, is cheaper": [
             "if <[left is not None and self.why_not_once_sent is not None||left is not None or "
-            "self.why_not_once_sent is not None||((self.why_not_once_sent is not None))||((left is not None))]>:",
+            "self.why_not_once_sent is not None||((self.why_not_once_sent is not None))||((left is not None))]>:"
         ],
     },
     "integrations/telemetry/repeats.py": {
-        _QUICK_WAY: ["if line is None and not self._intervals: return []", "return []"],
+        _QUICK_WAY: ["if line is None and not self._intervals: return []", "return []"]
     },
     "integrations/wire.py": {
         _QUICK_WAY: [
             'if <[not self._patterns or "\\\\" in url||(("\\\\" in url))]>: # to some clients, a backslash '
-            "ends the host",
+            "ends the host"
         ],
         "both are valid ports": [
-            'if match is None or (wildcard and match["host"] == "*") or int(match["port"] or <[1||2]>) not in _PORTS:',
+            'if match is None or (wildcard and match["host"] == "*") or int(match["port"] or <[1||2]>) not in _PORTS:'
         ],
         "there is one text": [
-            "parsed = [parse_timeout(name, texts[<[0|| -1]>]) for name, texts in found.items() if len(texts) == 1]",
+            "parsed = [parse_timeout(name, texts[<[0|| -1]>]) for name, texts in found.items() if len(texts) == 1]"
         ],
     },
     "work/for_each.py": {
-        "only the reader may raise, so the group has one error": ["raise group.exceptions[<[0|| -1]>] from None"],
+        "only the reader may raise, so the group has one error": ["raise group.exceptions[<[0|| -1]>] from None"]
     },
     "policies/timeout.py": {
         _QUICK_WAY: [
             "if clock.now() - deadline > <[1.0||0.0]>:",
             "if clock.now() - deadline <[>||>=]> 1.0:",
             "if clock.now() <[-||+]> deadline > 1.0:",
-        ],
+        ]
     },
 }
 

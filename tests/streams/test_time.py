@@ -107,11 +107,7 @@ async def test_a_timeout_cuts_off_a_pull_or_a_wait_but_not_the_consumer(in_virtu
 async def test_what_ends_at_the_instant_of_a_timeout_belongs_to_the_timeout(in_virtual_asyncio: Virtual) -> None:
     """A limit of the stream, a place in a queue, or the wait of a policy."""
     bulkhead, total = Bulkhead(1, queue=1, max_wait=60), Timeout(60, name="total")
-    for streaming in (
-        total.streaming(first=60.0),
-        total.wrap(Sleeps()).streaming(),
-        total.wrap(bulkhead).streaming(),
-    ):
+    for streaming in (total.streaming(first=60.0), total.wrap(Sleeps()).streaming(), total.wrap(bulkhead).streaming()):
         with bulkhead.slot(), pytest.raises(TimeoutExceeded) as caught:
             await anext(streaming.call(paced, 100))
         assert caught.value.policy == "total"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +11,6 @@ import httpcore
 import httpx
 import pytest
 
-from resilience import Timeout
-from resilience.integrations.httpx import AsyncResilienceTransport
 from resilience.integrations.httpx.pools import close_completely, reclaim_slots
 from resilience.testing import ascript
 from tests.conftest import World
@@ -81,34 +78,6 @@ async def test_a_response_whose_close_is_cancelled_is_closed(in_asyncio: World, 
     await asyncio.wait([task])
     assert slots_in_use(pool) == 0
     assert task.cancelled() == bool(was_cancelled)
-
-
-@pytest.mark.parametrize("read_body", [False, True])
-async def test_a_call_cancelled_while_it_closes_its_response_closes_it(in_asyncio: World, read_body: bool) -> None:
-    """The transport closes completely what it has read, and what its caller has read."""
-    closed = []
-
-    class Body(httpx.AsyncByteStream):
-        _httpcore_stream = None
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            yield b"body"
-
-        async def aclose(self) -> None:
-            task.cancel()
-            await asyncio.sleep(0)
-            closed.append(self)
-
-    async def call() -> None:
-        inner = httpx.MockTransport(lambda request: httpx.Response(200, stream=Body()))
-        transport = AsyncResilienceTransport(Timeout(60), inner, read_body=read_body)
-        async with httpx.AsyncClient(transport=transport) as client:
-            await client.get("http://example.org/")
-
-    task = asyncio.create_task(call())
-    await asyncio.wait([task])
-    assert task.cancelled()
-    assert closed
 
 
 async def test_a_close_that_waits_for_a_lock_is_cancelled_afterwards(in_asyncio: World) -> None:

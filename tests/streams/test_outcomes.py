@@ -48,14 +48,6 @@ async def test_a_failure_after_an_item_is_raised(world: World, heard: list[Any])
     assert [it for it in heard if isinstance(it, events.FallbackUsed)] == []
 
 
-async def test_a_stream_of_many_items_ends_and_fails_like_a_short_one(world: World) -> None:
-    """After the first item, a pull without a limit takes a shorter path."""
-    source = Source(world, [1, 2, 3, 4])
-    assert await streamed(world, quick(), source).all() == [1, 2, 3, 4]
-    failed = Boom("late")
-    assert await outcome(streamed(world, quick(), Source(world, [1, 2, 3, failed]))) == ([1, 2, 3], failed)
-
-
 async def test_a_function_may_fail_before_it_returns_an_iterator(world: World) -> None:
     opens = script(TypeError("its own"), Boom(), Source(world, [1]).function())
     streaming = quick(on=Exception).streaming()
@@ -124,19 +116,6 @@ async def test_the_result_of_a_fallback_is_iterated(world: World, answer: Any) -
     stream = streamed(world, Pipeline(Fallback(answer()), quick(2)), source)
     assert await stream.all() == ["a", "b"]
     assert len(source.calls) == 2
-
-
-async def test_the_result_of_a_fallback_may_be_an_async_iterator(tasks_world: World) -> None:
-    async def answer(failure: Any, ctx: Context) -> AsyncIterator[str]:
-        return items()
-
-    async def items() -> AsyncIterator[str]:
-        yield "a"
-        raise Boom("of the answer")
-
-    got, error = await outcome(streamed(tasks_world, Fallback(handler=answer), Source(tasks_world, [OSError()])))
-    assert got == ["a"]
-    assert str(error) == "of the answer"
 
 
 async def test_a_refused_stream_is_replaced_by_a_fallback(world: World) -> None:

@@ -150,26 +150,6 @@ def test_a_stream_may_be_dropped_after_its_event_loop_has_ended(tasks_world: Wor
         assert bulkhead.stats().in_flight == 0
 
 
-def test_a_dropped_stream_closes_its_source(threads: World) -> None:
-    """Also if its iterator is another object: the result of a query holds the cursor."""
-
-    class Response:
-        closed = False
-
-        def __iter__(self) -> Iterator[int]:
-            yield from (1, 1, 1)
-
-        def close(self) -> None:
-            self.closed = True
-
-    response = Response()
-    stream = quick().streaming().call(lambda: response)
-    assert [next(stream), next(stream)] == [1, 1]
-    with no_collector():
-        del stream
-    assert response.closed
-
-
 def test_a_queued_stream_whose_loop_has_ended_makes_room() -> None:
     bulkhead = Bulkhead(1, queue=1)
     streaming = Pipeline(Timeout(60), bulkhead).streaming()

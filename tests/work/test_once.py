@@ -380,13 +380,6 @@ def test_two_processes_that_insert_a_key_at_the_same_time_make_one_claim(connect
 
 
 def test_a_failed_statement_leaves_no_transaction_open(connection: sqlite3.Connection) -> None:
-    kept = claims.as_claim_store(connection)
-    with pytest.raises(sqlite3.Error):
-        kept.claim("key", object(), "print", 30)  # type: ignore[arg-type]
-    assert not connection.in_transaction
-
-
-def test_a_failed_second_statement_leaves_no_transaction_open(connection: sqlite3.Connection) -> None:
     kept: Any = claims.as_claim_store(connection)
     failures = [sqlite3.IntegrityError(), sqlite3.OperationalError("locked")]
 

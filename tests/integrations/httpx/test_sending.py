@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import gzip
 import io
-import threading
 from typing import Any
 
-import httpx
 import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Retry, Timeout, TimeoutExceeded
-from resilience.clock import clock as process_clock
-from resilience.integrations.httpx import ResilienceTransport
 from tests.conftest import FakeClock
-from tests.integrations.http_clients import NO_TLS, QUICK, Httpx, outcome_of
+from tests.integrations.http_clients import QUICK, Httpx, outcome_of
 from tests.integrations.httpx.conftest import body_of, full_port
-from tests.integrations.servers import PATIENCE, Answer, Server
+from tests.integrations.servers import Answer, Server
 
 # --- statuses --------------------------------------------------------------------------------
 
@@ -186,22 +182,3 @@ async def test_an_endless_body_ends_at_the_deadline(some_kit: Httpx, server: Ser
         url = server.script("/", Answer(body=[b"."] * 1000, pause=0.02))
         assert type(await outcome_of(client.get(url))) is TimeoutExceeded
         server.wait_until(lambda: server.open_connections == Timeout.abandoned() == 0)
-
-
-def test_the_wait_for_a_body_is_limited_to_the_time_left(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocking code has no other limit."""
-    seen: list[float] = []
-
-    class Slow(httpx.HTTPTransport):
-        def handle_request(self, request: Any) -> Any:
-            response = super().handle_request(request)
-            now = process_clock.now
-            monkeypatch.setattr(process_clock, "now", lambda: now() + PATIENCE - 0.5)
-            seen.append(request.extensions["timeout"].get("read"))  # as httpcore does, when it begins to read the body
-            return response
-
-    url = server.script("/", Answer(200, body=[b"a", b"b"], drip=threading.Event()))
-    transport = ResilienceTransport(Timeout(PATIENCE, cooperative=True), Slow(verify=NO_TLS), read_body=True)
-    with httpx.Client(transport=transport) as client, pytest.raises(TimeoutExceeded):
-        client.get(url)
-    assert 0 < seen[0] <= 0.5

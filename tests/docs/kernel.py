@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.docs.run_page import Broken, blocks, compare
+from tests.docs.run_page import Block, Broken, compare, through
 
 _EXPECTED = re.compile(r"  # (->|raises) (.+)\n?\Z")
 
@@ -28,25 +28,19 @@ def started(folder: Path) -> Iterator[Any]:
 
 def run(path: Path, name: str, folder: Path) -> None:
     """Run all Python blocks in one kernel; raise `Broken` if the output of one differs from the page."""
+
+    def execute(block: Block) -> str:
+        where, shown = f"{name}:{block.line}", cell(client, block.text)
+        expected = _EXPECTED.search(block.text)
+        kind, text = expected.groups() if expected else ("raises", "")
+        if shown.get("raised", text) != text:
+            raise Broken(f"{where}: {shown['raised']}")
+        compare(where, text, shown.get("value" if kind == "->" else "raised", ""))
+        return shown.get("printed", "")
+
     with started(folder) as client:
         cell(client, "import warnings; warnings.simplefilter('error')")
-        printed = ""
-        for block in blocks(path.read_text(encoding="utf-8")):
-            where = f"{name}:{block.line}"
-            if block.language == "text" and block.attached and printed:
-                compare(where, block.text, printed)
-                printed = ""
-            if block.language != "python":
-                continue
-            if printed:
-                raise Broken(f"{where}: the cell before has printed, but it is shown nowhere:\n{printed}")
-            shown = cell(client, block.text)
-            expected = _EXPECTED.search(block.text)
-            kind, text = expected.groups() if expected else ("raises", "")
-            if shown.get("raised", text) != text:
-                raise Broken(f"{where}: {shown['raised']}")
-            compare(where, text, shown.get("value" if kind == "->" else "raised", ""))
-            printed = shown.get("printed", "")
+        through(path.read_text(encoding="utf-8"), name, execute)
 
 
 def cell(client: Any, source: str) -> dict[str, str]:

@@ -35,7 +35,7 @@ import tokenize
 import traceback
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -86,8 +86,15 @@ def run(path: Path, name: str) -> None:
     linecache.cache[name] = (len(page), None, page.splitlines(keepends=True), name)
     module = sys.modules["__page__"] = types.ModuleType("__page__")  # so that frameworks can import it
     namespace: dict[str, Any] = vars(module)
-    waiting: tuple[int, str] | None = None  # line of the last Python block, and its output
     unreached: dict[int, str] = {}  # line -> the expected result, until it is reached
+    through(page, name, lambda block: _execute(block, name, namespace, unreached))
+    for line, text in unreached.items():
+        raise Broken(f"{name}:{line}: this line was never reached, so {text!r} was not checked")
+
+
+def through(page: str, name: str, execute: Callable[[Block], str]) -> None:
+    """Execute the Python blocks of a page, and compare the output of each with the block after it."""
+    waiting: tuple[int, str] | None = None  # line of the last Python block, and its output
     for block in blocks(page):
         where = f"{name}:{block.line}"
         if block.language not in LANGUAGES:
@@ -96,10 +103,8 @@ def run(path: Path, name: str) -> None:
             compare(where, block.text, waiting[1])
             waiting = None
         _all_shown(name, waiting)
-        waiting = (block.line, _execute(block, name, namespace, unreached)) if block.language == "python" else None
+        waiting = (block.line, execute(block)) if block.language == "python" else None
     _all_shown(name, waiting)
-    for line, text in unreached.items():
-        raise Broken(f"{name}:{line}: this line was never reached, so {text!r} was not checked")
 
 
 def _all_shown(name: str, waiting: tuple[int, str] | None) -> None:

@@ -194,7 +194,8 @@ class _Given(Backoff):
     def delays(self, rng: Randomness | None = None) -> Iterator[float]:
         source = self._source
         if isinstance(source, tuple):
-            return chain(source, repeat(source[-1]))
+            last = repeat(source[-1])
+            return last if len(source) == 1 else chain(source, last)
         return _checked(source.delays(rng) if isinstance(source, Backoff) else source())
 
 

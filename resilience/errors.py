@@ -274,10 +274,10 @@ def ends_with_the_deadline(error: BaseException | None) -> bool:
 
 def closable(ended: BaseException | Outcome[Any]) -> Any:
     """Return what has to be closed if an outcome is discarded: the result, or the response that its error carries."""
-    if isinstance(ended, Success):
+    if type(ended) is Success:
         return ended.value
-    error = ended.error if isinstance(ended, Failure) else ended
-    if isinstance(error, RetriesExhausted):
+    error: Any = ended.error if type(ended) is Failure else ended
+    if issubclass(type(error), RetriesExhausted):
         return closable(error.last)
     try:
         return getattr(error, "response", None)

@@ -14,10 +14,12 @@ def asked_delay(carrier: Any) -> float:
 
     0 if there is none, or an invalid one.
     """
+    longest = 0.0
     try:
-        longest = as_delay(getattr(carrier, "retry_after", None))
+        if (asked := getattr(carrier, "retry_after", None)) is not None:
+            longest = as_delay(asked)
     except Exception:  # no number, or a property that raises
-        longest = 0.0
+        pass
     if issubclass(type(carrier), BaseExceptionGroup):  # `isinstance` would ask a proxy for its class, which may raise
         longest = max(longest, *map(asked_delay, carrier.exceptions))
     return longest
@@ -34,12 +36,6 @@ def as_delay(asked: Any) -> float:
         return min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
     except ValueError:
         return 0.0
-
-
-def is_repeatable(outcome: Any) -> bool:
-    """Whether a call may be made again after this error or result. A group forbids it if one of its errors does."""
-    is_group = issubclass(type(outcome), BaseExceptionGroup)  # `isinstance` would ask a proxy for its class
-    return allows(outcome, "repeatable") and (not is_group or all(map(is_repeatable, outcome.exceptions)))
 
 
 def may_overlap(function: object) -> bool:
@@ -61,12 +57,15 @@ def forbid_repeat(error: Exception, reason: str | None = None) -> None:
         return
 
 
-def allows(carrier: object, name: str) -> bool:
-    """Whether this attribute of an error, a result or a called object is not `False`.
+def allows(carrier: Any, name: str) -> bool:
+    """Whether this attribute of an error, a result or a called object is not `False`; of a group, of all its errors.
 
     On a plain function or method it means nothing: a decorator may have copied it there.
     """
     try:
-        return getattr(carrier, name, True) is not False or isinstance(carrier, (FunctionType, MethodType))
-    except Exception:
-        return True
+        if getattr(carrier, name, True) is False and not isinstance(carrier, (FunctionType, MethodType)):
+            return False
+    except Exception:  # a property that raises
+        pass
+    is_group = issubclass(type(carrier), BaseExceptionGroup)  # `isinstance` would ask a proxy for its class
+    return not is_group or all(allows(it, name) for it in carrier.exceptions)

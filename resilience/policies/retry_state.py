@@ -19,7 +19,7 @@ from resilience.errors import DeadlineExceeded, RetriesExhausted, closable, is_r
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
 from resilience.formats import format_seconds
-from resilience.hints import allows, as_delay, asked_delay, is_repeatable
+from resilience.hints import allows, as_delay, asked_delay
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
 from resilience.notes import annotate, is_handled_outside
@@ -120,7 +120,7 @@ class RetryState:
         if self.attempt == rules.attempts:
             return "attempts"
         carrier = failed if isinstance(failed, Exception) else failed.value
-        if not (ctx.runtime.is_repeatable and allows(ctx._function, "repeatable") and is_repeatable(carrier)):
+        if not (ctx.runtime.is_repeatable and allows(ctx._function, "repeatable") and allows(carrier, "repeatable")):
             return "unrepeatable"
         if isinstance(failed, Exception) and hides_cancellation(failed):
             return "unrepeatable"
@@ -199,7 +199,7 @@ class RetryState:
 
     def _why_late(self) -> _Reason | None:
         """Return the limit that has passed in a callback or a wait; None if the next attempt may begin."""
-        if self._ctx.expired:
+        if self._ctx.deadline != inf and clock.now() >= self._ctx.deadline:
             return "deadline"
         most = self._rules.max_elapsed
         return "max_elapsed" if most is not None and clock.now() - self._began >= most else None

@@ -65,7 +65,7 @@ def hides_cancellation(error: BaseException) -> bool:
     asyncio cancels a task once, so no later `await` would raise the cancellation again, as under trio. A timeout has
     ended its own cancellation.
     """
-    if error.__context__ is None and not isinstance(error, BaseExceptionGroup):
+    if error.__context__ is None and not issubclass(type(error), BaseExceptionGroup):
         return False
     if (task := current_task()) is None or not task.cancelling():
         return False
@@ -74,7 +74,7 @@ def hides_cancellation(error: BaseException) -> bool:
 
 def replaces_cancellation(error: BaseException) -> bool:
     """Whether an error was raised in place of the cancellation of the current task, also in trio."""
-    if error.__context__ is None and not isinstance(error, BaseExceptionGroup):
+    if error.__context__ is None and not issubclass(type(error), BaseExceptionGroup):
         return False
     if trio_task() is None:
         return hides_cancellation(error)

@@ -302,8 +302,9 @@ class Attempts:
         if error is None or self._state is None:
             return None
         try:
-            if not (self._state.begins_at_once(runtime) or await self._state.wait(runtime)):
-                self._state.conclude()
+            state = self._state
+            if state.is_late() or not (state.begins_at_once(runtime) or await state.wait(runtime)):
+                state.conclude()
                 raise error
         finally:
             self._state.release_last()

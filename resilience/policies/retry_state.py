@@ -112,6 +112,7 @@ class RetryState:
             except BaseException:  # interrupted in a listener
                 self._give_back()
                 raise
+            return not self.is_late()
         return True
 
     def _why_not(self, failed: Failed, refused_until: float) -> _Reason | None:
@@ -134,7 +135,7 @@ class RetryState:
         self._delay = delay
         if refused_until > -inf and clock.now() + delay < refused_until:
             return "circuit_open"
-        # Sums in the same order as in `_why_late`, so that rounding does not let it wait until it is too late.
+        # Sums in the same order as in `is_late`, so that rounding does not let it wait until it is too late.
         if ctx.deadline != inf and clock.now() + delay >= ctx.deadline:
             return "deadline"
         if rules.max_elapsed is not None and clock.now() + delay - self._began >= rules.max_elapsed:
@@ -147,14 +148,14 @@ class RetryState:
         return refused
 
     def begins_at_once(self, runtime: Runtime) -> bool:
-        """Whether the next attempt begins at once, as there is no delay and nothing to close, and it is not too late.
+        """Whether the next attempt begins at once, as there is no delay and nothing to close.
 
         From the second retry on, it is always false in a task, which must let others run: otherwise, endless retries
         could starve them, and the timers and cancellations that the event loop delivers.
         """
         if self._delay or (self.attempt > 1 and runtime is not BLOCKING):
             return False
-        return closable(self._last) is None and self._why_late() is None
+        return closable(self._last) is None
 
     async def wait(self, runtime: Runtime) -> bool:
         """Close the discarded result or response, and wait; return false if it is then too late for another attempt."""
@@ -167,17 +168,27 @@ class RetryState:
         except BaseException:
             self._give_back()
             raise
-        late = self._why_late()
-        if late is None:
+        if not self.is_late():
             return True
-        self._give_back()
-        self._give_up(late)
         if isinstance(failed, Success) and not self._rules.wrap:
             raise DeadlineExceeded(
                 "time ran out in a wait that took too long, and the last result was closed before it",
                 policy=self._rules.policy,
             )
         return False
+
+    def is_late(self) -> bool:
+        """Whether a limit has passed in a callback, a wait or the caller's code, so that no further attempt begins."""
+        most = self._rules.max_elapsed
+        if self._ctx.expired:
+            reason: _Reason = "deadline"
+        elif most is not None and clock.now() - self._began >= most:
+            reason = "max_elapsed"
+        else:
+            return False
+        self._give_back()
+        self._give_up(reason)
+        return True
 
     def begin_next(self) -> Context:
         """Return the context of the next attempt, which begins now."""
@@ -196,13 +207,6 @@ class RetryState:
                 self._earlier = History()
             self._earlier.add(self._last)
             self._last = None
-
-    def _why_late(self) -> _Reason | None:
-        """Return the limit that has passed in a callback or a wait; None if the next attempt may begin."""
-        if self._ctx.deadline != inf and clock.now() >= self._ctx.deadline:
-            return "deadline"
-        most = self._rules.max_elapsed
-        return "max_elapsed" if most is not None and clock.now() - self._began >= most else None
 
     def _give_back(self) -> None:
         """Refund the cost of a retry that was not made."""

@@ -168,6 +168,27 @@ async def test_no_block_begins_after_the_deadline(
     assert wrapped.value.__cause__ is error
 
 
+@pytest.mark.parametrize("backoff", [[0], [1]])
+async def test_no_block_begins_if_code_between_two_blocks_takes_until_the_deadline(
+    world: World, clock: FakeClock, backoff: list[float]
+) -> None:
+    """The loop raises the last failure, without a wait."""
+    numbers: list[int] = []
+
+    async def main() -> None:
+        with deadline(5):
+            async for attempt in Attempts(world, Retry(on=Boom, backoff=backoff)):
+                with attempt:
+                    numbers.append(attempt.number)
+                    raise Boom
+                clock.advance(5)
+
+    with pytest.raises(Boom) as raised:
+        await main()
+    assert "1 attempt " in notes_of(raised.value)[0]
+    assert (numbers, clock.sleeps) == ([1], [])
+
+
 # --- context, events, resources ---
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import Context, Failure, Hedge, Outcome, Policy, Retry, Success, Timeout, deadline, events
+from resilience import Context, Failure, Hedge, Outcome, Policy, Retry, RetryBudget, Success, Timeout, deadline, events
 from resilience.errors import DeadlineExceeded, RetriesExhausted, TimeoutExceeded
 from tests.conftest import Boom, FakeClock, Other, Script, Virtual, World
 from tests.functions import raising
@@ -206,6 +206,18 @@ async def test_no_attempt_begins_after_a_callback_that_takes_until_the_time_limi
     error = await run(world, retry, script, Context(timeout=limit.get("timeout")))
     assert isinstance(error, Boom)
     assert script.calls == 1
+
+
+async def test_a_callback_that_takes_until_the_time_limit_leaves_the_last_result_to_the_caller(
+    world: World, clock: FakeClock, heard: list[Any]
+) -> None:
+    """The result is not closed, the retry that is not made costs no budget, and the end is reported."""
+    budget, response = RetryBudget(saved=1), Response()
+    retry = Retry(on_result=bad, backoff=[2.0], budget=budget, on_retry=lambda event: clock.advance(5.0))
+    result = await run(world, retry, Script(response), Context(timeout=5.0))
+    assert result is response
+    assert (response.closed, clock.sleeps, budget.balance) == (0, [], 1.0)
+    assert [event.reason for event in heard if isinstance(event, events.RetryGaveUp)] == ["deadline"]
 
 
 async def test_a_closed_result_is_not_returned_after_a_wait_that_oversleeps_the_deadline(

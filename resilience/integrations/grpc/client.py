@@ -147,7 +147,11 @@ class Settings:
 
 @final
 class OutOfTime(DeadlineExceeded):
-    """A call that exceeded the `timeout` that we gave it; its cause is the error that gRPC raised."""
+    """A call that exceeded the `timeout` that we gave it; `status` is the error that gRPC raised."""
+
+    def __init__(self, message: str = "", *, status: Any = None) -> None:
+        super().__init__(message)
+        self.status: Any = status  # its cause, too, which a handler that raises it again may change
 
 
 @final
@@ -192,9 +196,8 @@ class Call(ClientCall):
             reply = self._execute(self._policy, ctx=self._context())
             return self._call_of(await reply if self.in_tasks else reply)
         except DeadlineExceeded as error:
-            status: Any = error.__cause__
-            if not isinstance(error, OutOfTime):
-                status = DeadlineStatus(*error.args, policy=error.policy, timeout=error.timeout)
+            status: Any = error.status if isinstance(error, OutOfTime) else None
+            status = status or DeadlineStatus(*error.args, policy=error.policy, timeout=error.timeout)
         except Exception as error:
             if not self.repeatable:  # marked, also if it is an error of a policy, so that no outer Retry repeats it
                 forbid_repeat(error)
@@ -220,7 +223,7 @@ class Call(ClientCall):
             if _ran_out(error, ctx):
                 sleep = asyncio.sleep if self.in_tasks else clock.sleep
                 await maybe_await(sleep(ctx.remaining()))  # gRPC's timer may fire a little early
-                raise OutOfTime("the call ran into the deadline of the execution") from error
+                raise OutOfTime("the call ran into the deadline of the execution", status=error) from error
             raise
         self._replies.append((reply, reply if isinstance(reply, Replies) else call))
         del self._replies[:-_KEPT_REPLIES]

@@ -220,6 +220,18 @@ class TestDeadline:
         assert len(dependency.seen) == 1
         assert dependency.gone.wait(PATIENCE)
 
+    @pytest.mark.parametrize("cause", [None, ValueError("nothing cached")])
+    def test_has_the_status_of_grpc_also_with_another_cause(
+        self, client: Client, dependency: Dependency, cause: Exception | None
+    ) -> None:
+        """A handler that raises the failure again may give it a cause of its own."""
+
+        def fails(failure: Any, ctx: Context) -> bytes:
+            raise failure.error from cause
+
+        dependency.steps = [Dependency.hang]
+        assert status(lambda: client.call(Fallback(handler=fails), "One", timeout=0.1)) is EXCEEDED
+
     @pytest.mark.parametrize("timeout", [0, -1.0])
     def test_that_has_passed_makes_no_call(self, client: Client, dependency: Dependency, timeout: float) -> None:
         """For grpc a timeout of 0 may still mean a call."""

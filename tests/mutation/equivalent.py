@@ -273,8 +273,8 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
     },
     "integrations/wire.py": {
         _QUICK_WAY: [
-            'if <[not self._patterns or "\\\\" in url||(("\\\\" in url))]>: # to some clients, a backslash '
-            "ends the host"
+            "if <[not self._patterns or ctx.deadline == inf or not self.reaches(url)||((ctx.deadline == inf) or "
+            "(not self.reaches(url)))]>:",
         ],
         "both are valid ports": [
             'if match is None or (wildcard and match["host"] == "*") or int(match["port"] or <[1||2]>) not in _PORTS:'

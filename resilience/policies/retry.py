@@ -303,7 +303,7 @@ class Attempts:
             return None
         try:
             state = self._state
-            if state.is_late() or not (state.begins_at_once(runtime) or await state.wait(runtime)):
+            if state.give_up_if_late() or not (state.begins_at_once(runtime) or await state.wait(runtime)):
                 state.conclude()
                 raise error
         finally:

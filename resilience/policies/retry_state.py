@@ -112,7 +112,7 @@ class RetryState:
             except BaseException:  # interrupted in a listener
                 self._give_back()
                 raise
-            return not self.is_late()
+            return not self.give_up_if_late()
         return True
 
     def _why_not(self, failed: Failed, refused_until: float) -> _Reason | None:
@@ -135,7 +135,7 @@ class RetryState:
         self._delay = delay
         if refused_until > -inf and clock.now() + delay < refused_until:
             return "circuit_open"
-        # Sums in the same order as in `is_late`, so that rounding does not let it wait until it is too late.
+        # Sums in the same order as in `give_up_if_late`, so that rounding does not let it wait until it is too late.
         if ctx.deadline != inf and clock.now() + delay >= ctx.deadline:
             return "deadline"
         if rules.max_elapsed is not None and clock.now() + delay - self._began >= rules.max_elapsed:
@@ -168,7 +168,7 @@ class RetryState:
         except BaseException:
             self._give_back()
             raise
-        if not self.is_late():
+        if not self.give_up_if_late():
             return True
         if isinstance(failed, Success) and not self._rules.wrap:
             raise DeadlineExceeded(
@@ -177,8 +177,8 @@ class RetryState:
             )
         return False
 
-    def is_late(self) -> bool:
-        """Whether a limit has passed in a callback, a wait or the caller's code, so that no further attempt begins."""
+    def give_up_if_late(self) -> bool:
+        """Give up if a limit has passed in a callback, a wait or the caller's code; return whether it has."""
         most = self._rules.max_elapsed
         if self._ctx.expired:
             reason: _Reason = "deadline"

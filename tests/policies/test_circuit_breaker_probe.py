@@ -10,7 +10,18 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Policy, SlowRatio, Timeout, TimeoutExceeded, events
+from resilience import (
+    CircuitBreaker,
+    CircuitOpen,
+    CircuitState,
+    Context,
+    Hedge,
+    Policy,
+    SlowRatio,
+    Timeout,
+    TimeoutExceeded,
+    events,
+)
 from resilience.runtimes import lowering
 from resilience.runtimes.lowering import lower
 from tests.callers import in_threads
@@ -376,16 +387,19 @@ async def test_the_probe_runs_before_the_first_call_in_any_form(world: World, cl
     assert (probe.calls, breaker.state) == (2, CLOSED)
 
 
-def test_an_outer_timeout_of_a_stream_cuts_the_probe_off() -> None:
-    go = threading.Event()
-    breaker = CircuitBreaker(1, open_for=0.001, probe=lambda: go.wait(5), probe_timeout=5)
-    breaker.capture(lambda ctx: 1 / 0)
-    threading.Event().wait(0.002)
-    source: Callable[[], Any] = Timeout(0.02).wrap(breaker).streaming()(lambda: iter([1, 2]))
-    with pytest.raises(TimeoutExceeded):
-        list(source())
-    go.set()
-    assert (breaker.state, breaker.stats().probes) == (HALF_OPEN, 0)
+@pytest.mark.parametrize(
+    ("limit", "probe_timeout", "error", "state"), [(0.1, 5, TimeoutExceeded, HALF_OPEN), (5, 0.1, CircuitOpen, OPEN)]
+)
+async def test_a_probe_before_a_stream_is_cut_off(
+    world: World, limit: float, probe_timeout: float, error: type[Exception], state: CircuitState
+) -> None:
+    """By the outer timeout of the stream, or by its own."""
+    breaker = CircuitBreaker(1, open_for=[0.001, 60], probe=world.native(world.hang), probe_timeout=probe_timeout)
+    await fails(world, breaker)
+    await world.sleep(0.002)
+    with pytest.raises(error):
+        await in_a_stream(world, Timeout(limit).wrap(breaker))
+    assert (breaker.state, breaker.stats().probes) == (state, 0)
 
 
 # --- descriptions ----------------------------------------------------------------------------------

@@ -204,6 +204,24 @@ async def test_a_stale_value_replaces_a_rejected_refresh(world: World, clock: Fa
     assert await world.execute(cache, script.function(), Context(timeout=5)) == 1
 
 
+async def test_callers_wait_while_a_value_that_is_too_old_is_replaced(tasks_world: World, clock: FakeClock) -> None:
+    cache, numbers, got = make_cache(stale=60), iter([1, 2]), []
+
+    async def ask() -> None:
+        got.append(await cache.acall(fetch))
+
+    async def fetch() -> int:
+        await anyio.lowlevel.checkpoint()
+        return next(numbers)
+
+    await ask()
+    clock.advance(1000)
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        group.start_soon(ask)
+    assert got == [1, 2, 2]
+
+
 async def test_other_callers_get_the_stale_value_during_a_refresh(tasks_world: World) -> None:
     cache, called, got = make_cache(ttl=0.02, stale=60), [], []
     go = anyio.Event()
@@ -372,6 +390,15 @@ def test_the_size_is_bounded_and_used_entries_are_kept(listeners: Any) -> None:
     for number in range(901, 1000):
         pipeline.call(str, number)
     assert cache.stats() == CacheStats(hits=1099, stale=0, shared=0, misses=1001, size=100)
+
+
+def test_replacing_a_value_evicts_no_other(clock: FakeClock) -> None:
+    cache = Cache(lambda value: 60 if value == "long" else 1, max_size=2)
+    cache.call(str, "long")
+    cache.call(str, "short")
+    clock.advance(2)
+    cache.call(str, "short")
+    assert cache.stats().size == 2
 
 
 def test_a_used_entry_is_found_during_an_eviction() -> None:

@@ -10,18 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    CircuitState,
-    Context,
-    Hedge,
-    Policy,
-    SlowRatio,
-    Timeout,
-    TimeoutExceeded,
-    events,
-)
+from resilience import CircuitBreaker, CircuitOpen, Context, Hedge, Policy, SlowRatio, Timeout, TimeoutExceeded, events
 from resilience.runtimes import lowering
 from resilience.runtimes.lowering import lower
 from tests.callers import in_threads
@@ -388,18 +377,28 @@ async def test_the_probe_runs_before_the_first_call_in_any_form(world: World, cl
 
 
 @pytest.mark.parametrize(
-    ("limit", "probe_timeout", "error", "state"), [(0.1, 5, TimeoutExceeded, HALF_OPEN), (5, 0.1, CircuitOpen, OPEN)]
+    ("outer", "seconds", "expected", "state"),
+    [([], 2, CircuitOpen, OPEN), ([Timeout(60)], 2, CircuitOpen, OPEN), ([Timeout(1)], 1, TimeoutExceeded, HALF_OPEN)],
+    ids=str,
 )
-async def test_a_probe_before_a_stream_is_cut_off(
-    world: World, limit: float, probe_timeout: float, error: type[Exception], state: CircuitState
+@pytest.mark.parametrize("anywhere", ["threads", "asyncio", "trio"], indirect=True)  # a simulation has no streams
+async def test_a_probe_of_a_stream_is_cut_off(
+    anywhere: Virtual, outer: list[Timeout], seconds: int, expected: type[Exception], state: object
 ) -> None:
-    """By the outer timeout of the stream, or by its own."""
-    breaker = CircuitBreaker(1, open_for=[0.001, 60], probe=world.native(world.hang), probe_timeout=probe_timeout)
-    await fails(world, breaker)
-    await world.sleep(0.002)
-    with pytest.raises(error):
-        await in_a_stream(world, Timeout(limit).wrap(breaker))
+    """By its own limit, or by an outer timeout, which it says nothing about."""
+
+    async def ping() -> None:
+        await anywhere.sleep(100)
+
+    breaker = CircuitBreaker(1, open_for=10, probe=anywhere.native(ping), probe_timeout=2)
+    await fails(anywhere, breaker)
+    await anywhere.sleep(10)
+    began = anywhere.now()
+    with pytest.raises(expected):
+        await in_a_stream(anywhere, Policy.wrap(*outer, breaker))
+    assert anywhere.now() - began == pytest.approx(seconds, abs=0.01)
     assert (breaker.state, breaker.stats().probes) == (state, 0)
+    await anywhere.sleep(100)
 
 
 # --- descriptions ----------------------------------------------------------------------------------

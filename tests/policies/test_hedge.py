@@ -207,6 +207,15 @@ async def test_a_bad_result_adds_nothing_to_the_budget(in_simulation: Virtual) -
         assert budget.withdraw()
 
 
+async def test_an_unhandled_error_ends_the_call_at_once(anywhere: Virtual) -> None:
+    """`ignore` has priority over `on`."""
+    for options in ({}, {"on": Exception, "ignore": Boom}):
+        service = Service(anywhere, (5, "first"), (0.1, Boom("wrong")))
+        error, seconds = await service.under(Hedge(0.1, **options))  # type: ignore[arg-type]
+        assert (type(error), seconds) == (Boom, 0.2)
+        assert notes_of(error) == []
+
+
 @pytest.mark.parametrize(
     "rejection",
     [BulkheadFull("full"), DeadlineExceeded("late"), ExceptionGroup("children", [BulkheadFull("full")])],

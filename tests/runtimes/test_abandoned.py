@@ -117,6 +117,10 @@ def test_a_function_that_ends_early_is_not_counted(gate: threading.Event, monkey
             counted.append(job)
             super().add(job)
 
+        def discard(self, job: workers.Job) -> None:
+            assert job.has_ended  # otherwise, a caller that adds it after this would not see that it has
+            super().discard(job)
+
     monkeypatch.setattr(workers.pool, "abandoned", Late())
     with waits_end_at_once(), pytest.raises(TimeoutExceeded):
         Timeout(LONG).call(gate.wait, 10)

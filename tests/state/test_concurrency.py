@@ -49,6 +49,10 @@ def after_updates(aimd: Aimd, limit: float, *samples: Sample) -> tuple[float, st
     return limit, reason
 
 
+def test_the_limit_only_falls_while_calls_are_dropped() -> None:
+    assert after_updates(Aimd(0.3), 100, *[slow(dropped=True)] * 30) == (pytest.approx(100 * 0.9**30), "dropped")
+
+
 def test_eight_decreases_that_make_no_call_faster_are_reverted() -> None:
     """The limit is kept while calls are as slow as that."""
     aimd = Aimd(0.3)

@@ -205,7 +205,7 @@ class TrioWaiter(Waiter):
     def is_alive(self) -> bool:
         try:  # only a post can tell; an idempotent one is queued at most once
             self._token.run_sync_soon(_nothing, idempotent=True)
-        except RuntimeError:
+        except sys.modules["trio"].RunFinishedError:  # not any `RuntimeError`, such as a `RecursionError` of the caller
             return False
         return True
 

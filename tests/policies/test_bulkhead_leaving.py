@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+import trio
 
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
@@ -19,6 +20,7 @@ from resilience.runtimes.tasks import AsyncioWaiter, TrioWaiter
 from tests.callers import fail_first_wake, in_threads, wait_until
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside
+from tests.functions import raising
 from tests.policies.bulkheads import LONG, SHORT, calling, counts
 
 
@@ -152,6 +154,29 @@ def test_a_waiter_is_not_given_up_although_no_stack_is_left_to_wake_it(monkeypat
     thread.join(PATIENCE)
     assert served == ["second"]
     assert counts(bulkhead) == (1, 0, 0, 0)
+
+
+def test_a_waiter_of_trio_is_not_given_up_although_no_stack_is_left_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new call fails with its `RecursionError`; the waiter keeps its place in the full queue, and is served."""
+    bulkhead = Bulkhead(1, queue=1)
+
+    async def main() -> None:
+        with anyio.fail_after(PATIENCE):
+            await serve()
+
+    async def serve() -> None:
+        async with anyio.create_task_group() as group:
+            with bulkhead.slot():
+                group.start_soon(bulkhead.acall, anyio.sleep, 0)
+                while not bulkhead.stats().queued:
+                    await anyio.sleep(0)
+                with monkeypatch.context() as patched, pytest.raises(RecursionError):
+                    patched.setattr(trio.lowlevel.TrioToken, "run_sync_soon", raising(RecursionError))
+                    await bulkhead.acall(anyio.sleep, 0)
+                assert counts(bulkhead)[:3] == (1, 1, 1)
+
+    anyio.run(main, backend="trio")
+    assert counts(bulkhead)[:3] == (1, 0, 0)
 
 
 def test_a_waiter_that_was_served_is_not_removed_as_one_of_a_closed_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,11 +181,12 @@ async def test_after_forget_the_next_caller_makes_a_new_call(tasks_world: World)
 
 def test_a_flight_that_is_forgotten_at_its_end_does_not_end_the_next_one() -> None:
     """Flights take no lock: another thread may run between any two steps."""
-    flight, next_leader = SingleFlight(key=same_key), Lead()
+    flight, next_leader, was_over = SingleFlight(key=same_key), Lead(), list[bool]()
 
     class Leaders(dict[Any, Any]):
         def get(self, key: Any, default: Any = None) -> Any:
             found = super().get(key, default)
+            was_over.append(found.is_over)  # a thread that takes it out by mistake puts it back only if it is not
             flight.forget(key)
             self[key] = next_leader
             return found
@@ -193,6 +194,7 @@ def test_a_flight_that_is_forgotten_at_its_end_does_not_end_the_next_one() -> No
     flight._flights.leaders = Leaders()
     assert flight.call(lambda: "fine") == "fine"
     assert flight._flights.leaders == {"same": next_leader}
+    assert was_over == [True]
 
 
 async def test_a_flight_that_ends_while_another_one_is_being_removed_keeps_no_caller_waiting(world: World) -> None:

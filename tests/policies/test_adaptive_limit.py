@@ -116,6 +116,14 @@ def test_a_block_beyond_the_limit_or_entered_twice_is_refused() -> None:
     assert counts(limit) == (1, 0, 0, 1)
 
 
+async def test_a_queued_call_waits_for_max_wait_at_most(world: World) -> None:
+    limit = AdaptiveLimit(60, initial=1, queue=1, max_wait=0.01)
+    async with entered(world, limit.slot()):
+        error = await world.attempt(limit, Script("never").function(), Context(timeout=5))
+        assert isinstance(error, LimitExceeded)
+    assert counts(limit)[:3] == (1, 0, 0)
+
+
 # --- the learned limit ---------------------------------------------------------------------------
 
 

@@ -54,6 +54,21 @@ def test_a_bare_call_is_refused_as_any_other(clock: FakeClock, state: CircuitSta
     assert refused == [state]
 
 
+async def test_a_half_open_circuit_refuses_calls_beside_its_probes(world: World, clock: FakeClock) -> None:
+    """The slot of a probe that has ended is used again."""
+    breaker = CircuitBreaker(1, open_for=5.0, probes=2, probe_successes=9)
+    await fails(world, breaker, Boom("down"))
+    clock.advance(5.0)
+    async with beside(world) as group:
+        calls = [await group.inside(breaker) for _ in range(2)]
+        refused = await works(world, breaker)
+        assert type(refused) is CircuitOpen
+        assert (refused.state, refused.retry_after, refused.last_failure) == (HALF_OPEN, None, "Boom: down")
+        calls[0].let_go()
+        await calls[0].result()
+        assert await works(world, breaker) == "fine"
+
+
 async def test_statistics_follow_the_circuit_through_its_states(world: World, clock: FakeClock) -> None:
     """State, `retry_after`, the last failure as text, running probes, openings and refusals."""
     breaker = CircuitBreaker(1, open_for=5.0)

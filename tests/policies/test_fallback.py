@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import Context, Failure, Fallback, Outcome, Policy, RetriesExhausted, Retry, Success, events
+from resilience import Context, Failure, Fallback, Outcome, Policy, RetriesExhausted, Retry, Success, Timeout, events
 from tests.conftest import Boom, Frozen, Script, World, shown
 from tests.functions import raising
 from tests.policies.retries import Response, bad
@@ -163,6 +163,13 @@ async def test_a_bad_result_is_replaced(world: World) -> None:
 
 async def test_on_result_does_not_hold_for_the_replacement(world: World) -> None:
     assert await run(world, Fallback(None, on_result=lambda it: it is None), None) is None
+
+
+async def test_an_exceeded_deadline_is_replaced(world: World) -> None:
+    """A fallback needs no time left."""
+    ctx = Context(timeout=0)
+    assert await run(world, Policy.wrap(Fallback("instead"), Retry()), "late", ctx=ctx) == "instead"
+    assert await run(world, Policy.wrap(Fallback("instead"), Timeout(5)), "late", ctx=ctx) == "instead"
 
 
 # --- telling ---

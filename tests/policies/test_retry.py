@@ -60,6 +60,14 @@ async def test_a_result_can_be_retried(world: World, clock: FakeClock) -> None:
     assert clock.sleeps == [1, 1, 1]
 
 
+async def test_all_results_are_good_without_on_result(threads: World, clock: FakeClock) -> None:
+    """So are None, False and empty values."""
+    for value in (None, False, 0, "", []):
+        script = Script(value)
+        assert await run(threads, Retry(on=Exception), script) is value
+        assert script.calls == 1
+
+
 class ErrorWithoutTruth(Exception):
     """An exception that refuses truth and comparison."""
 

@@ -265,7 +265,7 @@ class _OnObjects:
 class NoBlock:
     """The `__enter__` of a policy, which is no context manager: the error of `with` says what to write instead.
 
-    It is an `AttributeError`, so for all other code the method does not exist.
+    It is an `AttributeError`, so `hasattr` and `contextlib` find no such method; `dir`, and a mock made from it, do.
     """
 
     def __init__(self, number: int) -> None:

@@ -24,7 +24,7 @@ from resilience.integrations.http import (
     TransientStatus,
     retry_after,
 )
-from resilience.integrations.http.bodies import OneShot, body_of
+from resilience.integrations.http.bodies import Body, OneShot, body_of
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.settings import Settings
 from tests.conftest import Frozen, Virtual, World
@@ -211,10 +211,12 @@ def test_an_exchange_that_has_ended_sends_nothing_more() -> None:
 async def test_the_request_is_released_at_the_end_unless_an_abandoned_thread_may_send_it(world: World) -> None:
     exchange = Scripted(Retry(1), Response(), in_tasks=not world.blocking)
     exchange._request = request = Response()
-    kept = weakref.ref(request)
-    del request
+    exchange._body = Body(body := io.BytesIO(b"ab"))
+    kept, kept_body = weakref.ref(request), weakref.ref(body)
+    del request, body
     assert type(await maybe_await(exchange.run())) is Response
     assert (kept() is not None) is world.blocking
+    assert kept_body() is None
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

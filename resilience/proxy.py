@@ -206,6 +206,11 @@ async def _aenter(self: Any) -> Any:
     return self
 
 
+def _cancel_scope() -> Any:
+    """Return trio's internal state of the innermost cancel scope of this task; None in other event loops."""
+    return getattr(trio_task(), "_cancel_status", None)
+
+
 @final
 class _Pending(Coroutine[Any, Any, Any]):
     """The result of a protected method that returns an awaitable: it can be awaited, and entered with `async with`.
@@ -250,11 +255,10 @@ class _Pending(Coroutine[Any, Any, Any]):
             if not hasattr(type(manager), "__aenter__"):
                 close_coroutine(manager)
                 raise AwaitableMisuse(f"{type(manager).__name__} is no asynchronous context manager: use `await`")
-            before = getattr(trio_task(), "_cancel_status", None)  # of the innermost scope, which trio keeps there
+            before = _cancel_scope()
             value = await manager.__aenter__()
             self._entered = manager
-            is_open = getattr(trio_task(), "_cancel_status", None) is not before
-            if is_open and (ctx := get_ambient()) is not None and ctx._timer is not None:
+            if _cancel_scope() is not before and (ctx := get_ambient()) is not None and ctx._timer is not None:
                 await self.__aexit__(None, None, None)
                 raise BlockMisuse(
                     f"{name_of(self._method)} leaves a nursery or a cancel scope open, which trio can't have end after "

@@ -99,7 +99,8 @@ class ResiliencePoolManager(PoolManager):
     def _protect_pools(self) -> None:
         """Replace the classes of pools, by scheme, by subclasses that send every request through the policy."""
         kinds = self._unprotected.items()
-        self.pool_classes_by_scheme = {scheme: _protected_class(kind, self._settings) for scheme, kind in kinds}
+        protected = {scheme: _protected_class(kind, self._settings) for scheme, kind in kinds}
+        self.pool_classes_by_scheme: dict[str, Any] = protected
 
     @override
     def urlopen(self, method: str, url: str, redirect: bool = True, **kw: Any) -> BaseHTTPResponse:  # type: ignore[override]

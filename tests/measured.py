@@ -31,8 +31,10 @@ def end_idle_workers() -> None:
 
     before = workers.IDLE, workers.IDLE_IN_EXCESS
     workers.IDLE = workers.IDLE_IN_EXCESS = 0.0
-    for worker in list(workers.pool.idle):
-        worker._wake.release()
+    while workers.pool.idle:
+        worker = workers.pool.idle.pop()
+        worker._job = workers.Job(int, (), {})
+        worker._wake.release()  # after the job, its idle time is over at once
         worker.join()
     workers.IDLE, workers.IDLE_IN_EXCESS = before
 

@@ -51,7 +51,7 @@ class Context:
         "_function",
         "_info",
         "_keywords",
-        "_report",
+        "_record",
         "_timer",
         "attempt",
         "deadline",
@@ -72,7 +72,7 @@ class Context:
     _executed: Any  # the policy or pipeline that is executed; None outside an execution
     _info: ExecutionInfo
     _timer: Timer | None  # the earliest timer that cuts off the code under this context
-    _report: Record  # the record of the execution that this context was passed to; unset without one
+    _record: Record  # the record of the execution that this context was passed to; unset without one
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Context:
         return () if record is None else record.history.failures
 
     def _find_record(self) -> Record | None:
-        return getattr(self, "_report", self._info.record)
+        return getattr(self, "_record", self._info.record)
 
     # --- for authors of policies ---
 

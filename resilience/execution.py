@@ -297,7 +297,7 @@ def inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record |
     if outer is not None and inner.runtime is not BLOCKING:  # a task's timer cannot cut off blocking code
         inner._timer = timer_here(outer)
     if ctx is not None and record is not None:
-        ctx._report = record
+        ctx._record = record
     return record
 
 

@@ -19,8 +19,8 @@ from resilience.counter import Counter
 from resilience.formats import format_call
 from resilience.notes import is_annotated
 
-#: What the note contains that a Retry adds to the last failure.
-FAILED: Final = ", failed with "
+#: What tells the note that a Retry adds to the last failure from the other notes of the library.
+RETRY_NOTE: Final = ", failed with "
 
 #: Ten successes at 0.1 must pay for one repeat, although the sum of ten times 0.1 is slightly less than 1.
 _ROUNDING = 1e-9
@@ -213,5 +213,5 @@ def give_back_repeat(cap: Cap | None, budget: Budget | None) -> None:
 
 def give_back_refused(refusal: Exception, cap: Cap | None, budget: Budget | None) -> None:
     """Return a repeat that a policy inside has refused, unless a Retry inside says that it has made calls before."""
-    if not is_annotated(refusal, FAILED):
+    if not is_annotated(refusal, RETRY_NOTE):
         give_back_repeat(cap, budget)

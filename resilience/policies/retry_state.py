@@ -26,7 +26,7 @@ from resilience.notes import annotate, is_handled_outside
 from resilience.outcome import Failed, Outcome, StoppedIteration, Success, as_outcome
 from resilience.policies.copies import without_frames
 from resilience.record import History
-from resilience.repeats import FAILED, Budget, Refuser, give_back_refused, give_back_repeat, take_repeat
+from resilience.repeats import RETRY_NOTE, Budget, Refuser, give_back_refused, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.tasks import hides_cancellation
@@ -232,13 +232,13 @@ class RetryState:
             summary = self._summary(attempts)
             raise RetriesExhausted(summary, policy=self._rules.policy, attempts=attempts, last=last) from error
         if error is not None:
-            annotate(error, self._summary(self.attempt), replaces=FAILED)
+            annotate(error, self._summary(self.attempt), replaces=RETRY_NOTE)
 
     def explain(self, refusal: Exception) -> None:
         """Add the history of the attempts to the refusal that ended them, and set the last failure as its context."""
         failed = self._last
         give_back_refused(refusal, self._ctx._info.cap, self._rules.budget)
-        annotate(refusal, self._summary(self.attempt - 1), replaces=FAILED)  # the refused attempt made no call
+        annotate(refusal, self._summary(self.attempt - 1), replaces=RETRY_NOTE)  # the refused attempt made no call
         context = refusal.__context__
         if isinstance(failed, Exception) and (context is None or is_handled_outside(context)):
             refusal.__context__ = failed
@@ -247,7 +247,7 @@ class RetryState:
         self.release_last()
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         took = f" in {format_seconds(clock.now() - self._began)}{self._since}"
-        return f"{times}{'' if attempts == 1 and self._since else took}{FAILED}{self._earlier}"
+        return f"{times}{'' if attempts == 1 and self._since else took}{RETRY_NOTE}{self._earlier}"
 
 
 def too_late(policy: str) -> DeadlineExceeded:

@@ -140,6 +140,8 @@ def refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> No
 
 # --- executing ---
 
+# Each of these functions has its new context in the variable `inner`, where `current_context` may look for it.
+
 
 def run(
     executed: Executed,
@@ -158,7 +160,7 @@ def run(
     stage = executed._resilience_stage(None)
     try:
         if ctx is not None or get_ambient() is not None or subscribers.executions or executed._resilience_keeps_record:
-            return _observed(inner, executed, ctx, stage, enter, _recorded)
+            return _begin_and_run(inner, executed, ctx, stage, enter, _recorded)
         return stage(inner)
     except (StoppedIteration, Suspended) as carrier:
         carried = carrier.error
@@ -193,7 +195,7 @@ def protect(executed: Executed, function: Callable[..., Any]) -> Callable[..., A
         inner._timer = None
         try:
             if keeps_record or subscribers.executions or get_ambient() is not None:
-                return _observed(inner, executed, None, stage, enter, _recorded)
+                return _begin_and_run(inner, executed, None, stage, enter, _recorded)
             return stage(inner)
         except (StoppedIteration, Suspended) as carrier:
             carried = carrier.error
@@ -223,7 +225,7 @@ async def arun(
     inner = new_context(executed, function, arguments, keywords, NO_INFO if arguments is None else BARE, runtime)
     stage = executed._resilience_stage(innermost)
     if ctx is not None or get_ambient() is not None or subscribers.executions or executed._resilience_keeps_record:
-        result = await _observed(inner, executed, ctx, stage, innermost, _arecorded)
+        result = await _begin_and_run(inner, executed, ctx, stage, innermost, _arecorded)
     else:
         result = await stage(inner)
     if type(result) is CoroutineType:
@@ -248,7 +250,7 @@ def aprotect(executed: Executed, function: Callable[..., Any]) -> Callable[..., 
         inner._executed = executed
         inner._timer = None
         if keeps_record or subscribers.executions or get_ambient() is not None:
-            result = await _observed(inner, executed, None, stage, enter_task, _arecorded)
+            result = await _begin_and_run(inner, executed, None, stage, enter_task, _arecorded)
         else:
             result = await stage(inner)
         if type(result) is CoroutineType:
@@ -261,7 +263,7 @@ def aprotect(executed: Executed, function: Callable[..., Any]) -> Callable[..., 
 # --- beginning and ending an execution ---
 
 
-def _observed(
+def _begin_and_run(
     inner: Context,
     executed: Executed,
     ctx: Context | None,
@@ -269,14 +271,17 @@ def _observed(
     innermost: Stage,
     recorded: Callable[[Record, Stage, Context], Any],
 ) -> Any:
-    """Run an execution that may inherit from another context or may need a record. In tasks, await the result."""
-    record = inherit(inner, executed, ctx)
+    """Begin an execution that may inherit from another context or may need a record, and run its chain.
+
+    In tasks, await the result.
+    """
+    record = begin_execution(inner, executed, ctx)
     chain = innermost if subscribers.policies_off else stage
     return chain(inner) if record is None else recorded(record, chain, inner)
 
 
-def inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record | None:
-    """Set the fields that a new context inherits; return the record of the execution, if anything will read it.
+def begin_execution(inner: Context, executed: Executed, ctx: Context | None) -> Record | None:
+    """Set the fields that a new context inherits; return a new record, if anything will read the execution's.
 
     :param ctx: the context that the caller passed in, if any.
     """

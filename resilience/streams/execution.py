@@ -10,7 +10,7 @@ from resilience.clock import clock
 from resilience.context import Context, new_context
 from resilience.endings import end_execution
 from resilience.errors import ArgumentMisuse
-from resilience.execution import Executed, inherit, refuse_forgotten_await
+from resilience.execution import Executed, begin_execution, refuse_forgotten_await
 from resilience.info import NO_INFO
 from resilience.runtimes.blocking import BLOCKING
 from resilience.streams.pulls import Item
@@ -33,7 +33,7 @@ async def execute(
     """
     runtime.began = clock.now()
     ctx = new_context(policy, *called, NO_INFO, runtime.host)
-    record, error = inherit(ctx, policy, given), None
+    record, error = begin_execution(ctx, policy, given), None
     ctx.runtime = runtime
     try:
         answer = await chain(ctx)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, final
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import suspension
 from resilience.streams.pulls import END, Item
-from resilience.streams.runtime import Closed, StreamRuntime
+from resilience.streams.runtime import StreamClosed, StreamRuntime
 from resilience.streams.source import Opened, close_all
 
 
@@ -107,8 +107,8 @@ class Driver:
         try:
             runtime.mark_closed()
             if execution is not None and execution.cr_frame is not None:
-                with suppress(Closed, GeneratorExit):
-                    await self.wait(self.step(Closed() if runtime.items else GeneratorExit()))
+                with suppress(StreamClosed, GeneratorExit):
+                    await self.wait(self.step(StreamClosed() if runtime.items else GeneratorExit()))
         finally:
             self.is_over, self.is_busy, self.take = True, False, _no_source
             if execution is not None and runtime.host is BLOCKING:

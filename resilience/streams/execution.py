@@ -14,7 +14,7 @@ from resilience.execution import Executed, begin_execution, refuse_forgotten_awa
 from resilience.info import NO_INFO
 from resilience.runtimes.blocking import BLOCKING
 from resilience.streams.pulls import Item
-from resilience.streams.runtime import Closed, StreamRuntime
+from resilience.streams.runtime import StreamClosed, StreamRuntime
 from resilience.streams.source import hold_open
 
 
@@ -44,7 +44,7 @@ async def execute(
         if not (runtime.items or (runtime.is_exhausted and answer is None)):
             await _deliver(answer, runtime)
     except BaseException as raised:
-        error = None if type(raised) is Closed else raised
+        error = None if type(raised) is StreamClosed else raised
         raise
     finally:
         runtime.failure = None

@@ -15,7 +15,7 @@ from resilience.events.kinds import StreamOpened
 from resilience.runtimes.base import Expired, PassiveTimer, Plan, Runtime, Timer, Waiter
 
 
-class Closed(BaseException):
+class StreamClosed(BaseException):
     """Thrown into a chain whose consumer has stopped. Only the innermost stage catches it, and raises it if called."""
 
 
@@ -74,7 +74,7 @@ class StreamRuntime(Runtime):
     def check_before_call(self) -> None:
         """Raise if the function must not be called again: no consumer is left, or it would deliver the same items."""
         if self.is_closed:
-            raise Closed
+            raise StreamClosed
         if self.failure is not None and not self.is_repeatable:
             raise self.failure
 

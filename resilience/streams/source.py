@@ -22,7 +22,7 @@ from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 from resilience.streams.pulls import END, Limits, apulls, limited, pulls, within
-from resilience.streams.runtime import Closed, StreamRuntime
+from resilience.streams.runtime import StreamClosed, StreamRuntime
 
 
 @final
@@ -68,7 +68,7 @@ async def keep_open(first: float, idle: float, ctx: Context) -> None:
             pulled = pulls(ctx, opened[1])
         await hold_open(runtime, opened, pulled, run)
         runtime.is_exhausted = True
-    except Closed:
+    except StreamClosed:
         pass
     except BaseException as error:
         runtime.failure = _failure_in(error)

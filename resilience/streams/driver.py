@@ -52,7 +52,7 @@ class Driver:
                 coroutine: Any = self._execution if self._pulls is None else self._pulls
                 if isinstance(error, GeneratorExit):  # the consumer's coroutine is closed
                     self.runtime.mark_closed()
-                    coroutine = _innermost(coroutine)
+                    coroutine = _awaited_by(coroutine)
                 try:
                     out = self._run(coroutine.send, sent) if error is None else self._run(coroutine.throw, error)
                 except BaseException as raised:
@@ -122,8 +122,8 @@ def _no_source() -> NoReturn:
     raise StopIteration
 
 
-def _innermost(coroutine: Any) -> Any:
-    """Return what a generator awaits. Before 3.13, closing it would not close an asynchronous generator."""
+def _awaited_by(coroutine: Any) -> Any:
+    """Return what a generator awaits in the end. Before 3.13, closing it would not close an asynchronous generator."""
     while (inner := getattr(coroutine, "gi_yieldfrom", None)) is not None:
         coroutine = inner
     return coroutine

@@ -58,6 +58,29 @@ class Limits(NamedTuple):
             return Expired(self.timer)
         return TimeoutExceeded(f"no item within {format_number(limit)} s", policy=_NAME, timeout=limit)
 
+    def run(self, step: Callable[[], Any], until: float, limit: float) -> Any:
+        """Return what `step()` returns, in blocking code, or cut it off.
+
+        :param until: the instant at which the stream's own limit ends, which is `limit` in seconds.
+        """
+        deadline = self.deadline(until)
+        if deadline == inf:
+            return step()
+        with BlockingTimer(deadline, self.policy()) as timer:
+            return timer.run(step)
+        raise self.exceeded(until, limit)
+
+    def items(self, pull: Callable[[], Any], until: float) -> Iterator[Any]:
+        """Yield what `pull()` returns, in blocking code, until that is `END`; each pull may be cut off.
+
+        :param until: the instant by which the first item must arrive.
+        """
+        limit = self.first
+        while (item := self.run(pull, until, limit)) is not END:
+            yield item
+            limit = self.idle
+            until = clock.now() + limit
+
 
 # --- in blocking code ---
 
@@ -75,31 +98,6 @@ def pulls(ctx: Context, items: Iterator[Any]) -> Generator[Any, Any, None]:
             yield item
     finally:
         runtime.items += uncounted
-
-
-def limited(limits: Limits, pull: Callable[[], Any], until: float) -> Iterator[Any]:
-    """Return an iterator whose pulls are cut off.
-
-    :param until: the instant by which the first item must arrive.
-    """
-    limit = limits.first
-    while (item := within(limits, until, limit, pull)) is not END:
-        yield item
-        limit = limits.idle
-        until = clock.now() + limit
-
-
-def within(limits: Limits, until: float, limit: float, step: Callable[[], Any]) -> Any:
-    """Return what `step()` returns, or cut it off.
-
-    :param until: the instant at which the stream's own limit ends, which is `limit` in seconds.
-    """
-    deadline = limits.deadline(until)
-    if deadline == inf:
-        return step()
-    with BlockingTimer(deadline, limits.policy()) as timer:
-        return timer.run(step)
-    raise limits.exceeded(until, limit)
 
 
 # --- in tasks ---

@@ -21,7 +21,7 @@ from resilience.runtimes.base import Expired, PassiveTimer, Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
-from resilience.streams.pulls import END, Limits, apulls, limited, pulls, within
+from resilience.streams.pulls import END, Limits, apulls, pulls
 from resilience.streams.runtime import StreamClosed, StreamRuntime
 
 
@@ -61,8 +61,8 @@ async def keep_open(first: float, idle: float, ctx: Context) -> None:
             pulled: Any = apulls(ctx, opened[1], limits, until)
         elif on_worker:  # in variables of the source's own, because the chain's are in use
             run = contextvars.copy_context().run
-            opened = within(limits, until, first, functools.partial(run, _open, ctx))
-            pulled = pulls(ctx, limited(limits, functools.partial(run, next, opened[1], END), until))
+            opened = limits.run(functools.partial(run, _open, ctx), until, first)
+            pulled = pulls(ctx, limits.items(functools.partial(run, next, opened[1], END), until))
         else:
             opened = _open(ctx)
             pulled = pulls(ctx, opened[1])

@@ -20,7 +20,7 @@ from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.tasks import TASKS
 from resilience.streams.driver import Driver
 from resilience.streams.execution import execute
-from resilience.streams.items import AsyncStream, Stream
+from resilience.streams.iterators import AsyncStream, Stream
 from resilience.streams.runtime import StreamRuntime
 from resilience.streams.source import keep_open
 

@@ -13,7 +13,7 @@ import pytest
 
 from resilience import Bulkhead, Cache, Context, Fallback, Hedge, Keyed, Pipeline, Policy, SingleFlight, Timeout
 from resilience.errors import ArgumentMisuse, RaceMisuse, SuspensionMisuse
-from resilience.streams import items as iterators
+from resilience.streams import iterators
 from resilience.work import Once
 from tests.callers import run_all
 from tests.conftest import Boom, World

@@ -21,7 +21,7 @@ from resilience import (
     SingleFlight,
 )
 from resilience.integrations.http import PerHost, standard
-from resilience.streams.items import AsyncStream, Stream
+from resilience.streams.iterators import AsyncStream, Stream
 from resilience.work import Once
 from tests.typing.execute import Client, aget, get
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     # isort: off
     from resilience import backoff as backoff, errors as errors, events as events
     from resilience.ambient import current_context as current_context
-    from resilience.budget import deadline as deadline, detached as detached
     from resilience.circuit_state import CircuitState as CircuitState, CircuitStats as CircuitStats
     from resilience.context import Context as Context
+    from resilience.deadlines import deadline as deadline, detached as detached
     from resilience.errors import (
         BulkheadFull as BulkheadFull,
         CircuitIsolated as CircuitIsolated,
@@ -70,9 +70,9 @@ if TYPE_CHECKING:
 #: public.
 _HOMES = {
     "ambient": "current_context",
-    "budget": "deadline detached",
     "circuit_state": "CircuitState CircuitStats",
     "context": "Context",
+    "deadlines": "deadline detached",
     "errors": (
         "BulkheadFull CircuitIsolated CircuitOpen DeadlineExceeded LimitExceeded RateLimited Rejected "
         "ResilienceError RetriesExhausted Throttled TimeoutExceeded WorkersExhausted"

@@ -17,7 +17,7 @@ from resilience.runtimes.base import Timer, has_come
 from resilience.runtimes.tasks import TASKS, shielded_timer
 
 
-class _Budget(Block):
+class _DeadlineBlock(Block):
     """A block with a deadline."""
 
     __slots__ = ("_began", "_seconds", "_timer")
@@ -76,7 +76,7 @@ class _Budget(Block):
 
 
 @final
-class deadline(_Budget):  # read as a verb phrase: "with deadline(8.0)"
+class deadline(_DeadlineBlock):  # read as a verb phrase: "with deadline(8.0)"
     """Open a budget for everything in a block: each execution inside inherits the time left.
 
     Budgets only shorten: inside another one, or inside an execution, the earlier deadline applies.
@@ -96,7 +96,7 @@ class deadline(_Budget):  # read as a verb phrase: "with deadline(8.0)"
 
 
 @final
-class detached(_Budget):  # read as an adjective: "with detached(timeout=5.0)"
+class detached(_DeadlineBlock):  # read as an adjective: "with detached(timeout=5.0)"
     """Open a block that inherits no deadline: for clean-up when the time is up, and for work in the background.
 
     Executions inside inherit the operation and the properties, and get `timeout` as their own budget.

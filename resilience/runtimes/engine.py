@@ -248,12 +248,17 @@ class Engine:
         """Return the error for a client that waits for something outside of the engine."""
         return suspension(client.coroutine, "what a policy awaits")
 
+    def _may_start(self) -> bool:
+        """Whether a race may start another attempt now."""
+        return True
+
     def wake(self, waiter: EngineWaiter) -> None:
         """Resume the client of a waiter, if it waits."""
         if waiter.waits:
             self.suspend(waiter.client, self.now())
 
 
+@final
 class EngineRace(Race):
     """A race between clients of an engine. In threads, each race has its own engine; in a simulation, all share one."""
 
@@ -280,6 +285,12 @@ class EngineRace(Race):
     @override
     def _start(self, number: int, ctx: Any) -> None:
         self._engine.add(self._run_beside(number, ctx), self._variables.copy().run, self._engine.now())
+
+    @override
+    def _start_due(self) -> None:
+        if not self._engine._may_start():
+            self._plan.due = inf
+        super()._start_due()
 
     @override
     def _schedule(self, due: float) -> None:

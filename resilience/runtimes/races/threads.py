@@ -18,7 +18,7 @@ from typing_extensions import override
 from resilience.clock import clock
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
-from resilience.runtimes.base import Expired, Plan, Runtime, Timer, refuse_undeclared_race
+from resilience.runtimes.base import Expired, Plan, Runtime, Timer
 from resilience.runtimes.driving import drive
 from resilience.runtimes.engine import Client, Engine, EngineRace, EngineRuntime, EngineWaiter
 
@@ -27,25 +27,17 @@ def run_race(host: Runtime, call: Callable[[Any], Awaitable[Any]], ctx: Any, pla
     """Run a race of blocking code to its end."""
     engine = ThreadEngine(host)
     try:
-        engine.run_to_end(ThreadRace(engine, call, plan).run(), ctx._timer)
+        engine.run_to_end(EngineRace(engine, call, plan).run(), ctx._timer)
     finally:
         engine.forget()
 
 
 @final
-class ThreadRace(EngineRace):
-    """A race in a thread. If too many abandoned calls still run, no attempt is started beside the first."""
-
-    @override
-    def _start_due(self) -> None:
-        if workers.pool.is_exhausted():
-            self._plan.due = inf
-        super()._start_due()
-
-
-@final
 class ThreadEngine(Engine):
-    """An engine on the process clock, for one race in one thread. Other threads may wake its clients."""
+    """An engine on the process clock, for one race in one thread. Other threads may wake its clients.
+
+    If too many abandoned calls still run, no attempt is started beside the first.
+    """
 
     def __init__(self, host: Runtime) -> None:
         super().__init__(host)
@@ -62,6 +54,10 @@ class ThreadEngine(Engine):
             self._wakeup.release()
         except RuntimeError:  # it was released already
             return
+
+    @override
+    def _may_start(self) -> bool:
+        return not workers.pool.is_exhausted()
 
     def run_to_end(self, coroutine: Coroutine[Any, None, object], timer: Timer | None) -> None:
         """Run until `coroutine` has ended. An interrupt of this thread and `timer` are thrown into it.
@@ -128,11 +124,6 @@ def _directly(function: Callable[..., Any], /, *arguments: object) -> Any:
 @final
 class RacingRuntime(EngineRuntime):
     """The runtime of policies inside a race in threads, which also calls the function."""
-
-    @override
-    async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
-        refuse_undeclared_race(ctx)
-        await ThreadRace(self._engine, call, plan).run()
 
     @override
     async def _run_until(self, timer: Timer, function: Callable[[], Any], policy: str) -> Any:

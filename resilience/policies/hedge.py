@@ -28,7 +28,7 @@ from resilience.policy import Call, Policy
 from resilience.record import History
 from resilience.repeats import Budget, as_budget, give_back_refused, give_back_repeat, take_repeat
 from resilience.runtimes.base import close_each
-from resilience.runtimes.tasks import hides_cancellation
+from resilience.runtimes.tasks import ends_cancellation
 
 T = TypeVar("T")
 
@@ -251,7 +251,7 @@ class HedgePlan:
             is_inconclusive = is_refusal(error) or ends_with_the_deadline(error)
             decides = not (policy._failures.judge(error) or (others_run and is_inconclusive))
             is_answer = decides and not is_inconclusive
-            if hides_cancellation(error):  # of the caller: nothing else would end the other attempts
+            if ends_cancellation(error):  # of the caller: nothing else would end the other attempts
                 decides = is_answer = True
             if number and is_refusal(error):
                 give_back_refused(error, self._ctx._info.cap, policy._budget)

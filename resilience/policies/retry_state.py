@@ -29,7 +29,7 @@ from resilience.record import History
 from resilience.repeats import RETRY_NOTE, Budget, Refuser, give_back_refused, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
-from resilience.runtimes.tasks import hides_cancellation
+from resilience.runtimes.tasks import ends_cancellation
 
 _Reason: TypeAlias = (
     Literal["attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open"] | Refuser
@@ -123,7 +123,7 @@ class RetryState:
         carrier = failed if isinstance(failed, Exception) else failed.value
         if not (ctx.runtime.is_repeatable and allows(ctx._function, "repeatable") and allows(carrier, "repeatable")):
             return "unrepeatable"
-        if isinstance(failed, Exception) and hides_cancellation(failed):
+        if isinstance(failed, Exception) and ends_cancellation(failed):
             return "unrepeatable"
         delay, read = next(self._delays), rules.retry_after
         if read is not False:  # an error of the user's function is raised

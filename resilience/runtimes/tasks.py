@@ -59,27 +59,26 @@ def asyncio_task() -> asyncio.Task[Any] | None:
     return current_task()
 
 
-def hides_cancellation(error: BaseException) -> bool:
-    """Whether an error was raised in place of the cancellation of the current task, as by a clean-up that failed.
+def replaces_cancellation(error: BaseException) -> bool:
+    """Whether an error was raised in place of the cancellation of the current task, as by a clean-up that failed."""
+    if error.__context__ is None and not issubclass(type(error), BaseExceptionGroup):
+        return False
+    if trio_task() is None:
+        return ends_cancellation(error)
+    trio = sys.modules["trio"]
+    return trio.current_effective_deadline() == -inf and _comes_from(trio.Cancelled, error)
 
-    asyncio cancels a task once, so no later `await` would raise the cancellation again, as under trio. A timeout has
-    ended its own cancellation.
+
+def ends_cancellation(error: BaseException) -> bool:
+    """Whether an error was raised in place of a cancellation that no later `await` would raise again.
+
+    That is so in asyncio, which cancels a task once; trio raises it again. A timeout has ended its own cancellation.
     """
     if error.__context__ is None and not issubclass(type(error), BaseExceptionGroup):
         return False
     if (task := current_task()) is None or not task.cancelling():
         return False
     return _comes_from(sys.modules["asyncio"].CancelledError, error)
-
-
-def replaces_cancellation(error: BaseException) -> bool:
-    """Whether an error was raised in place of the cancellation of the current task, also in trio."""
-    if error.__context__ is None and not issubclass(type(error), BaseExceptionGroup):
-        return False
-    if trio_task() is None:
-        return hides_cancellation(error)
-    trio = sys.modules["trio"]
-    return trio.current_effective_deadline() == -inf and _comes_from(trio.Cancelled, error)
 
 
 def _comes_from(cancelled: type[BaseException], error: BaseException, seen: frozenset[int] = frozenset()) -> bool:

@@ -1,4 +1,4 @@
-"""The ends of calls and of whole executions: noted in the record, and reported to listeners."""
+"""The ends of calls and of whole executions: kept in the record, and reported to listeners."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from resilience.runtimes.driving import Suspended
 
 
 def end_attempt(record: Record, ctx: Context, began: float | None, value: object, error: BaseException | None) -> None:
-    """Note how a call of the function ended, and report it to the listeners to `CallFinished`.
+    """Record how a call of the function ended, and report it to the listeners to `CallFinished`.
 
     :param began: the instant at which it began; None if there was no such listener at that time.
     """
     if isinstance(error, Exception):
-        record.note(unwrap_stop_iteration(error))
+        record.add_failure(unwrap_stop_iteration(error))
     elif error is not None:
         record.was_cut_off = True
     if began is not None:

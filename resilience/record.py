@@ -68,7 +68,7 @@ class Named(Protocol):
 class Record:
     """The record of one execution. Kept only if anything can read it."""
 
-    __slots__ = ("_history", "_noted", "attempts", "began", "ended", "executed", "idempotency_key", "was_cut_off")
+    __slots__ = ("_history", "_last", "attempts", "began", "ended", "executed", "idempotency_key", "was_cut_off")
 
     def __init__(self, executed: Named) -> None:
         self.executed: Named = executed
@@ -80,7 +80,7 @@ class Record:
         self.idempotency_key: str | None = None
         #: Whether an attempt was cancelled or abandoned while it ran: it may have done its work, or do it later.
         self.was_cut_off: bool = False
-        self._noted: Exception | None = None  # the error last noted for the current attempt, until the execution ends
+        self._last: Exception | None = None  # the error last added for the current attempt, until the execution ends
 
     @property
     def history(self) -> History:
@@ -92,37 +92,34 @@ class Record:
     def begin_attempt(self) -> None:
         """Count an attempt that enters the function."""
         self.attempts += 1
-        self._noted = None  # as in `expect_failure`
+        self._last = None  # as in `expect_failure`
 
     def expect_failure(self) -> None:
-        """Note the next failure as a new one, even if its error is the same as the last one."""
-        self._noted = None
+        """Let the next failure be added as a new one, even if its error is the same as the last one."""
+        self._last = None
 
-    def note(self, failed: Failed) -> None:
-        """Note why an attempt failed. The same error is noted once, although it passes several policies."""
+    def add_failure(self, failed: Failed) -> None:
+        """Add the failure of an attempt. The same error is added once, although it passes several policies."""
         if not isinstance(failed, Exception):
             self.history.add(failed)
-        elif self._noted is not failed and not isinstance(failed, Misuse):
+        elif self._last is not failed and not isinstance(failed, Misuse):
             self.history.add(failed)
-            self._noted = failed
+            self._last = failed
 
-    def note_new(self, error: Exception, *, instead_of: Exception | None) -> None:
-        """Note an error that a policy has just made.
-
-        :param instead_of: the error that it replaces; if that was noted last, it is removed.
-        """
-        if instead_of is not None and self._noted is instead_of:
+    def replace_failure(self, old: Exception | None, new: Exception) -> None:
+        """Add an error that a policy has just made in place of another one. If that was added last, remove it."""
+        if old is not None and self._last is old:
             self.history.pop()
-        self.note(error)
+        self.add_failure(new)
 
-    def mark_noted(self, error: Exception) -> None:
-        """Do not note this error again, even if the error of a concurrent attempt was noted after it."""
-        self._noted = error
+    def ignore_failure(self, error: Exception) -> None:
+        """Do not add this error again, even if the error of a concurrent attempt was added after it."""
+        self._last = error
 
     def end(self) -> None:
-        """Note that the execution has ended. The record may live longer, and keeps no error and its frames alive."""
+        """Record that the execution has ended. The record may live longer, and keeps no error and its frames alive."""
         self.ended = clock.now()
-        self._noted = None
+        self._last = None
 
     @property
     def elapsed(self) -> float:

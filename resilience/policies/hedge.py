@@ -313,7 +313,7 @@ class HedgePlan:
             return
         record = self._ctx._info.record
         if record is not None:
-            record.mark_noted(self.answer.error)
+            record.ignore_failure(self.answer.error)
         count = len(self._others) + self._others.left_out
         if count:
             times = "1 attempt" if count == 1 else f"{count} attempts"

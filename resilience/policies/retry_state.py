@@ -96,7 +96,7 @@ class RetryState:
                 give_back_refused(failed, info.cap, rules.budget)
         self._last = failed
         if info.record is not None and ctx._function is not None:  # a block is no attempt of the execution around it
-            info.record.note(failed)
+            info.record.add_failure(failed)
         is_observed = subscribers.retries or info.listeners
         if is_observed:
             outcome, elapsed = as_outcome(failed), clock.now() - self._began

@@ -126,7 +126,7 @@ class Timeout(Policy[Never]):
             limit = max(0.0, budget)
             error = DeadlineExceeded("the deadline of the execution has passed", policy=self.name, timeout=limit)
         if ctx._info.record is not None:
-            ctx._info.record.note_new(error, instead_of=deadline_error)
+            ctx._info.record.replace_failure(deadline_error, error)
         if self._on_timeout is not None or ctx._info.listeners or subscribers.by_kind[TimedOut]:
             numbers = {"timeout": limit, "by_deadline": budget is not None, "scope": self._scope(ctx)}
             emit(TimedOut, self.name, ctx, self._on_timeout, **numbers)

@@ -11,7 +11,7 @@ from resilience import checks
 from resilience.checks import Duration
 from resilience.context import Context
 from resilience.formats import format_call, format_count, format_number
-from resilience.state.rates import Spread, Window
+from resilience.state.rates import SlidingLog, Spread
 
 #: How many units of a rate a call uses: a number, or a function of its context that returns it.
 Cost: TypeAlias = float | Callable[[Context], float]
@@ -70,10 +70,10 @@ class Rate:
         return format_call("Rate", self.limit, per=(self.per, 1), burst=burst, cost=cost, actual=actual)
 
 
-def meter_of(rate: Rate) -> Spread | Window:
+def meter_of(rate: Rate) -> Spread | SlidingLog:
     """Return the machine that counts the uses of a rate."""
     if rate.burst is None:
-        return Window(rate.limit, rate.per)
+        return SlidingLog(rate.limit, rate.per)
     usual = None if rate.actual is not None or callable(rate.cost) else rate.cost
     return Spread(rate.limit, rate.per, rate.burst, usual)
 

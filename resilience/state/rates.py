@@ -1,9 +1,10 @@
 """Rates: how many units may be used in how much time, and at which instant the next use may begin.
 
-    Spread   a limited number in a period, evenly spread, and at most `burst` at once after a quiet time: a token
-             bucket, stored as the instant at which it is full again (GCRA, ITU-T I.371)
-    Window   a limited number in any period, exactly: a log of the uses. A use leaves it when it is as old as the period
-    Quota    a limited number, or none, until an instant: what the service has reported
+    Spread      a limited number in a period, evenly spread, and at most `burst` at once after a quiet time: a token
+                bucket, stored as the instant at which it is full again (GCRA, ITU-T I.371)
+    SlidingLog  a limited number in any period, exactly: a log of the uses. A use leaves it when it is as old as the
+                period
+    Quota       a limited number, or none, until an instant: what the service has reported
 
 `ready(cost, now)` returns the instant from which a use may begin: minus infinity if it may always begin, infinity if it
 never may. `take(cost, at, now)` charges a use that was scheduled for `at` and begins at `now`. What `ready` returns and
@@ -89,8 +90,8 @@ class Spread:
 
 
 @final
-class Window:
-    """A sliding log: an exact limit in any period."""
+class SlidingLog:
+    """An exact limit in any period."""
 
     __slots__ = ("_log", "_most", "_per", "_step", "_used", "limit")
 
@@ -154,9 +155,9 @@ class Window:
         self.limit: float = limit
         self._most = limit + min(EPSILON * limit, _MOST_ROUNDING)
 
-    def copy(self) -> Window:
+    def copy(self) -> SlidingLog:
         """Return an independent copy."""
-        it = Window(self.limit, self._per)
+        it = SlidingLog(self.limit, self._per)
         it._log, it._used = self._log.copy(), self._used
         return it
 
@@ -231,7 +232,7 @@ class Quota:
 
 
 #: What a queue needs of each: `ready`, `take` and `copy`.
-Meter: TypeAlias = Spread | Window | Quota
+Meter: TypeAlias = Spread | SlidingLog | Quota
 
 #: The units that a call uses of each meter.
 Units: TypeAlias = tuple[float, ...]

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, Generic, TypeAlias, TypeVar, final
 
-from resilience.state.rates import EPSILON, Quota, Spread, Together, Units, Window
+from resilience.state.rates import EPSILON, Quota, SlidingLog, Spread, Together, Units
 
 W = TypeVar("W")
 
@@ -95,7 +95,7 @@ class Turns(Generic[W]):
         *("bucket", "fast_path", "quota", "rates", "rejected"),
     )
 
-    def __init__(self, rates: tuple[Spread | Window, ...], quota: Quota) -> None:
+    def __init__(self, rates: tuple[Spread | SlidingLog, ...], quota: Quota) -> None:
         self._lock = threading.RLock()
         #: Holds a token while `bucket` alone decides on a call. A caller that removes it may charge the bucket without
         #: the lock, and then puts it back. Removed by `del`, which is not a call, so that no interrupt can lose it.
@@ -202,9 +202,9 @@ class Turns(Generic[W]):
             self._plan = None
             return self._to_wake_locked(now)
 
-    def replace(self, rates: tuple[Spread | Window, ...], quota: Quota, now: float = -inf) -> None:
+    def replace(self, rates: tuple[Spread | SlidingLog, ...], quota: Quota, now: float = -inf) -> None:
         """Replace the rates, within a `change`."""
-        self.rates: tuple[Spread | Window, ...] = rates
+        self.rates: tuple[Spread | SlidingLog, ...] = rates
         self.quota: Quota = quota
         self._all = Together((*rates, quota), not_before=now)
         only = rates[0] if len(rates) == 1 else None

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from resilience.state.rates import EPSILON, Quota, Spread, Window
+from resilience.state.rates import EPSILON, Quota, SlidingLog, Spread
 
 
-def take_now(rate: Spread | Window, cost: float, now: float) -> bool:
+def take_now(rate: Spread | SlidingLog, cost: float, now: float) -> bool:
     """Charge a use and return true if it may begin now."""
     if rate.ready(cost, now) > now + EPSILON:
         return False
@@ -38,14 +38,14 @@ def test_bursts_are_admitted_as_in_golang(burst: int, steps: list[tuple[int, int
 
 def test_a_unit_leaves_the_window_when_it_is_as_old_as_the_period() -> None:
     """With 2 in 100 ms, uses begin at 0, 60 and 100 ms, but not at 99.9 and 110 ms, as in tower-resilience."""
-    window = Window(2, 0.1)
+    window = SlidingLog(2, 0.1)
     allowed = [(at, take_now(window, 1, at)) for at in (0.0, 0.06, 0.0999, 0.1, 0.11, 0.16)]
     assert [at for at, has_turn in allowed if has_turn] == [0.0, 0.06, 0.1, 0.16]
 
 
 def test_a_look_ahead_removes_no_unit_from_the_window() -> None:
     """`ready` may be called for an instant, and later for an earlier one."""
-    window = Window(2, 4.0)
+    window = SlidingLog(2, 4.0)
     for at in (0.0, 0.5):
         assert take_now(window, 1, at)
     assert window.ready(1, 4.25) <= 4.25
@@ -57,14 +57,14 @@ def test_a_look_ahead_removes_no_unit_from_the_window() -> None:
 @example(2, [(0.0, 1), (0.95, 1), (0.0, 1)])
 def test_no_period_contains_more_than_the_limit(limit: int, arrivals: list[tuple[float, int]]) -> None:
     """Each unit leaves the window at most a 1024th of the period late."""
-    window, now, taken = Window(limit, 1.0), 0.0, []
+    window, now, taken = SlidingLog(limit, 1.0), 0.0, []
     for gap, cost in arrivals:
         now += gap
         if take_now(window, cost, now):
             taken += [now] * cost
             assert sum(at > now - 1 + 1e-6 for at in taken) <= limit
         else:
-            assert sum(at > now - 1 - 1.001 / Window.STEPS for at in taken) + cost > limit
+            assert sum(at > now - 1 - 1.001 / SlidingLog.STEPS for at in taken) + cost > limit
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.floats(0, 0.8), st.integers(1, 6)), max_size=60))
@@ -92,15 +92,15 @@ def test_a_cost_above_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -> N
 
 def test_the_memory_of_a_window_is_bounded() -> None:
     """Uses within a 1024th of the period are one entry, and expired entries are deleted."""
-    window = Window(10_000, 1.0)
+    window = SlidingLog(10_000, 1.0)
     for number in range(30_000):
         take_now(window, 1, number / 10_000)
-    assert len(window._log) <= Window.STEPS + 1
+    assert len(window._log) <= SlidingLog.STEPS + 1
 
 
 def test_a_use_shares_the_entry_of_the_one_just_before_it() -> None:
     """Earlier entries expire separately, and each entry with its last use."""
-    window = Window(3, 1.0)
+    window = SlidingLog(3, 1.0)
     assert [take_now(window, 1, at) for at in (0.0, 0.5, 0.5001)] == [True] * 3
     assert (window.ready(1, 0.6), window.ready(2, 0.6)) == (1.0, 1.5001)
     assert take_now(window, 1, 1.50005)
@@ -109,26 +109,26 @@ def test_a_use_shares_the_entry_of_the_one_just_before_it() -> None:
 
 def test_a_long_row_of_close_uses_does_not_share_one_entry() -> None:
     """Each use expires in time, although each follows another within a 1024th of the period."""
-    window, gap = Window(1000, 1.0), 0.5 / Window.STEPS
+    window, gap = SlidingLog(1000, 1.0), 0.5 / SlidingLog.STEPS
     for number in range(1000):
         window.take(1, number * gap, number * gap)
-    assert 1.0 <= window.ready(1, 0.6) <= 1.0 + 1 / Window.STEPS
+    assert 1.0 <= window.ready(1, 0.6) <= 1.0 + 1 / SlidingLog.STEPS
 
 
 def test_rounding_errors_of_fractional_costs_refuse_no_use() -> None:
-    window = Window(1, 1.0)
+    window = SlidingLog(1, 1.0)
     assert [take_now(window, 0.1, 0.5) for _ in range(11)] == [True] * 10 + [False]
 
 
 @pytest.mark.parametrize("limit", [10**9, 2**52])
 def test_a_large_window_is_exact_to_the_unit(limit: int) -> None:
-    window = Window(limit, 60.0)
+    window = SlidingLog(limit, 60.0)
     assert [take_now(window, cost, 0.5) for cost in (limit - 1, 1, 1)] == [True, True, False]
 
 
 def test_uses_recorded_out_of_order_keep_the_later_instant() -> None:
     """Two threads may read the clock, and take the lock in the other order."""
-    window = Window(2, 1.0)
+    window = SlidingLog(2, 1.0)
     window.take(1, 5.0001, 5.0001)
     window.take(1, 5.0, 5.0)
     assert window.ready(1, 6.0) == 6.0001
@@ -136,7 +136,7 @@ def test_uses_recorded_out_of_order_keep_the_later_instant() -> None:
 
 def test_a_use_recorded_out_of_order_is_credited() -> None:
     """Also if its entry now overlaps with the one before it, which may be the one that it is in."""
-    window = Window(10, 1.0)
+    window = SlidingLog(10, 1.0)
     for at in (5.0, 5.0008, 5.0011, 5.0007):
         window.take(2, at, at)
     assert len(window._log) == 2
@@ -164,7 +164,7 @@ def test_a_late_turn_is_charged_by_its_schedule() -> None:
 
 
 def test_a_window_charges_a_late_turn_when_it_begins() -> None:
-    window = Window(1, 1.0)
+    window = SlidingLog(1, 1.0)
     assert window.take(1, 0.5, 0.75) == 0.25
     assert window.ready(1, 1.0) == 1.75
 
@@ -174,7 +174,7 @@ def test_a_window_charges_a_late_turn_when_it_begins() -> None:
 
 def test_a_window_credits_unused_units_while_they_are_in_the_window() -> None:
     """Once they have left, the units of another call are not reduced."""
-    window = Window(10, 1.0)
+    window = SlidingLog(10, 1.0)
     window.take(9, 0.0, 0.0)
     window.correct(-8, 0.0, 0.5)
     assert window.ready(9, 0.5) == -inf
@@ -188,7 +188,7 @@ def test_a_window_credits_unused_units_while_they_are_in_the_window() -> None:
 
 
 def test_a_credit_leaves_the_window_with_its_use() -> None:
-    window = Window(10, 1.0)
+    window = SlidingLog(10, 1.0)
     window.take(5, 0.0, 0.0)
     window.correct(-0.5, 0.0, 0.5)
     window.take(0.5, 1.25, 1.25)
@@ -196,14 +196,14 @@ def test_a_credit_leaves_the_window_with_its_use() -> None:
 
 
 def test_more_units_than_expected_are_charged_once() -> None:
-    window = Window(10, 1.0)
+    window = SlidingLog(10, 1.0)
     window.take(5, 0.0, 0.0)
     window.correct(2, 0.0, 0.5)
     assert (window.ready(3, 0.6), window.ready(4, 0.6)) == (-inf, 1.0)
 
 
 def test_a_window_can_be_charged_beyond_its_limit() -> None:
-    window = Window(10, 1.0)
+    window = SlidingLog(10, 1.0)
     window.take(5, 0.0, 0.0)
     window.correct(20, 0.0, 0.5)
     assert window.ready(1, 0.6) == 1.5
@@ -252,7 +252,7 @@ def test_earlier_uses_still_count_after_a_resize() -> None:
     assert rate.full_at == 5.0
     rate.resize(2, 1.0, 8.0)
     assert (rate.full_at, rate.interval) == (5.0, 0.5)
-    window = Window(2, 1.0)
+    window = SlidingLog(2, 1.0)
     window.take(2, 0.0, 0.0)
     window.resize(3, 1.0, 0.5)
     assert (window.ready(1, 0.5), window.ready(2, 0.5), window.ready(4, 0.5)) == (-inf, 1.0, inf)

@@ -9,13 +9,13 @@ from weakref import ref
 
 import pytest
 
-from resilience.state.rates import EPSILON, Quota, Spread, Window
+from resilience.state.rates import EPSILON, Quota, SlidingLog, Spread
 from resilience.state.turns import Turn, Turns
 
 COST = (1.0, 1.0)
 
 
-def turns_of(rate: Spread | Window) -> Turns[str]:
+def turns_of(rate: Spread | SlidingLog) -> Turns[str]:
     """Return turns of one rate, of which one was taken at 0."""
     turns: Turns[str] = Turns((rate,), Quota())
     assert turns.take(COST, 0.0)
@@ -41,7 +41,7 @@ def woken(result: list[tuple[Turn[str], str]]) -> str:
 
 def test_a_turn_that_was_left_does_not_begin() -> None:
     """A coroutine may be closed at the very instant of its turn."""
-    turns = turns_of(Window(1, 1.0))
+    turns = turns_of(SlidingLog(1, 1.0))
     turn, other = joined(turns, "a"), joined(turns, "b")
     assert turns.first() is turn
     turns.leave(turn, 0.0)
@@ -54,7 +54,7 @@ def test_a_turn_that_was_left_does_not_begin() -> None:
 @pytest.mark.parametrize(("late", "new_caller"), [(0.0005, 3.0), (0.5, 3.5)])
 def test_the_plan_is_computed_again_if_a_turn_begins_much_later_than_planned(late: float, new_caller: float) -> None:
     """Much is a hundredth of the wait of a new caller. Whether a turn may begin is always checked exactly."""
-    turns = turns_of(Window(1, 1.0))
+    turns = turns_of(SlidingLog(1, 1.0))
     first, second = joined(turns, "a"), joined(turns, "b")
     assert begins(turns, first, 1.0 + late)
     assert turns.seconds(COST, 1.0 + late) == pytest.approx(new_caller - 1.0 - late)
@@ -64,7 +64,7 @@ def test_the_plan_is_computed_again_if_a_turn_begins_much_later_than_planned(lat
 
 def test_a_turn_that_is_not_the_first_is_checked_exactly_at_its_instant() -> None:
     """Half a millisecond does not change the plan, which may be too early then."""
-    turns: Turns[str] = Turns((Window(2, 1.0),), Quota())
+    turns: Turns[str] = Turns((SlidingLog(2, 1.0),), Quota())
     assert turns.take((2.0, 1.0), 0.0)
     first = Turn((2.0, 1.0), 1e9, "a")
     turns.join(first, 0.0)
@@ -105,7 +105,7 @@ def test_a_late_caller_delays_no_other_and_takes_a_turn_that_is_left() -> None:
 )
 def test_turns_behind_one_that_has_held_them_up_are_not_late(end: Callable[[Any, Any], object]) -> None:
     """They do not make up for the time in which the first one waited for another rate."""
-    turns: Turns[str] = Turns((Spread(10, 1.0, 1), Window(2, 5.0)), Quota())
+    turns: Turns[str] = Turns((Spread(10, 1.0, 1), SlidingLog(2, 5.0)), Quota())
     assert turns.take((0.0, 1.0, 1.0), 0.0)
     first, second, third = (Turn((costs, 2 - 2 * costs, 1.0), 1e9, "") for costs in (0.0, 1.0, 1.0))
     for turn in (first, second, third):
@@ -140,13 +140,13 @@ def test_a_bucket_alone_decides_by_one_token() -> None:
     assert turns.fast_path == [None]
     joined(turns, "a", 5.0)
     assert turns.fast_path == []
-    for rate in (Window(2, 1.0), Spread(1, 1.0, 2)):
+    for rate in (SlidingLog(2, 1.0), Spread(1, 1.0, 2)):
         assert turns_of(rate).fast_path == []
 
 
 def test_a_turn_lets_the_first_one_begin_before_it_and_is_then_woken() -> None:
     """Timers of the same instant fire in any order. It does not wait beyond its own limit."""
-    turns = turns_of(Window(1, 1.0))
+    turns = turns_of(SlidingLog(1, 1.0))
     turns.change(lambda: turns.rates[0].resize(3, 1.0, 0.0), 0.0)
     assert turns.take((2.0, 1.0), 0.0)
     first, second, third = joined(turns, "a"), joined(turns, "b"), joined(turns, "c", latest=1.0)
@@ -159,7 +159,7 @@ def test_a_turn_lets_the_first_one_begin_before_it_and_is_then_woken() -> None:
 
 def test_a_turn_waits_longer_for_a_first_one_that_was_woken_meanwhile() -> None:
     """The second is about to begin; but no turn waits beyond its own limit."""
-    turns = turns_of(Window(4, 1.0))
+    turns = turns_of(SlidingLog(4, 1.0))
     assert turns.take((3.0, 1.0), 0.0)
     first, second, third, fourth = (*(joined(turns, name) for name in "abc"), joined(turns, "d", latest=1.03))
     for turn in (third, second):
@@ -175,7 +175,7 @@ def test_a_turn_waits_longer_for_a_first_one_that_was_woken_meanwhile() -> None:
 
 def test_no_turn_waits_for_a_first_one_that_another_has_waited_for_in_vain() -> None:
     """Its event loop is blocked, and delays all turns behind it by milliseconds once, not each of them."""
-    turns = turns_of(Window(3, 1.0))
+    turns = turns_of(SlidingLog(3, 1.0))
     assert turns.take((2.0, 1.0), 0.0)
     first, second, third = joined(turns, "stalled"), joined(turns, "b"), joined(turns, "c")
     turns.go(second, 1.0)
@@ -200,12 +200,12 @@ def begin(turns: Turns[str], *live: Turn[str], until: float = 9.0) -> list[float
 @pytest.mark.parametrize(
     ("rate", "instants"),
     [
-        (Window(10, 1.0), [2.02] * 10 + [3.02] * 10),
+        (SlidingLog(10, 1.0), [2.02] * 10 + [3.02] * 10),
         (Spread(10, 1.0, 1), [1.62] * 3 + [1.67, 1.77, 1.87]),  # three in the quarter of a second that is made up for
     ],
     ids=["window", "spread"],
 )
-def test_stalled_turns_cost_those_behind_them_only_milliseconds(rate: Spread | Window, instants: list[float]) -> None:
+def test_stalled_turns_cost_those_behind_them_milliseconds(rate: Spread | SlidingLog, instants: list[float]) -> None:
     """A blocked event loop has 15 turns; those behind them begin at their instants, and then as if alone."""
     turns = turns_of(rate)
     while turns.take(COST, 0.0):
@@ -252,7 +252,7 @@ def test_the_instants_of_newcomers_are_exact_although_a_stalled_turn_waits() -> 
 
 def paused_until_the_last_instant_of_the_second() -> tuple[Turns[str], Turn[str], Turn[str]]:
     """Return the turns after a pause, with the first two of them, of which both may now begin, but not both at once."""
-    turns = turns_of(Window(1, 1.0))
+    turns = turns_of(SlidingLog(1, 1.0))
     first, second = joined(turns, "a"), joined(turns, "b", latest=2.0)
     turns.change(lambda: turns.quota.learn(0, 2.0, 0.5), 0.5)
     return turns, first, second
@@ -276,7 +276,7 @@ def test_a_turn_at_its_last_instant_does_not_wait_for_a_stalled_one() -> None:
 
 
 def test_a_turn_at_its_last_instant_begins_if_there_are_units_for_all_before_it() -> None:
-    turns = turns_of(Window(2, 1.0))
+    turns = turns_of(SlidingLog(2, 1.0))
     assert turns.take(COST, 0.0)
     first, second = joined(turns, "a"), joined(turns, "b", latest=1.0)
     for turn in (second, first):
@@ -297,7 +297,7 @@ def test_a_turn_that_gives_way_to_one_before_it_is_not_due_for_that_reason() -> 
 @pytest.mark.parametrize(("order", "names"), [("dc", "c"), ("cd", "c d")], ids=["comes soon", "sleeps longer"])
 def test_turns_that_give_way_and_are_woken_together_begin_in_order(order: str, names: str) -> None:
     """None takes another one for late, to which it gave way at the instant at which that one was woken."""
-    turns = turns_of(Window(8, 1.0))
+    turns = turns_of(SlidingLog(8, 1.0))
     assert turns.take((7.0, 1.0), 0.0)
     _, first, _, second, _, third, fourth, last = (
         joined(turns, name) for name in ("stalled", "a", "stalled", "b", "stalled", "c", "d", "e")
@@ -343,7 +343,7 @@ def test_stalled_turns_whose_turns_are_earlier_now_cost_as_much_as_two(stalled: 
 @pytest.mark.parametrize(("late", "begins"), [(0.1, 2.1), (0.9, 2.9)])
 def test_a_turn_whose_timers_are_always_late_is_overtaken_only_once(late: float, begins: float) -> None:
     """Although those of another event loop use up each unit, and are never late."""
-    turns = turns_of(Window(2, 1.0))
+    turns = turns_of(SlidingLog(2, 1.0))
     assert turns.take(COST, 0.0)
     slow, live = joined(turns, "slow"), [joined(turns, str(number)) for number in range(9)]
     now = 0.0
@@ -366,7 +366,7 @@ def behind_a_slow_one(turns: Turns[str], came_at: float) -> tuple[Turn[str], lis
 
 def test_a_turn_that_was_late_is_left_its_unit_when_it_is_late_again() -> None:
     """Others begin beside it, and do not wait for it. When it comes, it begins at once."""
-    turns = turns_of(Window(3, 1.0))
+    turns = turns_of(SlidingLog(3, 1.0))
     slow, live = behind_a_slow_one(turns, 1.5)
     assert begin(turns, *live, until=2.9) == pytest.approx([2.04, 2.04])
     assert begins(turns, slow, 2.9)
@@ -374,7 +374,7 @@ def test_a_turn_that_was_late_is_left_its_unit_when_it_is_late_again() -> None:
 
 
 def test_newcomers_leave_a_turn_that_was_late_its_unit_as_well() -> None:
-    turns = turns_of(Window(3, 1.0))
+    turns = turns_of(SlidingLog(3, 1.0))
     slow, live = behind_a_slow_one(turns, 1.5)
     turns.go(live[0], 2.02)
     for turn in live[1:]:
@@ -387,7 +387,7 @@ def test_newcomers_leave_a_turn_that_was_late_its_unit_as_well() -> None:
 
 def test_the_unit_of_a_turn_that_was_late_is_kept_for_twice_that_time() -> None:
     """It came 0.12 s late, so the last one begins 0.24 s after the next instant of that turn."""
-    turns = turns_of(Window(3, 1.0))
+    turns = turns_of(SlidingLog(3, 1.0))
     slow, live = behind_a_slow_one(turns, 1.12)
     assert begin(turns, *live, until=2.1) == pytest.approx([2.04, 2.04])
     assert turns.seconds((2.0, 1.0), 2.1) == pytest.approx(1.0)
@@ -400,7 +400,7 @@ def test_the_unit_of_a_turn_that_was_late_is_kept_for_twice_that_time() -> None:
 
 
 def test_newcomers_do_not_wait_for_a_unit_that_is_kept_no_longer() -> None:
-    turns = turns_of(Window(3, 1.0))
+    turns = turns_of(SlidingLog(3, 1.0))
     _, live = behind_a_slow_one(turns, 1.12)
     assert begin(turns, *live, until=2.1) == pytest.approx([2.04, 2.04])
     turns.leave(live[-1], 2.1)
@@ -411,7 +411,7 @@ def test_newcomers_do_not_wait_for_a_unit_that_is_kept_no_longer() -> None:
 
 def test_a_newcomer_looks_again_when_a_unit_is_kept_no_longer() -> None:
     """It is the only one in the queue that is not late, so no other turn would wake it."""
-    turns = turns_of(Window(3, 1.0))
+    turns = turns_of(SlidingLog(3, 1.0))
     _, live = behind_a_slow_one(turns, 1.12)
     assert begin(turns, *live, until=2.1) == pytest.approx([2.04, 2.04])
     turns.leave(live[-1], 2.1)
@@ -420,7 +420,7 @@ def test_a_newcomer_looks_again_when_a_unit_is_kept_no_longer() -> None:
 
 def test_several_turns_that_were_late_are_left_their_units() -> None:
     """One of each stalled event loop; the rest of the window is for the others."""
-    turns = turns_of(Window(3, 1.0))
+    turns = turns_of(SlidingLog(3, 1.0))
     assert turns.take((2.0, 1.0), 0.0)
     first, second, *live = (joined(turns, name) for name in ("first", "second", *"abcdef"))
     assert begin(turns, *live, until=1.1) == [1.02] * 3
@@ -435,7 +435,7 @@ def test_several_turns_that_were_late_are_left_their_units() -> None:
 
 
 def test_units_are_kept_for_at_most_a_second() -> None:
-    turns = turns_of(Window(1, 1.0))
+    turns = turns_of(SlidingLog(1, 1.0))
     slow, second, third = (joined(turns, name) for name in ("slow", "b", "c"))
     assert begin(turns, second, until=2.1) == [2.02]
     turns.go(slow, 2.9)
@@ -445,7 +445,7 @@ def test_units_are_kept_for_at_most_a_second() -> None:
 
 def test_a_slow_event_loop_costs_others_little_and_gets_its_turns() -> None:
     """It is blocked for 0.4 s at a time, four windows of 20. All others together make 200 calls a second at most."""
-    turns: Turns[str] = Turns((Window(20, 0.1),), Quota())
+    turns: Turns[str] = Turns((SlidingLog(20, 0.1),), Quota())
     began: list[tuple[float, str]] = []
     callers: dict[str, Turn[str]] = {}
     now = 0.0
@@ -476,7 +476,7 @@ def test_a_slow_event_loop_costs_others_little_and_gets_its_turns() -> None:
 
 def test_those_behind_stalled_turns_make_up_for_nothing_before_these_were_due() -> None:
     """The stalled one waited for another rate until 2 s; until then it held up the others."""
-    turns: Turns[str] = Turns((Spread(10, 1.0, 1), Window(1, 2.0)), Quota())
+    turns: Turns[str] = Turns((Spread(10, 1.0, 1), SlidingLog(1, 2.0)), Quota())
     assert turns.take((0.0, 1.0, 1.0), 0.0)
     stalled, *live = (Turn((1 - cost, cost, 1.0), 1e9, str(cost)) for cost in (1.0, 0.0, 0.0))
     for number, turn in enumerate((stalled, *live)):
@@ -487,7 +487,7 @@ def test_those_behind_stalled_turns_make_up_for_nothing_before_these_were_due() 
 
 def test_a_turn_that_will_be_refused_does_not_change_the_order_of_those_behind_it() -> None:
     """The first cannot begin before its limit, so the second one is woken before a newcomer comes."""
-    turns = turns_of(Window(3, 1.0))
+    turns = turns_of(SlidingLog(3, 1.0))
     assert turns.take((2.0, 1.0), 0.0)
     refused = Turn((3.0, 1.0), 5.0, "a")
     turns.join(refused, 0.0)
@@ -506,7 +506,7 @@ def test_a_turn_that_has_begun_keeps_no_earlier_one_alive() -> None:
     class Waiter:
         pass
 
-    turns: Turns[Waiter] = Turns((Window(3, 1.0),), Quota())
+    turns: Turns[Waiter] = Turns((SlidingLog(3, 1.0),), Quota())
     assert turns.take((2.0, 1.0), 0.0)
     waiters = [Waiter() for _ in range(2)]
     gone = ref(waiters[0])

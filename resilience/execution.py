@@ -32,7 +32,7 @@ from resilience.outcome import StoppedIteration
 from resilience.record import Named, Record
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
-from resilience.runtimes.driving import Suspended, drive, misuse_of, needs_event_loop, run_chain
+from resilience.runtimes.driving import Suspended, drive, needs_event_loop, run_chain, suspension_by
 from resilience.runtimes.lowering import lower
 from resilience.runtimes.tasks import TASKS
 
@@ -107,7 +107,7 @@ async def _without_event_loop(policy: Composable, stage: Stage, ctx: Context) ->
         return await stage(ctx)
     except RuntimeError as error:
         if needs_event_loop(error, 2):
-            raise Suspended(misuse_of(type(policy).__qualname__, error)) from None
+            raise Suspended(suspension_by(type(policy).__qualname__, error)) from None
         raise
 
 

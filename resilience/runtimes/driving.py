@@ -44,7 +44,7 @@ def run_chain(chain: Awaitable[T]) -> T:
         next(runner)
     result = runner.send(coroutine)
     if coroutine.cr_suspended:
-        raise _ended(coroutine, coroutine.__qualname__)
+        raise _close_suspended(coroutine, coroutine.__qualname__)
     _idle_runners.append(runner)  # not one that an error has ended
     return result  # type: ignore[no-any-return]
 
@@ -76,9 +76,9 @@ def drive(awaitable: Awaitable[T], lowered: object = None) -> T:
         return done.value  # type: ignore[no-any-return]
     except RuntimeError as failure:
         if lowered is not None and needs_event_loop(failure, 1):
-            raise Suspended(misuse_of(type(lowered).__qualname__, failure)) from None
+            raise Suspended(suspension_by(type(lowered).__qualname__, failure)) from None
         raise
-    error = _ended(coroutine, coroutine.__qualname__ if lowered is None else type(lowered).__qualname__)
+    error = _close_suspended(coroutine, coroutine.__qualname__ if lowered is None else type(lowered).__qualname__)
     raise error if lowered is None else Suspended(error)
 
 
@@ -86,21 +86,21 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def _ended(coroutine: Any, culprit: str) -> SuspensionMisuse:
+def _close_suspended(coroutine: Any, culprit: str) -> SuspensionMisuse:
     """Close a coroutine that suspended, and return the error for it."""
-    error = suspension(coroutine, culprit)
+    error = suspension_of(coroutine, culprit)
     coroutine.close()
     return error
 
 
-def suspension(coroutine: Any, culprit: str) -> SuspensionMisuse:
+def suspension_of(coroutine: Any, culprit: str) -> SuspensionMisuse:
     """Return the error for a coroutine that suspended, which names its innermost policy, or else `culprit`."""
     while isinstance(coroutine, CoroutineType):
         code, frame = coroutine.cr_code, coroutine.cr_frame
         if code.co_name == "around" and frame is not None:
             culprit = type(frame.f_locals[code.co_varnames[0]]).__qualname__
         coroutine = coroutine.cr_await
-    return misuse_of(culprit)
+    return suspension_by(culprit)
 
 
 def needs_event_loop(error: RuntimeError, depth: int) -> bool:
@@ -116,7 +116,7 @@ def needs_event_loop(error: RuntimeError, depth: int) -> bool:
     return is_awaited and packages[-1] in _EVENT_LOOPS and "resilience" not in packages
 
 
-def misuse_of(culprit: str, cause: Exception | None = None) -> SuspensionMisuse:
+def suspension_by(culprit: str, cause: Exception | None = None) -> SuspensionMisuse:
     """Return the error for a policy that suspended, or that would have suspended if `cause` had not been raised."""
     error = SuspensionMisuse(
         f"{culprit} suspended in blocking code: a policy may await only its call and what ctx and ctx.runtime offer"

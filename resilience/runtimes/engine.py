@@ -22,7 +22,7 @@ from typing_extensions import override
 from resilience.clock import clock
 from resilience.errors import SuspensionMisuse
 from resilience.runtimes.base import Expired, Plan, Runtime, Timer, Waiter, refuse_undeclared_race
-from resilience.runtimes.driving import suspension
+from resilience.runtimes.driving import suspension_of
 from resilience.runtimes.races import Race, ScheduledCall
 
 
@@ -246,7 +246,7 @@ class Engine:
 
     def _misuse(self, client: Client) -> SuspensionMisuse:
         """Return the error for a client that waits for something outside of the engine."""
-        return suspension(client.coroutine, "what a policy awaits")
+        return suspension_of(client.coroutine, "what a policy awaits")
 
     def _may_start(self) -> bool:
         """Whether a race may start another attempt now."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, final
 
 from resilience.runtimes.blocking import BLOCKING
-from resilience.runtimes.driving import suspension
+from resilience.runtimes.driving import suspension_of
 from resilience.streams.pulls import END, Item
 from resilience.streams.runtime import StreamClosed, StreamRuntime
 from resilience.streams.source import Opened, close_all
@@ -67,7 +67,7 @@ class Driver:
                     if type(out) is Opened:
                         self._pulls, self.take = out.pulls, functools.partial(self._run, out.pulls.send, None)
                     elif self._pulls is None and self.runtime.host is BLOCKING:
-                        error = suspension(self._execution, "a policy")
+                        error = suspension_of(self._execution, "a policy")
                     else:
                         return out
                 sent = None

@@ -118,7 +118,7 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        circuit, noted, result = self._circuit, None, None
+        circuit, noted, result = self._circuit, None, None  # `_is_nested` finds `noted` and `admission` in this frame
         since, began = circuit.failures, 0.0
         admission: Any = circuit.machine.period
         if not admission.quiet or ctx._info is not BARE:

@@ -286,7 +286,7 @@ class LiveCircuit:
         else:
             on_result = self.rules.on_result
             has_failed = ended is not DONE and on_result is not None and rejects(on_result, ended.value)
-        if has_failed and (self.encloses_caller() or _encloses_caller(admission)):
+        if has_failed and (self.encloses_caller() or _is_nested(admission)):
             return  # the enclosing call counts instead
         if has_failed or (has_failed is not None and not admission.quiet):  # otherwise nothing would change
             failure = _text_of(ended) if has_failed else None
@@ -357,7 +357,7 @@ class LiveCircuit:
             self.machine.period.probes.clear()
 
 
-def _encloses_caller(admission: Admission) -> bool:
+def _is_nested(admission: Admission) -> bool:
     """Whether the call that `settle` records was made inside a call without an `Admitted`, in the same period.
 
     To set and reset the variable of an `Admitted` alone would let each successful call take half as long again, and

@@ -12,7 +12,7 @@ from resilience.context import Context
 from resilience.errors import TimeoutExceeded
 from resilience.formats import format_number
 from resilience.runtimes.base import Expired, PassiveTimer
-from resilience.runtimes.blocking import BlockingTimer
+from resilience.runtimes.blocking import BLOCKING, BlockingTimer
 from resilience.runtimes.tasks import TASKS
 from resilience.streams.runtime import StreamRuntime
 
@@ -134,3 +134,18 @@ def apulls(ctx: Context, items: Any, limits: Limits, until: float | None) -> Gen
             is_plain = not runtime.resume
         yield item
         limit, until = idle, None
+
+
+# --- in both ---
+
+
+def answer_pulls(items: Any, runtime: StreamRuntime) -> Generator[Any, Any, None]:
+    """Yield the items of a value that replaces those of the source, in tasks each as an `Item`."""
+    out, is_blocking, is_plain = Item(), runtime.host is BLOCKING, isinstance(items, Iterator)
+    while True:
+        try:
+            out.value = next(items) if is_plain else (yield from items.__anext__().__await__())
+        except (StopIteration, StopAsyncIteration):
+            return
+        runtime.items += 1
+        yield out.value if is_blocking else out

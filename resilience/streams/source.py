@@ -21,7 +21,7 @@ from resilience.runtimes.base import Expired, PassiveTimer, Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
-from resilience.streams.pulls import END, Limits, apulls, pulls
+from resilience.streams.pulls import END, Limits, answer_pulls, apulls, pulls
 from resilience.streams.runtime import StreamClosed, StreamRuntime
 
 
@@ -138,6 +138,17 @@ async def close_all(runtime: Runtime, source: Any, items: Any) -> None:
             await runtime.close(source)
         if not hasattr(source, "close") and hasattr(source, "cancel"):  # a gRPC call
             source.cancel()
+
+
+async def deliver_answer(answer: Any, runtime: StreamRuntime) -> None:
+    """Deliver the items of a value that a policy returned in their place, and close it."""
+    if runtime.host is not BLOCKING and hasattr(type(answer), "__aiter__"):
+        items = answer.__aiter__()
+    elif isinstance(answer, Iterable):
+        items = iter(answer)
+    else:
+        raise ArgumentMisuse(f"what replaces a stream must have items, and {answer!r} has none")
+    await hold_open(runtime, (answer, items), answer_pulls(items, runtime))
 
 
 # --- opening ---

@@ -6,23 +6,26 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from math import inf
+from types import CoroutineType
 from typing import Any, ParamSpec, TypeAlias, TypeVar, final, overload
 
 from resilience import checks
 from resilience.callables import Unknown, is_async_function, name_of, named_like, require_callable, signature_of
 from resilience.checks import Duration
-from resilience.context import Context
+from resilience.clock import clock
+from resilience.context import Context, new_context
+from resilience.endings import end_execution
 from resilience.events.dispatch import subscribers
-from resilience.execution import Executed, compose
+from resilience.execution import Executed, begin_execution, compose, refuse_forgotten_await
 from resilience.formats import format_number
+from resilience.info import NO_INFO
 from resilience.proxy import make_proxy
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.tasks import TASKS
 from resilience.streams.driver import Driver
-from resilience.streams.execution import execute
 from resilience.streams.iterators import AsyncStream, Stream
-from resilience.streams.runtime import StreamRuntime
-from resilience.streams.source import keep_open
+from resilience.streams.runtime import StreamClosed, StreamRuntime
+from resilience.streams.source import deliver_answer, keep_open
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -69,10 +72,6 @@ class Streaming:
             if not it._resilience_streams:
                 raise TypeError(f"{it.name} cannot be used around a stream: delivered items are gone")
         self._stage, self._innermost = compose(chain, innermost), innermost
-
-    def _chain(self, ctx: Context) -> Any:
-        """Run the chain; without its policies if they are switched off."""
-        return (self._innermost if subscribers.policies_off else self._stage)(ctx)
 
     def __repr__(self) -> str:
         limits = {"first": self.first, "idle": self.idle}
@@ -123,8 +122,40 @@ class Streaming:
         ctx: Context | None = None,
     ) -> Any:
         runtime = StreamRuntime(TASKS if is_async else BLOCKING, self.resume)
-        driver = Driver(runtime, functools.partial(execute, self.policy, self._chain, runtime, (fn, args, kwargs), ctx))
+        driver = Driver(runtime, functools.partial(self._execute, runtime, (fn, args, kwargs), ctx))
         return AsyncStream(driver) if is_async else Stream(driver)
+
+    async def _execute(
+        self,
+        runtime: StreamRuntime,
+        called: tuple[Callable[..., Any], tuple[Any, ...] | None, Mapping[str, Any]],
+        given: Context | None,
+    ) -> None:
+        """Run the chain, and yield an `Opened` to the driver for each source, and for a value that replaces the items.
+
+        :param called: the function, its arguments (None if it takes the context), and its keyword arguments.
+        :param given: the context that the caller passed in, if any.
+        """
+        runtime.began = clock.now()
+        ctx = new_context(self.policy, *called, NO_INFO, runtime.host)
+        record, error = begin_execution(ctx, self.policy, given), None
+        ctx.runtime = runtime
+        try:
+            answer = await (self._innermost if subscribers.policies_off else self._stage)(ctx)
+            if type(answer) is CoroutineType:
+                refuse_forgotten_await(self.policy, None, answer)
+            if runtime.items and runtime.failure is not None:
+                raise runtime.failure  # a value cannot replace a stream that has begun
+            if not (runtime.items or (runtime.is_exhausted and answer is None)):
+                await deliver_answer(answer, runtime)
+        except BaseException as raised:
+            error = None if type(raised) is StreamClosed else raised
+            raise
+        finally:
+            runtime.failure = None
+            if record is not None:
+                end_execution(record, ctx, None, error, runtime.items)
+            error = None  # no cycle: error -> traceback -> this frame -> error
 
     @overload
     def call(self, fn: Callable[P, Unknown], /, *args: P.args, **kwargs: P.kwargs) -> Any: ...

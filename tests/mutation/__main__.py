@@ -58,7 +58,7 @@ policies/single_flight: FLIGHTS policies/keys EVERY_POLICY
 policies/cache: policies/{cache,cache_machine} EVERY_POLICY
 policies/keyed: policies/keyed integrations/{standard,limits} EVERY_POLICY
 policies/timeout: TIMEOUT runtimes/{workers,abandoned,tasks} context EVERY_POLICY
-streams/{driver,execution,iterators,pulls,runtime,source,streaming}: STREAMS
+streams/{driver,iterators,pulls,runtime,source,streaming}: STREAMS
 repeats: repeats policies/{retry_budget,repeat_cap} bad_input misuse composition/copies
 integrations/{answers,asgi,wsgi}: integrations/{answers,deadline_middlewares}
 integrations/{wire,_serving}: integrations/{wire,serving,deadline_middlewares,wrong_arguments}

@@ -8,7 +8,6 @@ ambient one during the call; otherwise this step is omitted.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextvars import copy_context
 from types import CodeType, CoroutineType
 from typing import Any, Final
 
@@ -121,9 +120,8 @@ async def _enter_racing(ctx: Context) -> Any:
     if record is not None:
         record.begin_attempt()
     try:
-        variables = copy_context()
-        variables.run(set_ambient, ctx)
-        job = variables.run(runtime.job, function, (ctx,) if arguments is None else arguments, ctx._keywords)
+        job = runtime.job(function, (ctx,) if arguments is None else arguments, ctx._keywords)
+        job.variables.run(set_ambient, ctx)
         result = await runtime.run_job(job, policy)
     except BaseException as error:
         if isinstance(error, TypeError):

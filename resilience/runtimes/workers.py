@@ -42,7 +42,6 @@ class Job:
     __slots__ = (
         "_arguments",
         "_claim",
-        "_context",
         "_done",
         "_error",
         "_function",
@@ -50,13 +49,15 @@ class Job:
         "_value",
         "has_ended",
         "returned_at",
+        "variables",
     )
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         self._function = function
         self._arguments = arguments
         self._keywords = keywords
-        self._context = contextvars.copy_context()
+        #: The copy of the caller's variables, in which the function runs.
+        self.variables: contextvars.Context = contextvars.copy_context()
         self._claim = threading.Lock()
         self._done = threading.Lock()
         self._done.acquire()
@@ -102,7 +103,7 @@ class Job:
     def run(self) -> None:
         """Run the function, and keep its outcome."""
         try:
-            self._value = self._context.run(self._function, *self._arguments, **self._keywords)
+            self._value = self.variables.run(self._function, *self._arguments, **self._keywords)
             self.returned_at = clock.now()
         except BaseException as error:  # the caller raises it, whatever it is
             self._error = error

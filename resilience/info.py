@@ -1,4 +1,4 @@
-"""The data that the contexts of one execution share: the call, the operation, properties, listeners, the record."""
+"""What the contexts of one execution share besides the call: the operation, properties, listeners, the record."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def enter_task(ctx: Context) -> Awaitable[Any]:
 
 
 async def enter_awaitable(ctx: Context) -> Any:
-    """Call a function that may begin its work before its result is awaited, once this coroutine is awaited."""
+    """Call the function, whose call may begin its work, only once this coroutine is awaited; await the result."""
     awaitable = enter_task(ctx)
     return await (awaitable if type(awaitable) is CoroutineType else _awaited(ctx._function, awaitable))
 
@@ -224,7 +224,7 @@ def refuse_mismatch(ctx: Context, error: TypeError) -> None:
 
 
 def raise_if_cut_off(timer: Timer | None, outer: Context | None, error: BaseException) -> None:
-    """Raise `Expired` if code inside found no time left at the instant at which the timer was to fire.
+    """Raise `Expired` if an error says that no time was left, and the timer is due as well, but has not fired yet.
 
     :param outer: the ambient context around the execution. Not for its timer: the code there may handle that no time
         was left for a call, until that timer cuts it off. None if the timer belongs to the execution anyway.

@@ -120,7 +120,8 @@ class Flight:
         self.leads: bool = False
         self._lead = Lead()
         self._result = _NONE
-        #: What the leader has shared; if nothing, what the next one shares, which is added.
+        #: What the leader has shared: one list for all its followers. If it is empty, the one that leads next adds its
+        #: outcome, also for those that have not run since.
         self._found: list[Shared] | None = None
         self._token: Token[tuple[Lead, ...]] | None = None
         self._waiter: Waiter

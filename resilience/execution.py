@@ -130,7 +130,7 @@ def refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> No
     code = result.cr_code
     called = [getattr(it, "__code__", None) for it in (function, type(function).__call__)]
     has_not_begun = code in (*NOT_ENTERED, *called, _plain.__code__, _without_event_loop.__code__)
-    if has_not_begun or code.co_name in ("around", "keep_open"):  # of a policy, or of a stream
+    if has_not_begun or code.co_name in ("around", "enter_stream"):  # of a policy, or of a stream
         close_coroutine(result)
         theirs = [f"{type(it).__qualname__}.around" for it in executed._resilience_chain() if not _is_ours(it)]
         raise AwaitableMisuse(

@@ -41,7 +41,7 @@ class Opened:
         yield self
 
 
-async def keep_open(first: float, idle: float, ctx: Context) -> None:
+async def enter_stream(first: float, idle: float, ctx: Context) -> None:
     """Open the source, and keep it open while the driver pulls its items. The error of a pull is raised here."""
     runtime = cast("StreamRuntime", ctx.runtime)
     runtime.check_before_call()

@@ -25,7 +25,7 @@ from resilience.runtimes.tasks import TASKS
 from resilience.streams.driver import Driver
 from resilience.streams.iterators import AsyncStream, Stream
 from resilience.streams.runtime import StreamClosed, StreamRuntime
-from resilience.streams.source import deliver_answer, keep_open
+from resilience.streams.source import deliver_answer, enter_stream
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -66,7 +66,7 @@ class Streaming:
         self.resume: Mapping[str, Callable[[Any], Any]] = {
             name: checks.plain_function(f"resume[{name!r}]", it, ("item",)) for name, it in (resume or {}).items()
         }
-        innermost = functools.partial(keep_open, self.first, self.idle)
+        innermost = functools.partial(enter_stream, self.first, self.idle)
         chain: Any = policy._resilience_chain()
         for it in chain:
             if not it._resilience_streams:

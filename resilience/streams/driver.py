@@ -23,7 +23,7 @@ class Driver:
     :param execute: makes the coroutine of the execution, which yields an `Opened` for each source.
     """
 
-    __slots__ = ("_execute", "_execution", "_pulls", "_run", "is_busy", "is_over", "runtime", "take")
+    __slots__ = ("_execute", "_execution", "_pulls", "_run", "is_busy", "is_over", "pull", "runtime")
 
     def __init__(self, runtime: StreamRuntime, execute: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.runtime: StreamRuntime = runtime
@@ -32,7 +32,7 @@ class Driver:
         self._run: Callable[..., Any]  # runs a function in the variables of the stream; made with the execution
         self._pulls: Generator[Any, Any, None] | None = None  # those of the open source
         #: The same as `step`, but only of the open source. If it raises, call `step` with the error.
-        self.take: Callable[[], Any] = _no_source
+        self.pull: Callable[[], Any] = _no_source
         self.is_busy: bool = False
         self.is_over: bool = False
 
@@ -45,7 +45,7 @@ class Driver:
         if self._execution is None and not self.is_over:
             self._run, self._execution = contextvars.copy_context().run, self._execute()
         self.is_over = self.is_over or self._execution.cr_frame is None  # an interrupt came before that was noted
-        if type(error) is StopIteration:  # of `take`
+        if type(error) is StopIteration:  # of `pull`
             error = None
         try:
             while not self.is_over:
@@ -61,11 +61,11 @@ class Driver:
                         self.is_over = self._execution.cr_frame is None  # not after an interrupt between two steps
                         if error is not None:
                             raise
-                    self._pulls, self.take = None, _no_source
+                    self._pulls, self.pull = None, _no_source
                 else:
                     error = None
                     if type(out) is Opened:
-                        self._pulls, self.take = out.pulls, functools.partial(self._run, out.pulls.send, None)
+                        self._pulls, self.pull = out.pulls, functools.partial(self._run, out.pulls.send, None)
                     elif self._pulls is None and self.runtime.host is BLOCKING:
                         error = suspension_of(self._execution, "a policy")
                     else:
@@ -110,7 +110,7 @@ class Driver:
                 with suppress(StreamClosed, GeneratorExit):
                     await self.wait(self.step(StreamClosed() if runtime.items else GeneratorExit()))
         finally:
-            self.is_over, self.is_busy, self.take = True, False, _no_source
+            self.is_over, self.is_busy, self.pull = True, False, _no_source
             if execution is not None and runtime.host is BLOCKING:
                 self._run(execution.close)  # an interrupt may have come between two steps
             if runtime.left_open is not None:  # the event loop closes asynchronous generators itself

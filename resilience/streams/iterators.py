@@ -80,7 +80,7 @@ def _pulled(driver: Driver) -> Generator[Any, None, None]:
             driver.refuse()
         try:
             driver.is_busy = True
-            item = driver.take()
+            item = driver.pull()
         except BaseException as error:
             failed = error
         else:
@@ -115,7 +115,7 @@ class AsyncStream(AsyncGenerator[T, None]):
         try:
             driver.is_busy = True
             try:
-                out = driver.take()
+                out = driver.pull()
                 if type(out) is Item:
                     return out.value  # type: ignore[no-any-return]
             except BaseException as error:

@@ -156,10 +156,10 @@ def enter_task(ctx: Context) -> Awaitable[Any]:
 async def enter_awaitable(ctx: Context) -> Any:
     """Call the function, whose call may begin its work, only once this coroutine is awaited; await the result."""
     awaitable = enter_task(ctx)
-    return await (awaitable if type(awaitable) is CoroutineType else _awaited(ctx._function, awaitable))
+    return await (awaitable if type(awaitable) is CoroutineType else _await_result(ctx._function, awaitable))
 
 
-async def _awaited(function: Callable[..., Any], awaitable: Any) -> Any:
+async def _await_result(function: Callable[..., Any], awaitable: Any) -> Any:
     if not is_awaitable(awaitable):
         refuse_lazy(function)
         raise missing_awaitable(function, awaitable)
@@ -177,7 +177,7 @@ async def _await_in_context(ctx: Context) -> Any:
         arguments = (ctx,)
     try:
         awaitable = function(*arguments, **ctx._keywords) if ctx._keywords else function(*arguments)
-        result = await (awaitable if type(awaitable) is CoroutineType else _awaited(function, awaitable))
+        result = await (awaitable if type(awaitable) is CoroutineType else _await_result(function, awaitable))
     except BaseException as error:
         if isinstance(error, TypeError):
             refuse_mismatch(ctx, error)
@@ -198,7 +198,7 @@ async def _await_in_context(ctx: Context) -> Any:
 
 #: The code objects of the coroutines that enter the function. If a chain returns one of these, it was not awaited.
 NOT_ENTERED: Final[frozenset[CodeType]] = frozenset(
-    it.__code__ for it in (enter_driven, enter_awaitable, _await_in_context, _awaited)
+    it.__code__ for it in (enter_driven, enter_awaitable, _await_in_context, _await_result)
 )
 
 

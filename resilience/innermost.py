@@ -37,21 +37,19 @@ from resilience.runtimes.workers import pool
 
 def enter(ctx: Context) -> Any:
     """Call the function of the context, in blocking code."""
-    function, arguments = ctx._function, ctx._arguments
-    if arguments is None:
-        arguments = (ctx,)
     try:
         if ctx._info is not BARE:
-            result = _call_in_context(ctx, function, arguments)
+            result = _call_in_context(ctx)
         else:  # not merging an empty dictionary saves 40 ns
-            result = function(*arguments, **ctx._keywords) if ctx._keywords else function(*arguments)
+            arguments: Any = ctx._arguments  # never None, because a bare context is not passed to the function
+            result = ctx._function(*arguments, **ctx._keywords) if ctx._keywords else ctx._function(*arguments)
     except StopIteration as stop:
         raise StoppedIteration(stop) from None
     except TypeError as error:
         refuse_mismatch(ctx, error)
         raise
     if type(result) not in NON_AWAITABLE_TYPES:
-        _check_result(function, result)
+        _check_result(ctx._function, result)
     return result
 
 
@@ -62,13 +60,15 @@ def _check_result(function: Callable[..., Any], result: object) -> None:
         refuse_lazy(function)
 
 
-def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _call_in_context(ctx: Context) -> Any:
     """Call the function with the context as the ambient one: on a worker if a timer may cut it off, and recorded.
 
     Other calls do not set the variable: setting and resetting it would be a quarter of a call under four policies.
     """
+    function, arguments, record = ctx._function, ctx._arguments, ctx._info.record
+    if arguments is None:
+        arguments = (ctx,)
     timer: Any = ctx._timer  # in blocking code a `BlockingTimer`, or None
-    record = ctx._info.record
     if timer is not None:
         try:
             timer.check_before_start()

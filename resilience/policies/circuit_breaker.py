@@ -128,7 +128,7 @@ class CircuitBreaker(Policy[Never]):
                 return await call(ctx)
             if type(admission) is Open and (now := clock.now()) < admission.until and not circuit.rules.observe_only:
                 raise circuit.refusal(admission, now, ctx)
-            noted = Admitted(circuit)
+            noted = circuit.note_call()
             if type(admission) is not Closed:
                 await circuit.admit(ctx, noted, ctx.runtime)
                 admission = noted.admission
@@ -200,7 +200,10 @@ class CircuitBreaker(Policy[Never]):
         Entering it raises `CircuitOpen` if a call would be refused; an error of the block is recorded like that of a
         call.
         """
-        return Guard(self._circuit)
+        guard = Guard()
+        guard._noted = None
+        guard._circuit = self._circuit
+        return guard
 
     @override
     def settings(self) -> Mapping[str, object]:
@@ -241,9 +244,8 @@ class Guard:
 
     __slots__ = ("_began", "_circuit", "_noted", "_since")
 
-    def __init__(self, circuit: LiveCircuit) -> None:
-        self._noted: Admitted | None = None
-        self._circuit = circuit
+    _circuit: LiveCircuit
+    _noted: Admitted | None
 
     def __enter__(self) -> None:
         if self._begin():
@@ -258,7 +260,7 @@ class Guard:
             return False  # the block is nested in an admitted call, and belongs to it
         self._began = clock.now() if circuit.is_timed else 0.0
         self._since = circuit.failures
-        self._noted = noted = Admitted(circuit)  # no effect if the next lines raise: it has no admission yet
+        self._noted = noted = circuit.note_call()  # no effect if the next lines raise: it has no admission yet
         period = circuit.machine.period
         if type(period) is not Closed:
             return True

@@ -67,15 +67,11 @@ DONE = Success(None)
 class Admitted:
     """A running call that a circuit has admitted: nested calls of the same circuit belong to it."""
 
-    __slots__ = ("_token", "admission", "circuit")
+    __slots__ = ("admission", "circuit", "token")
 
-    def __init__(self, circuit: LiveCircuit) -> None:
-        self.circuit: LiveCircuit = circuit
-        #: None before and after the call, so that this object has no effect if an interrupt comes in between.
-        self.admission: Admission | None = None
-        outer = get_enclosing()
-        enclosing = (self, *[it for it in outer if it.admission is not None]) if outer else (self,)
-        self._token: Any = _set_enclosing(enclosing)
+    circuit: LiveCircuit
+    admission: Admission | None  # None before and after the call: this object has no effect if an interrupt comes then
+    token: Any  # that resets the variable
 
     def leave(self) -> None:
         """End the call."""
@@ -84,8 +80,8 @@ class Admitted:
         if not enclosing or enclosing[0] is not self:  # blocks in generators may end out of order
             return
         try:
-            _reset_enclosing(self._token)
-            self._token = None  # it refers to outer calls, and a task that outlives this call keeps this object
+            _reset_enclosing(self.token)
+            self.token = None  # it refers to outer calls, and a task that outlives this call keeps this object
         except ValueError:  # another task, or the garbage collector, closes the coroutine in another context
             pass
 
@@ -164,6 +160,16 @@ class LiveCircuit:
 
     # --- calls ---
 
+    def note_call(self) -> Admitted:
+        """Note that a call begins, before it is admitted."""
+        noted = Admitted()  # a constructor would be a tenth of a `guard()`
+        noted.circuit = self
+        noted.admission = None
+        outer = get_enclosing()
+        enclosing = (noted, *[it for it in outer if it.admission is not None]) if outer else (noted,)
+        noted.token = _set_enclosing(enclosing)
+        return noted
+
     def encloses_caller(self) -> bool:
         """Whether this code runs inside a call that this circuit has admitted."""
         enclosing = get_enclosing()  # usually none; to find that out with `any` would take four times as long
@@ -195,7 +201,7 @@ class LiveCircuit:
         if self.rules.probe is None or self.encloses_caller():
             return
         admission: Admission | None = None
-        ctx, noted = block_context(), Admitted(self)
+        ctx, noted = block_context(), self.note_call()
         try:
             if not isinstance(self.machine.period, Closed):
                 admission, *_ = self._ask(ctx)

@@ -69,7 +69,7 @@ class _DeadlineBlock(Block):
             self.__exit__(kind, error, traceback)
         if timer is None:
             return
-        if timer.fired or (ends_with_the_deadline(error) and has_come(timer.deadline)):
+        if timer.fired or (error is not None and ends_with_the_deadline(error) and has_come(timer.deadline)):
             is_own = timer.deadline == self._began + self._seconds  # otherwise, an outer budget has ended the block
             limit = self._seconds if is_own else max(0.0, timer.deadline - self._began)
             raise DeadlineExceeded(f"the block did not end within {format_number(limit)} s", timeout=limit)

@@ -265,7 +265,7 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, Rejected)
 
 
-def ends_with_the_deadline(error: BaseException | None) -> bool:
+def ends_with_the_deadline(error: BaseException) -> bool:
     """Whether an error is a `DeadlineExceeded`, or a group of these, as raised by child tasks."""
     if isinstance(error, BaseExceptionGroup):
         return all(ends_with_the_deadline(leaf) for leaf in error.exceptions)

@@ -188,7 +188,7 @@ class LiveCircuit:
         try:
             admission, period, now = self._ask(ctx)
             while self.rules.probe is not None and isinstance(admission, Probe) and not admission.period.successes:
-                admission, period, now = await self._check(admission, ctx, noted, runtime)
+                admission, period, now = await self._run_probe(admission, ctx, noted, runtime)
             noted.admission = admission if admission is not None else self._refuse(period, now, ctx)
         except BaseException:
             if admission is not None:
@@ -206,7 +206,7 @@ class LiveCircuit:
             if not isinstance(self.machine.period, Closed):
                 admission, *_ = self._ask(ctx)
                 if isinstance(admission, Probe):
-                    admission, *_ = await self._check(admission, ctx, noted, runtime)
+                    admission, *_ = await self._run_probe(admission, ctx, noted, runtime)
                 if admission is not None:
                     self.release(admission)
         except BaseException:
@@ -216,7 +216,7 @@ class LiveCircuit:
         finally:
             noted.leave()
 
-    async def _check(self, probe: Probe, ctx: Context, noted: Admitted, runtime: Runtime) -> _Answer:
+    async def _run_probe(self, probe: Probe, ctx: Context, noted: Admitted, runtime: Runtime) -> _Answer:
         """Run the user's function in the slot of a probe, record its outcome, and decide on the call."""
         assert self.rules.probe is not None
         began, failure, timeout = clock.now(), None, probe.period.probe_timeout
@@ -347,12 +347,12 @@ class LiveCircuit:
 
     def _set_next_opening(self, new: CircuitState) -> None:
         """Take the length of the next open period from the backoff. Outside the lock, as a backoff may be user code."""
-        circuit = self.machine
+        machine = self.machine
         if new is CircuitState.OPEN:
-            circuit.opens_for = next(self._openings, circuit.opens_for)
+            machine.opens_for = next(self._openings, machine.opens_for)
         elif new is CircuitState.CLOSED:
             self._openings = self.rules.open_for.delays()
-            circuit.opens_for = circuit.opens_first_for = next(self._openings, circuit.opens_first_for)
+            machine.opens_for = machine.opens_first_for = next(self._openings, machine.opens_first_for)
 
     def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests check from outside)
         """Discard the lock, the probes and the unreported transitions of the threads before the fork."""

@@ -68,7 +68,7 @@ class EngineTimer(Timer):
 
     def fire(self) -> None:
         """Cut the client off before the engine resumes any other client."""
-        self.deadline = -inf
+        self.deadline = -inf  # its entry is now the earliest of all
         self._engine.suspend(self._client, inf)
 
     def expire(self) -> Expired:

@@ -87,7 +87,7 @@ class ThreadEngine(Engine):
     def _step(self, deadline: float) -> bool:
         """Resume a client, make a scheduled call, or wait until one is due; true if the deadline has passed first."""
         ends_at = self._queue[0][0] if self._queue else inf
-        if self._woken and ends_at != -inf:
+        if self._woken and ends_at != -inf:  # otherwise, a client is to be cut off first
             waiter = self._woken.popleft()
             if waiter.waits:
                 self._resume(waiter.client)

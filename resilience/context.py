@@ -226,7 +226,7 @@ class Context:
         properties: Mapping[str, Any] | None = None,
         cap: Cap | None = None,
         hedge: int | None = None,
-        chosen: tuple[Named, ...] | None = None,
+        foreseeing: tuple[Named, ...] | None = None,
         limiters: tuple[Named, ...] | None = None,
     ) -> Context:
         """Derive a context with other data of the execution. See `ExecutionInfo`; None keeps what it is."""
@@ -238,7 +238,7 @@ class Context:
             info.record,
             info.cap if cap is None else cap,
             info.hedge if hedge is None else hedge,
-            info.chosen if chosen is None else chosen,
+            info.foreseeing if foreseeing is None else foreseeing,
             info.limiters if limiters is None else limiters,
         )
         return child

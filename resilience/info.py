@@ -31,8 +31,8 @@ class ExecutionInfo:
 
     :param cap: the cap on the repeats of this execution and of all executions inside it; None without a cap.
     :param hedge: the number of the attempt that a `Hedge` started beside the first; otherwise 0.
-    :param chosen: the pipelines that can foresee refusals to which another policy, such as a `Keyed`, has passed the
-        call.
+    :param foreseeing: the pipelines, besides the executed one, that can foresee refusals: another policy, such as a
+        `Keyed`, has passed its call to them.
     :param limiters: the rate limiters around the function, if it asks for them.
     """
 
@@ -42,7 +42,7 @@ class ExecutionInfo:
     record: Record | None = None
     cap: Cap | None = None
     hedge: int = 0
-    chosen: tuple[Named, ...] = ()
+    foreseeing: tuple[Named, ...] = ()
     limiters: tuple[Named, ...] = ()
 
 

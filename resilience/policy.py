@@ -282,7 +282,7 @@ class Pipeline(Policy[D_co]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
         if self._resilience_foresees:  # a Retry in it looks here for the circuits inside it
-            ctx = ctx._with(chosen=(*ctx._info.chosen, self))
+            ctx = ctx._with(foreseeing=(*ctx._info.foreseeing, self))
         return await compose(self._as_chain(), call)(ctx)  # type: ignore[no-any-return]
 
     @override

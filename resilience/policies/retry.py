@@ -188,11 +188,11 @@ class Retry(Policy[Never]):
     def _refused_until(self, ctx: Context) -> float:
         """Return the instant until which a policy inside will refuse every call; minus infinity if none is known."""
         executed, until = ctx._executed, -inf
-        if executed is None or not (executed._resilience_foresees or ctx._info.chosen):
+        if executed is None or not (executed._resilience_foresees or ctx._info.foreseeing):
             return until
         if self._rules.failures.names(CircuitOpen):
             return until
-        for pipeline in (executed, *ctx._info.chosen):
+        for pipeline in (executed, *ctx._info.foreseeing):
             is_inside = False
             for policy in pipeline._resilience_chain():
                 is_inside = is_inside or policy is self

@@ -57,15 +57,24 @@ def forbid_repeat(error: Exception, reason: str | None = None) -> None:
         return
 
 
-def allows(carrier: Any, name: str) -> bool:
-    """Whether this attribute of an error, a result or a called object is not `False`; of a group, of all its errors.
+def allows(function: object, name: str) -> bool:
+    """Whether this attribute of a called object is not `False`.
 
     On a plain function or method it means nothing: a decorator may have copied it there.
     """
     try:
-        if getattr(carrier, name, True) is False and not isinstance(carrier, (FunctionType, MethodType)):
-            return False
+        is_plain = type(function) is FunctionType or type(function) is MethodType
+        return is_plain or getattr(function, name, True) is not False
     except Exception:  # a property that raises
+        return True
+
+
+def is_repeatable(ended: Any) -> bool:
+    """Whether a call may be made again after this error or result; after a group, whether after each of its errors."""
+    try:
+        if getattr(ended, "repeatable", True) is False:
+            return False
+    except Exception:  # as in `allows`
         pass
-    is_group = issubclass(type(carrier), BaseExceptionGroup)  # `isinstance` would ask a proxy for its class
-    return not is_group or all(allows(it, name) for it in carrier.exceptions)
+    is_group = issubclass(type(ended), BaseExceptionGroup)  # `isinstance` would ask a proxy for its class
+    return not is_group or all(map(is_repeatable, ended.exceptions))

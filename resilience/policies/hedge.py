@@ -17,7 +17,7 @@ from resilience.errors import closable, ends_with_the_deadline, is_refusal
 from resilience.events.dispatch import emit, optional_listener
 from resilience.events.kinds import BudgetSpent, HedgeFinished, HedgeStarted
 from resilience.formats import format_number, format_percent
-from resilience.hints import allows, forbid_repeat, may_overlap
+from resilience.hints import allows, forbid_repeat, is_repeatable, may_overlap
 from resilience.info import Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.network_errors import transient
@@ -255,7 +255,7 @@ class HedgePlan:
                 decides = is_answer = True
             if number and is_refusal(error):
                 give_back_refused(error, self._ctx._info.cap, policy._budget)
-        if not (decides or allows(carrier, "repeatable")):  # the attempt may have done its work
+        if not (decides or is_repeatable(carrier)):  # the attempt may have done its work
             self.due, self.is_repeatable = inf, False
         if number == 0 or is_answer:
             if self.answer is not None:

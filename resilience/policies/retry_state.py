@@ -19,7 +19,7 @@ from resilience.errors import DeadlineExceeded, RetriesExhausted, closable, is_r
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
 from resilience.formats import format_seconds
-from resilience.hints import allows, as_delay, asked_delay
+from resilience.hints import allows, as_delay, asked_delay, is_repeatable
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
 from resilience.notes import annotate, is_handled_outside
@@ -121,7 +121,7 @@ class RetryState:
         if self.attempt == rules.attempts:
             return "attempts"
         carrier = failed if isinstance(failed, Exception) else failed.value
-        if not (ctx.runtime.is_repeatable and allows(ctx._function, "repeatable") and allows(carrier, "repeatable")):
+        if not (ctx.runtime.is_repeatable and allows(ctx._function, "repeatable") and is_repeatable(carrier)):
             return "unrepeatable"
         if isinstance(failed, Exception) and ends_cancellation(failed):
             return "unrepeatable"

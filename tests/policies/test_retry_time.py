@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from types import MethodType
 from typing import Any
 
 import anyio
@@ -495,15 +496,17 @@ async def test_a_function_with_repeatable_false_is_not_called_again(world: World
 
 
 @pytest.mark.parametrize("policy", [Retry(2, on=Boom, backoff=[0]), Hedge(60, on=Boom, eager=True)])
-def test_on_a_plain_function_repeatable_false_means_nothing(policy: Policy[Any]) -> None:
+@pytest.mark.parametrize("bind", [lambda fn: fn, lambda fn: MethodType(fn, Context())], ids=["function", "method"])
+def test_on_a_plain_function_repeatable_false_means_nothing(policy: Policy[Any], bind: Callable[..., Any]) -> None:
+    """Nor on a method, which has the attributes of its function."""
     calls = []
 
-    def fn(ctx: Context) -> None:
-        calls.append(ctx)
+    def fn(*args: Context) -> None:
+        calls.append(args)
         raise Boom
 
     fn.repeatable = False  # type: ignore[attr-defined]
-    assert isinstance(policy.capture(fn), Failure)
+    assert isinstance(policy.capture(bind(fn)), Failure)
     assert len(calls) == 2
 
 

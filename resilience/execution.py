@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from math import inf
 from types import CoroutineType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from resilience.ambient import get_ambient, innermost_open, timer_here
 from resilience.callables import close_coroutine, is_awaitable, is_coroutine_function, without_partials
@@ -38,6 +38,10 @@ from resilience.runtimes.tasks import TASKS
 
 #: A part of a chain: `stage(ctx)` runs the rest of it. In tasks, and in a driven chain, the result is awaited.
 Stage: TypeAlias = Callable[[Context], Any]
+
+
+#: The exceptions that carry another one to the end of a blocking execution.
+_CARRIERS: Final = (StoppedIteration, Suspended)
 
 
 class Executed(Named, Protocol):
@@ -162,7 +166,7 @@ def run(
         if ctx is not None or get_ambient() is not None or subscribers.executions or executed._resilience_keeps_record:
             return _begin_and_run(inner, executed, ctx, stage, enter, _recorded)
         return stage(inner)
-    except (StoppedIteration, Suspended) as carrier:
+    except _CARRIERS as carrier:
         carried = carrier.error
     try:
         raise carried
@@ -197,7 +201,7 @@ def protect(executed: Executed, function: Callable[..., Any]) -> Callable[..., A
             if keeps_record or subscribers.executions or get_ambient() is not None:
                 return _begin_and_run(inner, executed, None, stage, enter, _recorded)
             return stage(inner)
-        except (StoppedIteration, Suspended) as carrier:
+        except _CARRIERS as carrier:
             carried = carrier.error
         try:
             raise carried

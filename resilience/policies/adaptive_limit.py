@@ -126,7 +126,7 @@ class AdaptiveLimit(Policy[Never]):
         free = permits.free
         while True:
             try:
-                if free and not permits.busy:
+                if free and not permits.waiting:
                     del free[-1]  # as in `Bulkhead.around`
                     break
             except IndexError:  # pragma: no cover (as there)
@@ -151,7 +151,7 @@ class AdaptiveLimit(Policy[Never]):
             return result
         finally:
             free += ONE_PERMIT
-            if permits.busy:
+            if permits.waiting:
                 try:
                     self._permits.hand_on()
                 except BaseException:  # as in `Bulkhead.around`
@@ -216,7 +216,7 @@ class AdaptiveLimit(Policy[Never]):
     def _ended(self, began_in: Period, began: float, ctx: Context) -> None:
         """Record how long a call took; evaluate the limit, if it is time."""
         now, period, permits = clock.now(), self._period, self._permits.machine
-        number = period.note(now - began, began_in, permits.in_flight(), permits.busy, now)
+        number = period.note(now - began, began_in, permits.in_flight(), bool(permits.waiting), now)
         if number >= self._min_samples and now >= period.next_evaluation:
             self._in_turn(partial(self._evaluate, period, now, ctx))
 

@@ -83,7 +83,7 @@ class Bulkhead(Policy[Never]):
         free = permits.free
         while True:
             try:
-                if free and not permits.busy:
+                if free and not permits.waiting:
                     del free[-1]  # not a call: an interrupt during or after a call could lose the permit
                     break
             except IndexError:  # pragma: no cover (another thread was faster: never under the GIL)
@@ -97,7 +97,7 @@ class Bulkhead(Policy[Never]):
             return await call(ctx)
         finally:
             free += ONE_PERMIT  # not a call either
-            if permits.busy:
+            if permits.waiting:
                 try:
                     self._permits.hand_on()
                 except BaseException:  # an interrupt: without this line, a waiter might sleep for ever

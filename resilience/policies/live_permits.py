@@ -21,7 +21,7 @@ from resilience.runtimes.base import Runtime, Waiter, wake
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
-from resilience.state.permits import GONE, ONE_PERMIT, WAITING, Permits, Ticket
+from resilience.state.permits import GONE, GRANTED, ONE_PERMIT, TAKEN, WAITING, Permits
 
 #: Makes the error for a call that gets no permit: of the name of the policy, the limit, the queue and the reason.
 MakeRefusal: TypeAlias = Callable[[str, int, int, str], Rejected]
@@ -69,27 +69,28 @@ class LivePermits:
     async def wait(self, ctx: Context, runtime: Runtime) -> None:
         """Wait in the queue for a permit and take it; raise if the queue is full, or the wait takes too long."""
         machine, began = self.machine, clock.now()
-        ticket = Ticket(runtime.waiter())
+        waiter = runtime.waiter()
+        waiter.place = WAITING
         gives_up_at = inf if self.max_wait is None else began + self.max_wait
         budget = waits_until(ctx)
         try:
-            while (first := machine.first_if_full()) is not None and not first.waiter.is_alive():
-                machine.drop(first)  # its event loop has ended, so it will never run again
-            machine.join(ticket)
-            if machine.granted:
+            if machine.join(waiter):
                 self.hand_on()
-            if ticket.state is GONE:
+            if len(machine.waiting) > machine.queue:
+                self._leave_if_full(waiter)
+            if waiter.place is GONE:
                 raise self._refused(ctx, "and the queue is full")
             ends_at = budget if budget < gives_up_at else gives_up_at
-            if ticket.state is WAITING and not await ticket.waiter.wait(ends_at, ctx._timer):
-                machine.leave(ticket)
-            if machine.take_up(ticket):
+            if waiter.place is WAITING and not await waiter.wait(ends_at, ctx._timer):
+                machine.leave(waiter)
+            if waiter.place is GRANTED:
+                waiter.place = TAKEN
                 return
         except BaseException:  # cancelled, cut off or interrupted: leave, and pass on a permit that was just granted
             try:
-                self._leave(ticket)
+                self._abandon(waiter)
             except BaseException:  # interrupted, perhaps once more
-                self._leave(ticket)
+                self._abandon(waiter)
                 raise
             raise
         raise self._gave_up(ctx, clock.now() - began, is_deadline=budget <= gives_up_at)
@@ -99,13 +100,10 @@ class LivePermits:
 
         A caller that has released a permit calls it again after an interrupt, which may have left a waiter asleep.
         """
-        machine = self.machine
-        machine.settle()
-        while machine.granted:
-            for ticket in machine.granted.copy():
-                if not wake(ticket.waiter):
-                    machine.pass_on(ticket)
-                machine.woken(ticket)
+        waiter = None
+        while (waiter := self.machine.grant(waiter)) is not None:
+            if not wake(waiter):
+                self.machine.drop(waiter)
 
     def resize(self, limit: int) -> None:
         """Change the limit."""
@@ -121,8 +119,15 @@ class LivePermits:
 
     # --- private ---
 
-    def _leave(self, ticket: Ticket[Waiter]) -> None:
-        self.machine.abandon(ticket)
+    def _leave_if_full(self, waiter: Waiter) -> None:
+        """Leave a queue that is too long now, unless the first ones in it will never run again: those are removed."""
+        while (first := self.machine.first_if_too_long()) is not None and not first.is_alive():
+            self.machine.drop(first)  # its event loop has ended
+        if first is not None:
+            self.machine.leave(waiter)
+
+    def _abandon(self, waiter: Waiter) -> None:
+        self.machine.abandon(waiter)
         self.hand_on()
 
     def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests check from outside)
@@ -173,7 +178,7 @@ class Slot:
 
     def _take(self, machine: Permits[Waiter]) -> bool:
         try:
-            if not machine.busy:
+            if not machine.waiting:
                 del machine.free[-1]  # as in `Bulkhead.around`
                 self._held = machine
                 return True
@@ -197,7 +202,7 @@ class Slot:
         machine, self._held = self._held, None
         if machine is not None:
             machine.free += ONE_PERMIT
-            if machine.busy:
+            if machine.waiting:
                 try:
                     self._permits.hand_on()
                 except BaseException:  # as in `Bulkhead.around`

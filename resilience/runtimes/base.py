@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
-from typing import Any, Protocol, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, final
 
 from typing_extensions import override
 
@@ -19,6 +19,9 @@ from resilience.clock import clock
 from resilience.errors import RaceMisuse, TimeoutExceeded
 from resilience.formats import format_number
 from resilience.outcome import Outcome
+
+if TYPE_CHECKING:
+    from resilience.state.permits import Place
 
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
@@ -102,17 +105,25 @@ class PassiveTimer(Timer):
         return self.fired
 
 
-class Waiter(Protocol):
+class Waiter:  # no ABC, as above
     """One caller in a queue: it waits in its own thread or task, and can be woken from any thread."""
 
+    __slots__ = ("place",)
+
+    #: For the queue: whether the caller still waits in it.
+    place: Place
+
+    @abstractmethod
     def wake(self) -> None:
         """End the wait. May be called from any thread, and again; raises `RuntimeError` if the event loop has ended."""
         ...
 
+    @abstractmethod
     def is_alive(self) -> bool:
         """Whether the event loop of the waiter still runs. A full queue drops waiters whose loop has ended."""
         ...
 
+    @abstractmethod
     def wait(self, deadline: float, timer: Timer | None) -> Awaitable[bool]:
         """Wait until woken (true) or until `deadline`, an instant on the process clock (false).
 

@@ -143,10 +143,9 @@ class ScopeTimer(Timer):
 class AsyncioWaiter(Waiter):
     """The waiter of an asyncio task. Its future belongs to one event loop; other threads set it through that loop."""
 
-    __slots__ = ("_future", "_loop")
+    __slots__ = ("_future",)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
         self._future: asyncio.Future[bool] = loop.create_future()
 
     @override
@@ -154,15 +153,15 @@ class AsyncioWaiter(Waiter):
         # A task of the same loop may set the future: the loop checks what is ready before it waits again. In a signal
         # handler or a finalizer outside a task, it may wait already: only the socket of `call_soon_threadsafe` (5 us)
         # wakes it then.
-        task = current_task()
-        if task is None or task.get_loop() is not self._loop:
-            self._loop.call_soon_threadsafe(self._end, True)
+        task, loop = current_task(), self._future.get_loop()
+        if task is None or task.get_loop() is not loop:
+            loop.call_soon_threadsafe(self._end, True)
         elif not self._future.done():
             self._future.set_result(True)
 
     @override
     def is_alive(self) -> bool:
-        return not self._loop.is_closed()
+        return not self._future.get_loop().is_closed()
 
     @override
     def wait(self, deadline: float, timer: Timer | None) -> Awaitable[bool]:
@@ -171,7 +170,7 @@ class AsyncioWaiter(Waiter):
     async def _wait_until(self, deadline: float) -> bool:
         seconds = max(0.0, deadline - clock.now())
         # The context is empty, because a loop keeps a cancelled handle until its time has come.
-        handle = self._loop.call_later(seconds, self._end, False, context=contextvars.Context())
+        handle = self._future.get_loop().call_later(seconds, self._end, False, context=contextvars.Context())
         try:
             return await self._future
         finally:

@@ -1,15 +1,19 @@
 """Permits: a limited number at once, granted in the order of arrival to threads and tasks alike.
 
-Free permits are in a list, whose `pop` and `append` are atomic: while no caller waits, callers take
-and release permits without a lock. The rest happens under one short lock, with the flag `busy`:
+Free permits are in a list, and waiters in a queue, whose operations are atomic: while no caller waits,
+callers take and release permits without a lock.
 
-- a caller that finds no free permit queues, sets the flag, and then looks for free permits;
-- a caller that releases a permit appends it to the list, and then reads the flag.
+- A caller that finds no free permit, or an occupied queue, joins the queue, and then looks for free permits.
+- A caller that releases a permit appends it to the list, and then looks at the queue.
 
 Each writes first and reads second, so at least one of them sees the other: no wake-up is lost. A new
-caller that sees the flag queues too, so it overtakes no waiter. Permits are granted under the lock;
-the caller of the granting method then wakes the waiters, which calls into event loops. The flag is
-set until all are woken: if a caller is interrupted by a signal handler, another one wakes the rest.
+caller that sees the queue joins it, so it overtakes no waiter. Permits are granted under a short lock,
+always to the first waiter; the caller of `grant` then wakes it, which calls into its event loop. Until
+then, that waiter stays the first: if a caller is interrupted by a signal handler, another one wakes it.
+So a waiter may be woken twice, but none sleeps for ever with a permit.
+
+After the limit was lowered, permits may exist beyond it. A mark in the queue takes them before all
+waiters, as they are released.
 
 The lock is reentrant, and each step leaves a consistent state: the garbage collector may finalize an
 abandoned coroutine in the middle of any step, and its permit is then released in the same thread.
@@ -21,9 +25,7 @@ import contextlib
 import enum
 import threading
 from collections import deque
-from typing import Any, Generic, TypeVar, final
-
-W = TypeVar("W")
+from typing import Any, Final, Generic, Protocol, TypeVar, final
 
 _NO_WAITERS: deque[Any] = deque()  # always empty
 
@@ -31,37 +33,48 @@ _NO_WAITERS: deque[Any] = deque()  # always empty
 ONE_PERMIT = (None,)
 
 
-class TicketState(enum.Enum):
-    """The state of a ticket."""
+class Place(enum.Enum):
+    """The place of a waiter."""
 
     WAITING = "waiting"
-    GRANTED = "granted"
-    TAKEN = "taken"  # its holder has the permit, and must release it
-    GONE = "gone"  # its holder has left the queue, or passed the permit on
+    GRANTED = "granted"  # it has a permit, and may still be asleep
+    TAKEN = "taken"  # it knows of its permit, and must release it
+    GONE = "gone"  # it has left the queue, or passed the permit on
 
 
-WAITING, GRANTED, TAKEN, GONE = TicketState  # in CPython 3.11, the look-up of an enum member takes 100 ns
+WAITING, GRANTED, TAKEN, GONE = Place  # in CPython 3.11, the look-up of an enum member takes 100 ns
 
 
-@final
-class Ticket(Generic[W]):
-    """A place in the queue."""
+class Queued(Protocol):
+    """A waiter. Here, it is only a place, which its caller has set to WAITING."""
 
-    __slots__ = ("state", "waiter")
+    place: Place
 
-    def __init__(self, waiter: W) -> None:
-        self.waiter: W = waiter
-        self.state: TicketState = WAITING
+
+W = TypeVar("W", bound=Queued)
+
+
+class _Excess:
+    """The mark in the queue while there are more permits than the limit."""
+
+    place: Place = GONE
+
+
+_EXCESS: Final[Any] = _Excess()
 
 
 @final
 class Permits(Generic[W]):
-    """The state machine. After a method that can grant permits, wake the holders of the tickets in `granted`."""
+    """The state machine.
+
+    A waiter that was granted a permit sets its place to TAKEN. That needs no lock: until then, only its own caller ends
+    the grant, or `drop` after its event loop.
+    """
 
     #: How many permits are created at a time, so that a large limit uses memory only as it is needed.
     BATCH = 16
 
-    __slots__ = ("_lock", "_made", "_waiting", "busy", "free", "granted", "limit", "queue", "rejected")
+    __slots__ = ("_lock", "_made", "free", "limit", "queue", "rejected", "waiting")
 
     def __init__(self, limit: int, queue: int) -> None:
         self.limit: int = limit
@@ -69,9 +82,7 @@ class Permits(Generic[W]):
         self.rejected: int = 0
         self._made = min(limit, self.BATCH)  # permits that exist, free or taken
         self.free: list[None] = [None] * self._made
-        self._waiting: deque[Ticket[W]] = _NO_WAITERS  # a deque takes 760 bytes, and most bulkheads never need one
-        self.granted: list[Ticket[W]] = []  # the tickets whose holders were not woken yet, in order
-        self.busy: bool = False  # there are waiters, holders to wake, or more permits than the limit
+        self.waiting: deque[W] = _NO_WAITERS  # a deque takes 760 bytes, and most bulkheads never need one
         self._lock = threading.RLock()
 
     # --- beside the fast path, which the policies have inline ---
@@ -82,108 +93,83 @@ class Permits(Generic[W]):
         It takes none: an interrupt on the way back to the caller would lose it.
         """
         with self._lock:
-            if self.busy:
-                self.settle()
-            if not self.busy and (self.free or (self._made < self.limit and self._make_more_locked())):
+            if self.waiting:
+                self.grant()
+            if not self.waiting and (self.free or self._make_more_locked()):
                 return True
             self.rejected += 1
             return False
 
-    def settle(self) -> None:
-        """Remove permits beyond the limit, create missing ones, and grant free ones to the waiters.
+    def grant(self, woken: W | None = None) -> W | None:
+        """Grant a permit to the first waiter, and return it, to be woken; None if there is no permit, or no waiter.
 
-        Must be called after a permit was released while `busy` was set.
+        Must be called after a permit was released while the queue was not empty, and then until it returns None.
+
+        :param woken: what it returned before, if that was woken or cannot be.
         """
+        if woken is not None:
+            try:
+                self.waiting.remove(woken)
+            except ValueError:  # another caller has woken it, too
+                pass
+            if not self.free and self._made >= self.limit:
+                return None
         with self._lock:
-            free, waiting = self.free, self._waiting
-            while self._made > self.limit and free:
+            free, waiting = self.free, self.waiting
+            while waiting:
+                has_permit = free or (self._made < self.limit and self._make_more_locked())
                 try:
-                    del free[-1]  # no call from here to the difference, as below
-                except IndexError:  # another caller took it after the check
-                    break
-                self._made -= 1
-            while waiting and self._made <= self.limit and (free or self._make_more_locked()):
-                try:
-                    ticket = waiting[0]
-                    if ticket.state is WAITING:  # otherwise it is leaving
-                        del free[-1]  # no call from here to the end of the loop, so no interrupt loses the permit
-                        ticket.state = GRANTED
-                    del waiting[0]
-                except IndexError:
-                    continue  # another caller took or left between these lines
-                if ticket.state is GRANTED:
-                    self.granted += (ticket,)
-            self._update_busy_locked()
-
-    def woken(self, ticket: Ticket[W]) -> None:
-        """Record that the holder of a ticket in `granted` was woken, or cannot be."""
-        try:
-            self.granted.remove(ticket)
-        except ValueError:  # two callers have woken it
-            pass
-        if not self._waiting:  # otherwise the flag stays set
-            with self._lock:
-                self._update_busy_locked()
+                    first = waiting[0]  # no call from here to the end of the loop, so no interrupt loses a permit
+                    if first.place is WAITING or (first is _EXCESS and self._made > self.limit):
+                        if not has_permit:
+                            break
+                        del free[-1]
+                        if first is _EXCESS:
+                            self._made -= 1
+                            continue
+                        first.place = GRANTED
+                    elif first.place is not GRANTED:
+                        del waiting[0]
+                        continue
+                except IndexError:  # another caller took or left between these lines
+                    continue
+                return first
+            return None
 
     # --- the queue ---
 
-    def first_if_full(self) -> Ticket[W] | None:
-        """Return the first ticket of a full queue; None if the queue is not full, or there is none."""
-        if len(self._waiting) < self.queue:
-            return None
+    def join(self, waiter: W) -> bool:
+        """Put a waiter into the queue; true if a permit may be free, for it or another one: `grant` must be called."""
+        if self.waiting is _NO_WAITERS:
+            self._open()
+        self.waiting.append(waiter)
+        return bool(self.free) or self._made < self.limit
+
+    def first_if_too_long(self) -> W | None:
+        """Return the first waiter if the queue is longer than it may be."""
+        with self._lock, contextlib.suppress(IndexError):  # a finalizer removed waiters between these lines
+            ahead = self._ahead_locked()
+            if len(self.waiting) - ahead > self.queue:
+                return self.waiting[ahead]
+        return None
+
+    def leave(self, waiter: W) -> None:
+        """Stop waiting, and count a refusal. A no-op after a grant."""
         with self._lock:
-            return self._waiting[0] if self._waiting and len(self._waiting) >= self.queue else None
+            self.rejected += self._withdraw_locked(waiter)
 
-    def join(self, ticket: Ticket[W]) -> None:
-        """Put a new ticket into the queue. It may be granted at once; it is GONE if the queue is full."""
+    def abandon(self, waiter: W) -> None:
+        """Stop waiting. A permit that was granted, or has just been taken up, is free again."""
         with self._lock:
-            if self._waiting is _NO_WAITERS:
-                self._waiting = deque()
-            self._waiting.append(ticket)
-            self.busy = True
-            if self.free or self._made < self.limit:
-                self.settle()
-            if len(self._waiting) > self.queue and self._withdraw_locked(ticket):
-                self.rejected += 1
+            if not self._withdraw_locked(waiter) and waiter.place is not GONE:
+                waiter.place = GONE
+                self.free += ONE_PERMIT  # no call since the check
 
-    def leave(self, ticket: Ticket[W]) -> bool:
-        """Stop waiting, and count a refusal; false if the ticket does not wait, as after a grant."""
+    def drop(self, waiter: W) -> None:
+        """Abandon the wait of a waiter that will never run again. A no-op after it has taken up its permit."""
         with self._lock:
-            if not self._withdraw_locked(ticket):
-                return False
-            self.rejected += 1
-            return True
-
-    def drop(self, ticket: Ticket[W]) -> None:
-        """Remove a waiter that will never run again from the queue. A no-op if the ticket does not wait any more."""
-        with self._lock:
-            self._withdraw_locked(ticket)
-
-    def take_up(self, ticket: Ticket[W]) -> bool:
-        """Take a granted permit; false if none was granted. From then on, the holder must release it.
-
-        It needs no lock: until then, only the holder ends a grant, or `pass_on` after the holder's event loop.
-        """
-        if ticket.state is not GRANTED:
-            return False
-        ticket.state = TAKEN
-        return True
-
-    def abandon(self, ticket: Ticket[W]) -> None:
-        """Stop waiting. A permit that was granted, or has just been taken up, goes to the next waiter."""
-        with self._lock:
-            if self._withdraw_locked(ticket) or ticket.state is GONE:
-                return
-            ticket.state = GONE
-            self.free += ONE_PERMIT  # no call since the check
-            if self.busy:
-                self.settle()
-
-    def pass_on(self, ticket: Ticket[W]) -> None:
-        """Pass on the permit of a holder that cannot be woken, unless the holder has already taken it up."""
-        with self._lock:
-            if ticket.state is GRANTED:
-                self.abandon(ticket)
+            if waiter.place is not TAKEN:
+                self.abandon(waiter)
 
     # --- control and statistics ---
 
@@ -191,7 +177,9 @@ class Permits(Generic[W]):
         """Change the limit. Permits in use beyond it are removed when they are released."""
         with self._lock:
             self.limit = limit
-            self.settle()
+            if self._made > limit:
+                self._open()
+                self.waiting.insert(self._ahead_locked(), _EXCESS)
 
     def in_flight(self) -> int:
         """Return how many permits are in use, without taking the lock."""
@@ -200,9 +188,15 @@ class Permits(Generic[W]):
     def counts(self) -> tuple[int, int, int, int]:
         """Return the limit, how many permits are in use, how many callers wait, and the number of refusals."""
         with self._lock:
-            return self.limit, self._made - len(self.free), len(self._waiting), self.rejected
+            queued = len(self.waiting) - self._ahead_locked()
+            return self.limit, self._made - len(self.free), queued, self.rejected
 
     # --- private ---
+
+    def _open(self) -> None:
+        with self._lock:
+            if self.waiting is _NO_WAITERS:
+                self.waiting = deque()
 
     def _make_more_locked(self) -> bool:
         """Create a batch of free permits; false at the limit."""
@@ -215,15 +209,19 @@ class Permits(Generic[W]):
         self.free += [None] * missing
         return True
 
-    def _withdraw_locked(self, ticket: Ticket[W]) -> bool:
-        """Remove a ticket from the queue; false if it does not wait."""
-        if ticket.state is not WAITING:
-            return False
-        ticket.state = GONE  # no call since the check, so no finalizer grants it
-        with contextlib.suppress(ValueError):  # `settle` has just removed it, and sees its state
-            self._waiting.remove(ticket)
-        self._update_busy_locked()
-        return True
+    def _ahead_locked(self) -> int:
+        """Return how many in the queue are before those that wait: one that was granted a permit, and marks."""
+        ahead, waiting = 0, self.waiting
+        with contextlib.suppress(IndexError):
+            while waiting[ahead].place is not WAITING:
+                ahead += 1
+        return ahead
 
-    def _update_busy_locked(self) -> None:
-        self.busy = bool(self._waiting or self.granted) or self._made > self.limit
+    def _withdraw_locked(self, waiter: W) -> bool:
+        """Remove a waiter from the queue; false if it does not wait."""
+        if waiter.place is not WAITING:
+            return False
+        waiter.place = GONE  # no call since the check, so no finalizer grants it a permit
+        with contextlib.suppress(ValueError):  # `grant` has just removed it
+            self.waiting.remove(waiter)
+        return True

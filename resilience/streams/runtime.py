@@ -23,6 +23,8 @@ class StreamClosed(BaseException):
 class StreamWaiter(Waiter):
     """A waiter whose wait also ends at the deadline of the timer around it."""
 
+    __slots__ = ("_inner",)
+
     def __init__(self, inner: Waiter) -> None:
         self._inner = inner
 

@@ -448,7 +448,7 @@ def test_an_interrupt_anywhere_in_a_release_leaves_no_waiter_asleep(interruption
 
     def let_another_wait() -> None:
         waiter.start()
-        wait_until(lambda: bool(limit._permits.machine._waiting))  # no call of ours, which would be a place
+        wait_until(lambda: bool(limit._permits.machine.waiting))  # no call of ours, which would be a place
 
     with pytest.raises(KeyboardInterrupt) if interruptions.at else nullcontext(), interruptions:
         play(limit, let_another_wait)

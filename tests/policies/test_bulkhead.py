@@ -141,8 +141,7 @@ def test_a_call_that_joins_the_queue_wakes_a_call_that_a_free_permit_serves() ->
     first.join(PATIENCE)
     second.join(PATIENCE)
     assert served == ["first", "second"]
-    bulkhead._permits.machine.settle()  # the second half
-    assert not bulkhead._permits.machine.granted
+    bulkhead._permits.hand_on()  # the second half
     assert counts(bulkhead) == (1, 0, 0, 0)
 
 

@@ -8,37 +8,34 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from resilience.state.permits import Permits, Ticket, TicketState
-from tests.state.taking import give_back, take
-
-W = TypeVar("W")
+from resilience.state.permits import Permits, Place
+from tests.state.taking import Caller, give_back, hand_on, queue_up, take
 
 
-def woken(permits: Permits[W]) -> list[Ticket[W]]:
-    """Wake the holders of all granted tickets, as the callers of the machine do; return the tickets."""
-    granted = list(permits.granted)
-    for ticket in granted:
-        permits.woken(ticket)
-    return granted
+def woken(permits: Permits[Caller]) -> list[Caller]:
+    """Grant free permits, and wake their holders, as the callers of the machine do; return the holders."""
+    holders: list[Caller] = []
+    hand_on(permits, holders.append)
+    return holders
 
 
 class Crowd:
     """Numbered callers of `Permits`, beside a simple model of its queue."""
 
     def __init__(self, limit: int, queue: int) -> None:
-        self.permits: Permits[int] = Permits(limit, queue)
-        self.names = itertools.count()
-        self.tickets: dict[int, Ticket[int]] = {}
-        self.woken: list[int] = []
+        self.permits: Permits[Caller] = Permits(limit, queue)
+        self.names = map(str, itertools.count())
+        self.callers: dict[str, Caller] = {}
+        self.woken: list[str] = []
         # The model:
         self.limit, self.queue = limit, queue
-        self.inside: list[int] = []
-        self.waiting: deque[int] = deque()
-        self.called: list[int] = []
+        self.inside: list[str] = []
+        self.waiting: deque[str] = deque()
+        self.called: list[str] = []
         self.rejected = 0
 
     # --- the steps of callers ---
@@ -48,35 +45,33 @@ class Crowd:
         if take(self.permits):
             self.woken.append(name)
         else:
-            self.tickets[name] = ticket = Ticket(name)
-            self.permits.join(ticket)
-            self.wake()
+            self.callers[name] = Caller(name)
+            queue_up(self.permits, self.callers[name], self.wake)
         self.waiting.append(name)
         self.serve()
         if name in self.waiting and len(self.waiting) > self.queue:
             self.waiting.remove(name)
             self.rejected += 1
-            assert self.tickets[name].state is TicketState.GONE
+            assert self.callers[name].place is Place.GONE
 
-    def release(self, name: int) -> None:
+    def release(self, name: str) -> None:
         self.inside.remove(name)
-        give_back(self.permits)
-        self.wake()
+        give_back(self.permits, self.wake)
         self.serve()
 
-    def time_out(self, name: int) -> None:
+    def time_out(self, name: str) -> None:
         """End the wait; a caller that was just granted a permit keeps it."""
-        left = self.permits.leave(self.tickets[name])
-        assert left is (name in self.waiting)
-        if left:
+        self.permits.leave(self.callers[name])
+        assert self.callers[name].place is (Place.GONE if name in self.waiting else Place.GRANTED)
+        if name in self.waiting:
             self.waiting.remove(name)
             self.rejected += 1
             self.serve()
 
-    def cancel(self, name: int) -> None:
+    def cancel(self, name: str) -> None:
         """Leave the queue, or pass on a granted permit that was not used."""
-        self.permits.abandon(self.tickets[name])
-        self.wake()
+        self.permits.abandon(self.callers[name])
+        hand_on(self.permits, self.wake)
         if name in self.waiting:
             self.waiting.remove(name)
         else:
@@ -86,15 +81,14 @@ class Crowd:
     def resize(self, limit: int) -> None:
         self.limit = limit
         self.permits.resize(limit)
-        self.wake()
+        hand_on(self.permits, self.wake)
         self.serve()
 
     # --- the model ---
 
-    def wake(self) -> None:
-        for ticket in woken(self.permits):
-            assert ticket.state is TicketState.GRANTED
-            self.woken.append(ticket.waiter)
+    def wake(self, caller: Caller) -> None:
+        assert caller.place is Place.GRANTED
+        self.woken.append(caller.name)
 
     def serve(self) -> None:
         while self.waiting and len(self.inside) < self.limit:
@@ -105,12 +99,12 @@ class Crowd:
     def check(self) -> None:
         assert self.woken == self.called  # the same callers in the same order
         assert self.permits.counts() == (self.limit, len(self.inside), len(self.waiting), self.rejected)
-        assert all(self.tickets[name].state is TicketState.WAITING for name in self.waiting)
+        assert all(self.callers[name].place is Place.WAITING for name in self.waiting)
 
     @property
-    def by_ticket(self) -> list[int]:
+    def after_a_wait(self) -> list[str]:
         """Callers that hold a permit after a wait: they may be cancelled before they learn of the grant."""
-        return [name for name in self.inside if name in self.tickets]
+        return [name for name in self.inside if name in self.callers]
 
 
 # --- every order, up to a depth --------------------------------------------------------------
@@ -118,7 +112,7 @@ class Crowd:
 Step = Callable[[Crowd], object]
 
 
-def at(names: Callable[[Crowd], list[int] | deque[int]], index: int, do: Callable[[Crowd, int], None]) -> Step:
+def at(names: Callable[[Crowd], list[str] | deque[str]], index: int, do: Callable[[Crowd, str], None]) -> Step:
     def step(crowd: Crowd) -> None:
         callers = names(crowd)
         if callers and (index == 0 or len(callers) > 1):  # of a single caller, "last" would repeat "first"
@@ -133,8 +127,8 @@ STEPS: dict[str, Step] = {
     "release last": at(lambda crowd: crowd.inside, -1, Crowd.release),
     "first times out": at(lambda crowd: crowd.waiting, 0, Crowd.time_out),
     "last is cancelled": at(lambda crowd: crowd.waiting, -1, Crowd.cancel),
-    "granted one times out": at(lambda crowd: crowd.by_ticket, -1, Crowd.time_out),
-    "granted one is cancelled": at(lambda crowd: crowd.by_ticket, -1, Crowd.cancel),
+    "granted one times out": at(lambda crowd: crowd.after_a_wait, -1, Crowd.time_out),
+    "granted one is cancelled": at(lambda crowd: crowd.after_a_wait, -1, Crowd.cancel),
     "resize to 1": lambda crowd: crowd.resize(1),
     "resize to 3": lambda crowd: crowd.resize(3),
 }
@@ -167,60 +161,78 @@ def test_permits_made_in_batches_never_exceed_the_limit(batch: int, monkeypatch:
 # --- single rules ----------------------------------------------------------------------------
 
 
-def full(limit: int, queue: int) -> Permits[str]:
+def full(limit: int, queue: int) -> Permits[Caller]:
     """Return permits of which all are taken."""
-    permits: Permits[str] = Permits(limit, queue)
+    permits: Permits[Caller] = Permits(limit, queue)
     assert all(take(permits) for _ in range(limit))
     return permits
 
 
-def queued(permits: Permits[W], waiter: W) -> Ticket[W]:
-    """Return the ticket of a waiter that has joined the queue."""
-    ticket = Ticket(waiter)
-    permits.join(ticket)
-    return ticket
+def queued(permits: Permits[Caller], name: str) -> Caller:
+    """Return a caller that has joined the queue."""
+    caller = Caller(name)
+    permits.join(caller)
+    return caller
 
 
-def granted() -> tuple[Permits[str], Ticket[str]]:
-    """Return permits with a limit of 1, and the ticket of a waiter that was just granted it."""
+def released(permits: Permits[Caller]) -> list[Caller]:
+    """Release a permit, and return the callers that are woken."""
+    holders: list[Caller] = []
+    give_back(permits, holders.append)
+    return holders
+
+
+def granted() -> tuple[Permits[Caller], Caller]:
+    """Return permits with a limit of 1, and the waiter that was just granted it."""
     permits = full(1, 1)
-    ticket = queued(permits, "waiter")
-    give_back(permits)
-    assert woken(permits) == [ticket]
-    return permits, ticket
+    waiter = queued(permits, "waiter")
+    assert released(permits) == [waiter]
+    return permits, waiter
 
 
-def test_a_granted_permit_is_passed_on_once_or_taken_up_once() -> None:
-    permits, ticket = granted()
+def test_a_permit_is_passed_on_once_unless_it_was_taken_up() -> None:
+    permits, waiter = granted()
     for _ in range(2):
-        permits.pass_on(ticket)  # no other waiter: it is free
+        permits.drop(waiter)  # no other waiter: it is free
         assert permits.counts()[1:3] == (0, 0)
-    assert not permits.take_up(ticket)
-    permits, ticket = granted()
-    assert [permits.take_up(ticket), permits.take_up(ticket)] == [True, False]
-    permits.pass_on(ticket)
+    permits, waiter = granted()
+    waiter.place = Place.TAKEN
+    permits.drop(waiter)
     assert permits.counts()[1] == 1
-    give_back(permits)
-    permits.pass_on(ticket)
+    released(permits)
+    permits.drop(waiter)
     assert permits.counts()[1] == 0
 
 
-def test_the_flag_is_set_until_all_holders_are_woken() -> None:
-    """So the next caller wakes them if the one that granted the permits was interrupted."""
+def test_a_waiter_with_a_permit_stays_the_first_until_it_is_woken() -> None:
+    """So the next caller wakes it if the one that granted the permit was interrupted. It does not count as waiting."""
     permits = full(1, 1)
-    ticket = queued(permits, "waiter")
-    give_back(permits)
-    assert (permits.busy, permits.granted) == (True, [ticket])
-    permits.settle()
-    assert (permits.busy, permits.granted) == (True, [ticket])
-    permits.woken(ticket)
-    assert (permits.busy, permits.granted) == (False, [])
+    waiter = queued(permits, "waiter")
+    permits.free.append(None)
+    for _ in range(2):
+        assert permits.grant() is waiter
+        assert not take(permits)
+        assert permits.counts() == (1, 1, 0, 0)
+    assert permits.grant(waiter) is None
+    assert not permits.waiting
 
 
-def test_abandoning_a_ticket_twice_releases_one_permit() -> None:
-    permits, ticket = granted()
-    permits.abandon(ticket)
-    permits.abandon(ticket)
+def test_a_waiter_that_two_callers_wake_delays_no_other_one() -> None:
+    """Both look for the next one to wake."""
+    permits = full(2, 2)
+    first, second = queued(permits, "first"), queued(permits, "second")
+    permits.free.append(None)
+    assert [permits.grant(), permits.grant()] == [first, first]
+    permits.free.append(None)
+    assert permits.grant(first) is second
+    assert permits.grant(first) is None
+    assert permits.counts() == (2, 2, 0, 0)
+
+
+def test_abandoning_a_wait_twice_releases_one_permit() -> None:
+    permits, waiter = granted()
+    permits.abandon(waiter)
+    permits.abandon(waiter)
     assert permits.counts()[:3] == (1, 0, 0)
     assert take(permits)
     assert not take(permits)
@@ -250,19 +262,19 @@ class InterruptedDeque(deque[Any]):
 @pytest.mark.parametrize("behind", [0, 1, 2])
 def test_a_waiter_that_is_discarded_gets_no_permit(leaves: str, behind: int) -> None:
     """Garbage may be collected between any two lines: the permit goes to the next waiter, or is free again."""
-    permits: Permits[int] = Permits(1, 5)
+    permits: Permits[Caller] = Permits(1, 5)
     assert take(permits)
-    tickets = [queued(permits, number) for number in range(1 + behind)]
+    waiters = [queued(permits, str(number)) for number in range(1 + behind)]
     target: Any = permits
     if leaves == "during its grant":
-        target._waiting = InterruptedDeque(permits._waiting, lambda: permits.abandon(tickets[0]))
-        give_back(permits)
+        target.waiting = InterruptedDeque(permits.waiting, lambda: permits.abandon(waiters[0]))
+        assert released(permits) == waiters[1:2]
     else:
-        target._waiting = InterruptedDeque(permits._waiting, lambda: give_back(permits))
-        permits.abandon(tickets[0])
-    assert woken(permits) == tickets[1:2]
+        target.waiting = InterruptedDeque(permits.waiting, lambda: permits.free.append(None))
+        permits.abandon(waiters[0])
+        assert woken(permits) == waiters[1:2]
     assert permits.counts() == (1, min(behind, 1), max(behind - 1, 0), 0)
-    assert tickets[0].state is TicketState.GONE
+    assert waiters[0].place is Place.GONE
     if not behind:
         assert take(permits)
         assert permits.counts() == (1, 1, 0, 0)
@@ -270,37 +282,37 @@ def test_a_waiter_that_is_discarded_gets_no_permit(leaves: str, behind: int) -> 
 
 @pytest.mark.parametrize("limit", [10**9, 10**18])
 def test_a_huge_limit_takes_no_memory_and_is_counted_exactly(limit: int) -> None:
-    permits: Permits[int] = Permits(limit, 0)
+    permits: Permits[Caller] = Permits(limit, 0)
     for number in range(5000):
         if not take(permits):
-            ticket = Ticket(number)
-            permits.join(ticket)
-            assert woken(permits) == [ticket]
+            caller = queued(permits, str(number))
+            assert woken(permits) == [caller]
     assert permits.counts() == (limit, 5000, 0, 0)
     for _ in range(5000):
-        give_back(permits)
+        assert released(permits) == []
     assert permits.counts() == (limit, 0, 0, 0)
     permits.resize(2)
+    assert woken(permits) == []
     assert take(permits)
     assert take(permits)
     assert not take(permits)
 
 
-def test_first_if_full_returns_the_first_waiter_of_a_full_queue_only() -> None:
-    permits = full(1, 2)
+def test_the_first_waiter_of_a_queue_is_returned_only_if_the_queue_is_too_long() -> None:
+    permits = full(1, 1)
     first = queued(permits, "first")
-    assert permits.first_if_full() is None
+    assert permits.first_if_too_long() is None
     queued(permits, "second")
-    assert permits.first_if_full() is first
+    assert permits.first_if_too_long() is first
+    permits.resize(1)
+    assert permits.first_if_too_long() is first
     permits.drop(first)
-    assert permits.first_if_full() is None
-    without_queue = full(1, 0)
-    assert without_queue.first_if_full() is None
+    assert permits.first_if_too_long() is None
 
 
 def test_without_a_queue_make_room_frees_a_permit_or_counts_a_refusal() -> None:
     """It looks again under the lock: for a permit that was just released, and for those that are not made yet."""
-    permits: Permits[str] = Permits(Permits.BATCH + 1, 0)
+    permits: Permits[Caller] = Permits(Permits.BATCH + 1, 0)
     for _ in range(Permits.BATCH):
         assert take(permits)
     assert not take(permits)  # the rest is not made yet
@@ -308,7 +320,7 @@ def test_without_a_queue_make_room_frees_a_permit_or_counts_a_refusal() -> None:
     assert take(permits)
     assert not permits.make_room()
     assert permits.counts() == (Permits.BATCH + 1, Permits.BATCH + 1, 0, 1)
-    give_back(permits)
+    released(permits)
     assert permits.make_room()
     assert take(permits)
     assert permits.counts() == (Permits.BATCH + 1, Permits.BATCH + 1, 0, 1)
@@ -327,17 +339,14 @@ class ReleasedAfterLook(list[None]):
 def test_a_permit_beyond_a_lowered_limit_is_not_granted_to_a_waiter() -> None:
     """It is released just after the free permits were withdrawn."""
     permits = full(2, 1)
-    ticket = Ticket("waiting")
-    permits.join(ticket)
+    waiter = queued(permits, "waiting")
     permits.free = ReleasedAfterLook()
     permits.resize(1)
     assert woken(permits) == []
     permits.free = list(permits.free)
-    permits.settle()
     assert woken(permits) == []
     assert permits.counts() == (1, 1, 1, 0)
-    give_back(permits)
-    assert woken(permits) == [ticket]
+    assert released(permits) == [waiter]
     assert permits.counts() == (1, 1, 0, 0)
 
 
@@ -348,7 +357,7 @@ def test_a_permit_beyond_a_lowered_limit_is_not_taken_without_a_queue() -> None:
     permits.free = ReleasedAfterLook()
     assert not permits.make_room()
     permits.free = list(permits.free)
-    permits.settle()
+    assert woken(permits) == []
     assert permits.counts() == (1, 1, 0, 1)
 
 
@@ -356,7 +365,7 @@ def test_a_released_permit_beyond_a_lowered_limit_does_not_block_a_free_one() ->
     """Of two released permits at a limit of one, one is withdrawn and the other taken."""
     permits = full(2, 0)
     permits.resize(1)
-    permits.free.extend([None, None])  # released, not settled yet
+    permits.free.extend([None, None])  # released, but nothing was granted yet
     assert permits.make_room()
     assert take(permits)
     assert not permits.make_room()
@@ -375,21 +384,20 @@ class TakenAfterLook(list[None]):
 def test_a_permit_that_is_taken_just_before_its_grant_is_granted_on_release() -> None:
     """The thread that took it releases it, and sees the flag then."""
     permits = full(1, 1)
-    ticket = queued(permits, "waiting")
+    waiter = queued(permits, "waiting")
     permits.free = TakenAfterLook([None])
-    permits.settle()
     assert woken(permits) == []
     permits.free = []
     assert permits.counts()[1:3] == (1, 1)
-    give_back(permits)
-    assert woken(permits) == [ticket]
+    assert released(permits) == [waiter]
 
 
 def test_a_permit_that_is_taken_just_before_its_withdrawal_is_withdrawn_on_release() -> None:
     permits = full(2, 1)
     permits.free = TakenAfterLook([None])
     permits.resize(1)
+    assert woken(permits) == []
     permits.free = []
     assert permits.counts()[:2] == (1, 2)
-    give_back(permits)
+    assert released(permits) == []
     assert permits.counts()[:2] == (1, 1)

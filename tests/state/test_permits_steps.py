@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from resilience.state import permits as module
-from resilience.state.permits import Permits, Ticket, TicketState
+from resilience.state.permits import Permits, Place
 from tests.state import taking
 from tests.state.stepping import TO_THE_END, TRACING_CRASHES, Interruption, Stage
-from tests.state.taking import give_back, take
+from tests.state.taking import Caller, give_back, hand_on, queue_up, take
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,12 +23,12 @@ class Scene:
     """Permits in some state: `i0, i1` hold one, `g0` was granted one and was not woken yet, `w0, w1` wait."""
 
     def __init__(self, limit: int, queue: int, inside: int, granted: int, waiting: int) -> None:
-        self.permits: Permits[str] = Permits(limit, queue)
+        self.permits: Permits[Caller] = Permits(limit, queue)
         self.most = limit
         self.inside: list[str] = []
-        self.tickets: dict[str, Ticket[str]] = {}
-        self.early: list[Ticket[str]] = []
-        self.awake: list[Ticket[str]] = []
+        self.callers: dict[str, Caller] = {}
+        self.early: list[Caller] = []
+        self.awake: list[Caller] = []
         for number in range(inside):
             self.arrive(f"i{number}")
         for number in range(granted):
@@ -37,7 +37,7 @@ class Scene:
             self.arrive(name)
         for number in range(granted):
             self.release(f"x{number}")
-        self.early = [ticket for ticket in self.tickets.values() if ticket.state is TicketState.WAITING]
+        self.early = [it for it in self.callers.values() if it.place is Place.WAITING]
         assert self.inside == [f"i{n}" for n in range(inside)] + [f"g{n}" for n in range(granted)]
         assert len(self.early) == waiting
 
@@ -48,52 +48,45 @@ class Scene:
             assert not self.has_earlier_waiters(), "overtaken"
             self.inside.append(name)
         else:
-            self.tickets[name] = ticket = Ticket(name)
-            self.permits.join(ticket)
-            self.wake()
+            self.callers[name] = Caller(name)
+            queue_up(self.permits, self.callers[name], self.wake)
 
     def release(self, name: str) -> None:
         self.inside.remove(name)
-        give_back(self.permits)
-        self.wake()
+        give_back(self.permits, self.wake)
 
     def time_out(self, name: str) -> None:
-        ticket = self.tickets[name]
-        if self.permits.leave(ticket):
-            assert ticket.state is TicketState.GONE
+        self.permits.leave(self.callers[name])
+        if self.callers[name].place is Place.GONE:
             assert name not in self.inside, "left with a permit"
 
     def cancel(self, name: str) -> None:
-        self.permits.abandon(self.tickets[name])
+        self.permits.abandon(self.callers[name])
         if name in self.inside:
             self.inside.remove(name)
-        self.wake()
+        hand_on(self.permits, self.wake)
 
     def resize(self, limit: int) -> None:
         self.most = max(self.most, limit)
         self.permits.resize(limit)
-        self.wake()
+        hand_on(self.permits, self.wake)
 
-    def has_earlier_waiters(self, ticket: Ticket[str] | None = None) -> bool:
-        before = self.early[: self.early.index(ticket)] if ticket in self.early else self.early
-        return any(it.state is TicketState.WAITING for it in before)
+    def has_earlier_waiters(self, caller: Caller | None = None) -> bool:
+        before = self.early[: self.early.index(caller)] if caller in self.early else self.early
+        return any(it.place is Place.WAITING for it in before)
 
-    def wake(self) -> None:
-        """Wake the holders of granted tickets, as the callers of the machine do."""
-        while self.permits.granted:
-            for ticket in self.permits.granted.copy():
-                if ticket not in self.awake:  # another thread may wake it at the same time
-                    self.awake.append(ticket)
-                    assert not self.has_earlier_waiters(ticket), "overtaken"
-                    if ticket.state is not TicketState.GONE:  # otherwise it was cancelled, and its permit passed on
-                        self.inside.append(ticket.waiter)
-                self.permits.woken(ticket)
+    def wake(self, caller: Caller) -> None:
+        if caller not in self.awake:  # another thread may wake it at the same time
+            self.awake.append(caller)
+            assert not self.has_earlier_waiters(caller), "overtaken"
+            if caller.place is not Place.GONE:  # otherwise it was cancelled, and its permit passed on
+                self.inside.append(caller.name)
 
     # --- checks ---
 
     def check(self) -> None:
         """The counts are exact, no wake-up is lost, and in the end each permit is free again."""
-        waiting = [name for name, ticket in self.tickets.items() if ticket.state is TicketState.WAITING]
+        waiting = [name for name, caller in self.callers.items() if caller.place is Place.WAITING]
         limit, in_flight, queued, _ = self.permits.counts()
         assert (in_flight, queued) == (len(self.inside), len(waiting))
         assert len(set(self.inside)) == len(self.inside) <= self.most
@@ -123,12 +116,12 @@ STEPS: dict[str, Callable[[Scene], Callable[[], None] | None]] = {
     "arrive": lambda scene: lambda: scene.arrive("n0"),
     "release": lambda scene: (lambda: scene.release("i0")) if "i0" in scene.inside else None,
     "release granted": lambda scene: (lambda: scene.release("g0")) if "g0" in scene.inside else None,
-    "time out": lambda scene: (lambda: scene.time_out("w0")) if "w0" in scene.tickets else None,
-    "cancel": lambda scene: (lambda: scene.cancel("w0")) if "w0" in scene.tickets else None,
-    "cancel another": lambda scene: (lambda: scene.cancel("w1")) if "w1" in scene.tickets else None,
-    "cancel granted": lambda scene: (lambda: scene.cancel("g0")) if "g0" in scene.tickets else None,
-    "cancel another granted": lambda scene: (lambda: scene.cancel("g1")) if "g1" in scene.tickets else None,
-    "time out granted": lambda scene: (lambda: scene.time_out("g0")) if "g0" in scene.tickets else None,
+    "time out": lambda scene: (lambda: scene.time_out("w0")) if "w0" in scene.callers else None,
+    "cancel": lambda scene: (lambda: scene.cancel("w0")) if "w0" in scene.callers else None,
+    "cancel another": lambda scene: (lambda: scene.cancel("w1")) if "w1" in scene.callers else None,
+    "cancel granted": lambda scene: (lambda: scene.cancel("g0")) if "g0" in scene.callers else None,
+    "cancel another granted": lambda scene: (lambda: scene.cancel("g1")) if "g1" in scene.callers else None,
+    "time out granted": lambda scene: (lambda: scene.time_out("g0")) if "g0" in scene.callers else None,
     "grow": lambda scene: lambda: scene.resize(scene.permits.limit + 1),
     "shrink": lambda scene: lambda: scene.resize(1),
     "arrive too": lambda scene: lambda: scene.arrive("n1"),

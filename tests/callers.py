@@ -112,10 +112,10 @@ def fail_first_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next wake-up of a thread find no stack left."""
     wake, fails = BlockingWaiter.wake, iter([True])
 
-    def wake_later(waiter: BlockingWaiter) -> None:
+    def wake_later(waiter: BlockingWaiter) -> bool:
         if next(fails, False):
             raise RecursionError
-        wake(waiter)
+        return wake(waiter)
 
     monkeypatch.setattr(BlockingWaiter, "wake", wake_later)
 

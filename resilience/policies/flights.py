@@ -27,7 +27,7 @@ from resilience.errors import ArgumentMisuse, DeadlineExceeded, ends_with_the_de
 from resilience.events.dispatch import report_use
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success
 from resilience.policies.copies import copy_of
-from resilience.runtimes.base import Waiter, has_come, wake
+from resilience.runtimes.base import Waiter, has_come
 from resilience.runtimes.tasks import replaces_cancellation
 
 T = TypeVar("T")
@@ -224,7 +224,7 @@ class Flight:
     def _wake_followers(self, found: list[Shared]) -> None:
         for follower in self._lead.followers.copy():  # not removed one by one: an interrupt could lose one
             follower._found = found
-            wake(follower._waiter)
+            follower._waiter.wake()
         self._lead.followers.clear()
 
 

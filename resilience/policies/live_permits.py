@@ -17,7 +17,7 @@ from resilience.context import Context, waits_until
 from resilience.errors import BlockMisuse, DeadlineExceeded, Rejected
 from resilience.events.dispatch import report_refusal, subscribers
 from resilience.formats import format_number
-from resilience.runtimes.base import Runtime, Waiter, wake
+from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
@@ -102,7 +102,7 @@ class LivePermits:
         """
         waiter = None
         while (waiter := self.machine.grant(waiter)) is not None:
-            if not wake(waiter):
+            if not waiter.wake():
                 self.machine.drop(waiter)
 
     def resize(self, limit: int) -> None:

@@ -23,7 +23,7 @@ from resilience.info import BARE
 from resilience.outcome import ErrorAnswer
 from resilience.policies.rate import Rate, in_words, meter_of
 from resilience.policy import Call, Policy
-from resilience.runtimes.base import Runtime, Waiter, wake
+from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
@@ -319,7 +319,7 @@ class RateLimiter(Policy[Never]):
     def _wake(self, woken: Woken[Waiter]) -> None:
         """Wake these turns. Those whose event loop has ended leave the queue, and others are woken, if necessary."""
         for turn, waiter in woken:  # also those that are added meanwhile
-            if not wake(waiter):
+            if not waiter.wake():
                 woken += self._turns.leave(turn, clock.now())
 
 

@@ -114,8 +114,8 @@ class Waiter:  # no ABC, as above
     place: Place
 
     @abstractmethod
-    def wake(self) -> None:
-        """End the wait. May be called from any thread, and again; raises `RuntimeError` if the event loop has ended."""
+    def wake(self) -> bool:
+        """End the wait; false if its event loop has ended. May be called from any thread, and again."""
         ...
 
     @abstractmethod
@@ -130,17 +130,6 @@ class Waiter:  # no ABC, as above
         :param timer: the tightest timer around the wait, which cuts it off.
         """
         ...
-
-
-def wake(waiter: Waiter) -> bool:
-    """Wake a waiter; return false if its event loop has ended."""
-    try:
-        waiter.wake()
-    except RecursionError:  # a `RuntimeError` as well, but of the calling code, which has to try again
-        raise
-    except RuntimeError:
-        return False
-    return True
 
 
 class Plan(Protocol[C_co]):

@@ -95,9 +95,10 @@ class BlockingWaiter(Waiter):
         self._woken.acquire()
 
     @override
-    def wake(self) -> None:
+    def wake(self) -> bool:
         with contextlib.suppress(RuntimeError):  # woken twice
             self._woken.release()
+        return True
 
     @override
     def is_alive(self) -> bool:

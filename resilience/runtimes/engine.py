@@ -111,9 +111,10 @@ class EngineWaiter(Waiter):
         self.waits: bool = False
 
     @override
-    def wake(self) -> None:
+    def wake(self) -> bool:
         self._woken = True
         self._engine.wake(self)
+        return True
 
     @override
     def is_alive(self) -> bool:

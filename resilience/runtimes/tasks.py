@@ -149,15 +149,21 @@ class AsyncioWaiter(Waiter):
         self._future: asyncio.Future[bool] = loop.create_future()
 
     @override
-    def wake(self) -> None:
+    def wake(self) -> bool:
         # A task of the same loop may set the future: the loop checks what is ready before it waits again. In a signal
         # handler or a finalizer outside a task, it may wait already: only the socket of `call_soon_threadsafe` (5 us)
         # wakes it then.
         task, loop = current_task(), self._future.get_loop()
         if task is None or task.get_loop() is not loop:
-            loop.call_soon_threadsafe(self._end, True)
+            try:
+                loop.call_soon_threadsafe(self._end, True)
+            except RuntimeError:
+                if loop.is_closed():
+                    return False
+                raise  # a `RecursionError` of the caller, which has to try again
         elif not self._future.done():
             self._future.set_result(True)
+        return True
 
     @override
     def is_alive(self) -> bool:
@@ -193,16 +199,20 @@ class TrioWaiter(Waiter):
         self._token = trio.lowlevel.current_trio_token()
 
     @override
-    def wake(self) -> None:
+    def wake(self) -> bool:
         if trio_task() is not None and sys.modules["trio"].lowlevel.current_trio_token() is self._token:
             self._event.set()
-        else:
-            self._token.run_sync_soon(self._event.set)
+            return True
+        return self._post(self._event.set)
 
     @override
     def is_alive(self) -> bool:
-        try:  # only a post can tell; an idempotent one is queued at most once
-            self._token.run_sync_soon(_nothing, idempotent=True)
+        return self._post(_nothing, idempotent=True)  # only a post can tell; an idempotent one is queued at most once
+
+    def _post(self, function: Callable[[], object], *, idempotent: bool = False) -> bool:
+        """Call a function in the trio run; false if that has ended."""
+        try:
+            self._token.run_sync_soon(function, idempotent=idempotent)
         except sys.modules["trio"].RunFinishedError:  # not any `RuntimeError`, such as a `RecursionError` of the caller
             return False
         return True

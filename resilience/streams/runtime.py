@@ -29,8 +29,8 @@ class StreamWaiter(Waiter):
         self._inner = inner
 
     @override
-    def wake(self) -> None:
-        self._inner.wake()
+    def wake(self) -> bool:
+        return self._inner.wake()
 
     @override
     def is_alive(self) -> bool:

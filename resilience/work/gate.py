@@ -17,7 +17,7 @@ from resilience.counter import Counter
 from resilience.errors import Rejected
 from resilience.events.dispatch import report_refusal
 from resilience.policy import Call, Policy
-from resilience.runtimes.base import Runtime, Waiter, wake
+from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
@@ -110,7 +110,7 @@ class Gate(Policy[Never]):
             _inside.reset(token)
         if not self._admitted:
             for drain in self._drains.copy():
-                wake(drain)
+                drain.wake()
 
     def shut(self) -> None:
         """Refuse new calls from now on. May be called in a signal handler."""

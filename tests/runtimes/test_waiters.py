@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
@@ -18,6 +19,7 @@ from resilience.runtimes.base import Waiter
 from resilience.runtimes.tasks import TASKS
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE
+from tests.functions import raising
 
 
 @pytest.fixture
@@ -90,8 +92,33 @@ async def test_waking_after_the_wait_after_a_cancellation_or_before_the_wait_doe
         group.cancel_scope.cancel()
         cancelled.wake()
     early = TASKS.waiter()
-    early.wake()
+    assert early.wake()
     assert await early.wait(clock.now() + PATIENCE, None)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_waiter_of_an_ended_event_loop_cannot_be_woken(backend: str) -> None:
+    async def make() -> Waiter:
+        return TASKS.waiter()
+
+    waiter = anyio.run(make, backend=backend)
+    assert [waiter.wake(), waiter.is_alive()] == [False, False]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_waiter_is_not_given_up_because_no_stack_is_left_to_wake_it(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `RecursionError` is a `RuntimeError`, but not the one of an event loop that has ended."""
+
+    async def wake() -> None:
+        waiter = TASKS.waiter()
+        with monkeypatch.context() as patched, ThreadPoolExecutor() as threads:
+            patched.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", raising(RecursionError))
+            patched.setattr(trio.lowlevel.TrioToken, "run_sync_soon", raising(RecursionError))
+            assert isinstance(threads.submit(waiter.wake).exception(), RecursionError)
+
+    anyio.run(wake, backend=backend)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal there")

@@ -69,7 +69,7 @@ class RetryState:
 
     __slots__ = ("_began", "_ctx", "_delay", "_delays", "_earlier", "_last", "_rules", "_since", "attempt")
 
-    _delay: float  # the wait before the next attempt, in seconds
+    _delay: float  # the wait before the next attempt, in seconds; 0 after it
     _last: Any  # the last failure, a `Failed`; None once it is released
 
     def __init__(self, rules: RetryRules, ctx: Context, began: float | None) -> None:
@@ -165,6 +165,7 @@ class RetryState:
             if discarded is not None:
                 await runtime.close(discarded)
             await runtime.sleep(self._delay, self._ctx._timer)
+            self._delay = 0.0
         except BaseException:
             self._give_back()
             raise
@@ -178,11 +179,11 @@ class RetryState:
         return False
 
     def give_up_if_late(self) -> bool:
-        """Give up if a limit has passed in a callback, a wait or the caller's code; return whether it has."""
-        most = self._rules.max_elapsed
-        if self._ctx.expired:
+        """Give up if the next attempt would begin too late, after a callback, a wait or the caller's code."""
+        last, most = self._ctx.deadline, self._rules.max_elapsed
+        if last != inf and clock.now() + self._delay >= last:
             reason: _Reason = "deadline"
-        elif most is not None and clock.now() - self._began >= most:
+        elif most is not None and clock.now() + self._delay - self._began >= most:
             reason = "max_elapsed"
         else:
             return False

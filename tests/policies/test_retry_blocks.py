@@ -168,20 +168,20 @@ async def test_no_block_begins_after_the_deadline(
     assert wrapped.value.__cause__ is error
 
 
-@pytest.mark.parametrize("backoff", [[0], [1]])
-async def test_no_block_begins_if_code_between_two_blocks_takes_until_the_deadline(
-    world: World, clock: FakeClock, backoff: list[float]
+@pytest.mark.parametrize(("delay", "seconds"), [(0, 5), (1, 5), (1, 4)])
+async def test_no_block_begins_if_code_between_two_blocks_leaves_no_time_for_it(
+    world: World, clock: FakeClock, delay: float, seconds: float
 ) -> None:
     """The loop raises the last failure, without a wait."""
     numbers: list[int] = []
 
     async def main() -> None:
         with deadline(5):
-            async for attempt in Attempts(world, Retry(on=Boom, backoff=backoff)):
+            async for attempt in Attempts(world, Retry(on=Boom, backoff=[delay])):
                 with attempt:
                     numbers.append(attempt.number)
                     raise Boom
-                clock.advance(5)
+                clock.advance(seconds)
 
     with pytest.raises(Boom) as raised:
         await main()

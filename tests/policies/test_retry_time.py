@@ -197,24 +197,26 @@ async def test_no_attempt_begins_after_a_wait_that_oversleeps_the_time_limit(
 
 
 @pytest.mark.parametrize("limit", [{"timeout": 1.0}, {"max_elapsed": 1.0}], ids=["deadline", "max_elapsed"])
-async def test_no_attempt_begins_after_a_callback_that_takes_until_the_time_limit(
-    world: World, clock: FakeClock, limit: dict[str, float]
+@pytest.mark.parametrize("delay", [0.0, 0.25])
+async def test_nothing_begins_after_a_callback_that_leaves_no_time_for_it(
+    world: World, clock: FakeClock, limit: dict[str, float], delay: float
 ) -> None:
-    """Not even the first retry, if it has no delay."""
+    """No wait, as its attempt would come too late, and without a delay not even the first retry."""
     last = limit.get("max_elapsed")
-    retry = Retry(on=Boom, backoff=[0], max_elapsed=last, on_retry=lambda event: clock.advance(1.0))
+    retry = Retry(on=Boom, backoff=[delay], max_elapsed=last, on_retry=lambda event: clock.advance(1.0 - delay))
     script = Script(Boom(), "fine")
     error = await run(world, retry, script, Context(timeout=limit.get("timeout")))
     assert isinstance(error, Boom)
-    assert script.calls == 1
+    assert (script.calls, clock.sleeps) == (1, [])
 
 
-async def test_a_callback_that_takes_until_the_time_limit_leaves_the_last_result_to_the_caller(
-    world: World, clock: FakeClock, heard: list[Any]
+@pytest.mark.parametrize("seconds", [3.0, 5.0])
+async def test_a_callback_that_leaves_no_time_for_an_attempt_leaves_the_last_result_to_the_caller(
+    world: World, clock: FakeClock, heard: list[Any], seconds: float
 ) -> None:
     """The result is not closed, the retry that is not made costs no budget, and the end is reported."""
     budget, response = RetryBudget(saved=1), Response()
-    retry = Retry(on_result=bad, backoff=[2.0], budget=budget, on_retry=lambda event: clock.advance(5.0))
+    retry = Retry(on_result=bad, backoff=[2.0], budget=budget, on_retry=lambda event: clock.advance(seconds))
     result = await run(world, retry, Script(response), Context(timeout=5.0))
     assert result is response
     assert (response.closed, clock.sleeps, budget.balance) == (0, [], 1.0)

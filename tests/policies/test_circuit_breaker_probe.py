@@ -39,6 +39,18 @@ async def about_to_probe(world: World, breaker: CircuitBreaker, clock: FakeClock
     clock.advance(10)
 
 
+async def about_to_hang(anywhere: Virtual) -> CircuitBreaker:
+    """Return a breaker whose next call runs the probe, which hangs for longer than its 2 s."""
+
+    async def ping() -> None:
+        await anywhere.sleep(100)
+
+    breaker = CircuitBreaker(1, open_for=10, probe=anywhere.native(ping), probe_timeout=2)
+    await fails(anywhere, breaker)
+    await anywhere.sleep(10)
+    return breaker
+
+
 async def check(world: World, breaker: CircuitBreaker) -> Any:
     return breaker.check() if world.blocking else await breaker.acheck()
 
@@ -115,13 +127,7 @@ async def test_a_probe_that_comes_too_late_to_count_refuses_its_call(world: Worl
 @pytest.mark.parametrize("outer", [[], [Hedge(5)], [Timeout(60)]], ids=str)
 async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: Virtual, outer: list[Any]) -> None:
     """In threads it is abandoned."""
-
-    async def ping() -> None:
-        await anywhere.sleep(100)
-
-    breaker = CircuitBreaker(1, open_for=10, probe=anywhere.native(ping), probe_timeout=2)
-    await fails(anywhere, breaker)
-    await anywhere.sleep(10)
+    breaker = await about_to_hang(anywhere)
     began = anywhere.now()
     refused = await works(anywhere, Policy.wrap(*outer, breaker))
     assert type(refused) is CircuitOpen
@@ -133,7 +139,14 @@ async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: V
 
 @pytest.mark.parametrize(
     ("outer", "probe_timeout"),
-    [([Timeout(1)], 5), ([Timeout(1)], 1), ([Timeout(1), Hedge(5)], 5), ([Hedge(5), Timeout(1)], 5)],
+    [
+        ([Timeout(1)], 5),
+        ([Timeout(1)], 1),
+        ([Timeout(1), Hedge(5)], 5),
+        ([Hedge(5), Timeout(1)], 5),
+        ([Timeout(1), Hedge(5)], 1),
+        ([Hedge(5), Timeout(1)], 1),
+    ],
     ids=str,
 )
 async def test_a_probe_cut_off_by_an_outer_timeout_is_neutral(
@@ -386,13 +399,7 @@ async def test_a_probe_of_a_stream_is_cut_off(
     anywhere: Virtual, outer: list[Timeout], seconds: int, expected: type[Exception], state: object
 ) -> None:
     """By its own limit, or by an outer timeout, which it says nothing about."""
-
-    async def ping() -> None:
-        await anywhere.sleep(100)
-
-    breaker = CircuitBreaker(1, open_for=10, probe=anywhere.native(ping), probe_timeout=2)
-    await fails(anywhere, breaker)
-    await anywhere.sleep(10)
+    breaker = await about_to_hang(anywhere)
     began = anywhere.now()
     with pytest.raises(expected):
         await in_a_stream(anywhere, Policy.wrap(*outer, breaker))

@@ -20,6 +20,7 @@ from resilience.innermost import raise_if_cut_off
 from resilience.matching import Matcher, On, OnResult, optional_predicate, rejects
 from resilience.outcome import Failed, Failure, Outcome, Success, as_outcome, unwrap_stop_iteration
 from resilience.policy import Call, Policy
+from resilience.runtimes.tasks import replaces_cancellation
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -177,7 +178,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         try:
             result = await call(ctx)
         except Exception as error:
-            if not (ctx.runtime.is_answerable and self._failures.judge(error)):
+            if not (ctx.runtime.is_answerable and self._failures.judge(error)) or replaces_cancellation(error):
                 raise
             raise_if_cut_off(ctx._timer, get_ambient(), error)  # a policy inside may have found no time left
             is_observed = self._on_fallback is not None or subscribers.fallbacks or ctx._info.listeners

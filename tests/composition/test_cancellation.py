@@ -602,6 +602,17 @@ async def test_a_retry_does_not_repeat_a_failure_that_hides_a_cancellation(in_as
                     await client()
 
 
+@pytest.mark.parametrize("limit", [None, 0.01], ids=["cancelled", "timeout"])
+async def test_a_fallback_does_not_answer_a_failure_that_hides_a_cancellation(
+    tasks_world: World, limit: float | None
+) -> None:
+    """The task would go on, although it was cancelled. But it answers one that hides a timeout inside."""
+    fallback = Fallback("instead")
+    with pytest.raises(ConnectionError, match="clean-up failed"), anyio.move_on_after(0.01):
+        await (fallback if limit is None else Timeout(limit / 2).wrap(fallback)).acall(Client())
+    assert await fallback.wrap(Timeout(0.01)).acall(Client()) == "instead"
+
+
 async def test_a_group_of_failures_that_hide_a_cancellation_is_not_repeated(in_asyncio: World) -> None:
     clients = [Client(), Client()]
 

@@ -36,6 +36,7 @@ from resilience.policies.flights import Flights, concerns_all
 from resilience.policies.keys import Key, key_in_words, key_of, refuse_foreign, refuse_unhashable
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime
+from resilience.runtimes.tasks import replaces_cancellation
 
 T = TypeVar("T")
 
@@ -213,7 +214,7 @@ class Cache(Policy[Never]):
         """
         is_answered = False
         try:
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not replaces_cancellation(error):
                 raise_if_cut_off(ctx._timer, get_ambient(), error)  # as in a Fallback
                 now = clock.now()
                 until = now + self._errors_ttl

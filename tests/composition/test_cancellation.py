@@ -45,7 +45,7 @@ from resilience import (
 from resilience.clock import clock as process_clock
 from resilience.testing import virtual_time
 from resilience.work import Gate, IdempotencyKey, KeyInUse, Once
-from tests.conftest import Boom, Script, World
+from tests.conftest import Boom, FakeClock, Script, World
 
 LONG = 60.0
 
@@ -611,6 +611,19 @@ async def test_a_fallback_does_not_answer_a_failure_that_hides_a_cancellation(
     with pytest.raises(ConnectionError, match="clean-up failed"), anyio.move_on_after(0.01):
         await (fallback if limit is None else Timeout(limit / 2).wrap(fallback)).acall(Client())
     assert await fallback.wrap(Timeout(0.01)).acall(Client()) == "instead"
+
+
+async def test_a_stale_value_is_no_answer_to_a_failure_that_hides_a_cancellation(
+    tasks_world: World, clock: FakeClock
+) -> None:
+    """And the next caller refreshes the value."""
+    cache, client = Cache(1, stale=60, key=lambda *args: "key"), Client()
+    assert await cache.acall(Script("old").function()) == "old"
+    clock.advance(2)
+    with pytest.raises(ConnectionError, match="clean-up failed"), anyio.move_on_after(0.01):
+        await cache.acall(client)
+    assert await cache.acall(client) is None
+    assert client.calls == 2
 
 
 async def test_a_group_of_failures_that_hide_a_cancellation_is_not_repeated(in_asyncio: World) -> None:

@@ -125,11 +125,12 @@ class Hedge(Policy[Never]):
             if plan.won is not None and self._budget is not None:
                 self._budget.succeeded()
             plan.finish()
-            await _close_discarded(plan, ctx)
+            if plan.discarded:
+                await close_each(ctx.runtime.close, plan.discarded)
             answer, plan.answer = plan.answer, None
         except BaseException as error:  # no caller will see the answer
             plan.give_up(error)
-            await _close_discarded(plan, ctx)
+            await close_each(ctx.runtime.close, plan.discarded)
             raise
         if isinstance(answer, Success):
             return answer.value  # type: ignore[no-any-return]
@@ -318,9 +319,3 @@ class HedgePlan:
         if count:
             times = "1 attempt" if count == 1 else f"{count} attempts"
             annotate(self.answer.error, times + _BESIDE + str(self._others), replaces=_BESIDE)
-
-
-async def _close_discarded(plan: HedgePlan, ctx: Context) -> None:
-    if plan.discarded:
-        discarded, plan.discarded = plan.discarded, []
-        await close_each(ctx.runtime.close, discarded)

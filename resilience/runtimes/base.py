@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, MutableSequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, final
 
@@ -245,14 +245,19 @@ class Runtime(ABC):
         return nullcontext()
 
 
-async def close_each(close: Callable[[Any], Awaitable[None]], resources: Iterable[Any]) -> None:
-    """Close all of these resources, even if closing one of them is cancelled.
+async def close_each(close: Callable[[Any], Awaitable[None]], resources: MutableSequence[Any]) -> None:
+    """Take all of these resources from their list, and close them, even if closing one of them is cancelled.
 
     :param close: closes one, as `Runtime.close` does.
     """
+
+    async def close_next() -> None:
+        if resources:
+            await close(resources.pop())
+
     async with AsyncExitStack() as closing:
-        for resource in resources:
-            closing.push_async_callback(close, resource)
+        for _ in resources:
+            closing.push_async_callback(close_next)
 
 
 def timeout_exceeded(seconds: float, policy: str) -> TimeoutExceeded:

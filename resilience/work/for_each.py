@@ -314,8 +314,7 @@ class _Tasks(AsyncIterator[Any]):
 
     async def discard(self) -> None:
         """Close the results that are not delivered."""
-        discarded, self._discarded = self._discarded, deque()
-        await close_each(TASKS.close, map(self._job.resource, discarded))
+        await close_each(lambda call: TASKS.close(self._job.resource(call)), self._discarded)
 
     async def read(self) -> None:
         """Begin a call for each item as soon as there is room. An error of the items is delivered last."""

@@ -22,7 +22,7 @@ from contextvars import copy_context
 from functools import partial
 from math import inf
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +53,8 @@ from resilience.ambient import get_ambient, innermost_open
 from resilience.clock import clock as process_clock
 from resilience.policies.flights import _enclosing
 from resilience.runtimes import workers
+from resilience.runtimes.base import close_each
+from resilience.runtimes.blocking import BLOCKING
 from resilience.state.rates import Quota, Spread
 from resilience.state.turns import Turn, Turns
 from resilience.streams.pulls import END
@@ -296,6 +298,17 @@ def test_an_interrupt_anywhere_ends_a_race_with_an_attempt_beside_the_first(inte
     with interruptions, suppress(KeyboardInterrupt):
         Policy.wrap(bulkhead, Hedge(0.0), CircuitBreaker(1)).call(int)
     assert bulkhead.stats().in_flight == 0
+
+
+@at_each_place(6)
+def test_an_interrupt_anywhere_while_resources_are_closed_leaves_only_one_open(interruptions: Interruptions) -> None:
+    """The one that was just taken. All stay in the list if none was taken."""
+    closed: list[int] = []
+    left = [SimpleNamespace(close=partial(closed.append, it)) for it in range(5)]
+    with interruptions, suppress(KeyboardInterrupt):
+        drive(close_each(BLOCKING.close, left))
+    assert not (closed and left)
+    assert len(closed) + len(left) >= 5 - bool(interruptions.at)
 
 
 class Counting:

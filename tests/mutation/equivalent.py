@@ -84,7 +84,6 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
         _FOR_CHECKERS: [
             "<[assert answer is not None||pass]> # an attempt that is cut off while no other runs raises out of `race`"
         ],
-        _QUICK_WAY: ["if not plan.discarded: return", "return"],
         _NOT_HEDGED: ["attempts, self.attempts = self.attempts, <[0||1||-1]>"],
     },
     "policies/chaos.py": {

@@ -190,7 +190,7 @@ class Exchange(ClientCall, Repeatable):
         return [it for number in self._open.copy() if (it := self._open.pop(number, None)) is not None]
 
     async def _close(self, *responses: Any) -> None:
-        await close_each(_close_in_time if self.in_tasks else BLOCKING.close, responses)
+        await close_each(_close_in_time if self.in_tasks else BLOCKING.close, list(responses))
 
     # --- the time of the body ---
 

@@ -16,6 +16,7 @@ from resilience.runtimes.lowering import lower
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.custom import Doing
+from tests.functions import raising
 from tests.policies.blocks import entered
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails, works
 from tests.streams.sources import Source, streamed
@@ -135,6 +136,23 @@ async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: V
     assert refused.last_failure == "TimeoutExceeded: CircuitBreaker: no result within 2 s"
     assert breaker.state is OPEN
     await anywhere.sleep(100)
+
+
+@pytest.mark.parametrize("outer", [[], [Hedge(5)]], ids=str)
+def test_a_probe_for_which_there_is_no_worker_has_failed_and_is_not_entered(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch, outer: list[Hedge]
+) -> None:
+    pings: list[int] = []
+    breaker = CircuitBreaker(1, open_for=10, probe=lambda: pings.append(1))
+    with pytest.raises(Boom):
+        breaker.call(raising(Boom))
+    clock.advance(10)
+    monkeypatch.setattr(Timeout, "max_abandoned", 0)
+    with pytest.raises(CircuitOpen) as refused:
+        Policy.wrap(*outer, breaker).call(int)
+    assert refused.value.last_failure is not None
+    assert refused.value.last_failure.startswith("WorkersExhausted: CircuitBreaker: 0 abandoned calls")
+    assert pings == []
 
 
 @pytest.mark.parametrize(

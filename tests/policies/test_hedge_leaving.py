@@ -221,8 +221,14 @@ def test_a_call_whose_event_loop_is_closed_is_no_failure() -> None:
 
 
 async def test_a_loser_that_swallows_its_cancellation_is_awaited_and_its_result_closed(anywhere: Virtual) -> None:
-    """The caller gets the winner's result, and no cancellation is left."""
-    late = Response()
+    """The caller gets the winner's result, and no cancellation is left. Closing may have to wait."""
+
+    class Late(Response):
+        async def aclose(self) -> None:
+            await anywhere.sleep(0.05)
+            self.close()
+
+    late = Late()
     resisted: list[int] = []
 
     async def fn(ctx: Context) -> Any:

@@ -242,6 +242,7 @@ async def test_a_cost_above_the_limit_has_no_retry_after(world: World, virtual: 
     limiter = RateLimiter(Rate(10, cost=lambda ctx: 11))
     error = await works(world, limiter)
     assert (type(error), error.retry_after) == (RateLimited, None)
+    assert str(error) == "RateLimiter: it costs more than the limit"
     assert limiter.try_take() == inf
     assert limiter.try_take(10) == 0
     observed = RateLimiter(Rate(10, cost=lambda ctx: 11), observe_only=True)

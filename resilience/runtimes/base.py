@@ -10,7 +10,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, MutableSequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, final
 
 from typing_extensions import override
@@ -250,14 +250,17 @@ async def close_each(close: Callable[[Any], Awaitable[None]], resources: Mutable
 
     :param close: closes one, as `Runtime.close` does.
     """
-
-    async def close_next() -> None:
-        if resources:
+    failure: BaseException | None = None
+    while resources:
+        try:
             await close(resources.pop())
-
-    async with AsyncExitStack() as closing:
-        for _ in resources:
-            closing.push_async_callback(close_next)
+        except BaseException as error:  # cancelled or interrupted: first close the others
+            failure = error
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # no cycle: error -> traceback -> this frame -> error
 
 
 def timeout_exceeded(seconds: float, policy: str) -> TimeoutExceeded:

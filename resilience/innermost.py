@@ -68,7 +68,7 @@ def _call_in_context(ctx: Context) -> Any:
     function, arguments, record = ctx._function, ctx._arguments, ctx._info.record
     if arguments is None:
         arguments = (ctx,)
-    timer: Any = ctx._timer  # in blocking code a `BlockingTimer`, or None
+    timer: Any = ctx._timer  # in blocking code a `PassiveTimer`, or None
     if timer is not None:
         try:
             timer.check_before_start()

@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable, MutableSequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, final
 
-from typing_extensions import override
-
 from resilience.clock import clock
 from resilience.errors import RaceMisuse, TimeoutExceeded
 from resilience.formats import format_number
@@ -83,26 +81,6 @@ class Timer:  # no ABC: CPython 3.12 and later make objects of plain classes fas
     @final
     def __exit__(self, kind: object, error: BaseException | None, traceback: object, /) -> bool:
         return self.stop(error)
-
-
-class PassiveTimer(Timer):
-    """A limit that no clock enforces: every wait inside the block checks it, and raises `Expired` at its deadline."""
-
-    __slots__ = ("deadline", "fired", "policy")
-
-    def __init__(self, deadline: float, policy: str) -> None:
-        self.deadline: float = deadline
-        self.fired: bool = False
-        self.policy: str = policy
-
-    @override
-    def start(self) -> None:
-        return
-
-    @override
-    def stop(self, error: BaseException | None) -> bool:
-        self.fired = isinstance(error, Expired) and error.timer is self
-        return self.fired
 
 
 class Waiter:  # no ABC, as above

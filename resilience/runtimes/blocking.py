@@ -23,26 +23,34 @@ from resilience.clock import FOREVER, clock
 from resilience.log import logger
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
-from resilience.runtimes.base import (
-    Expired,
-    PassiveTimer,
-    Plan,
-    Runtime,
-    Timer,
-    Waiter,
-    refuse_undeclared_race,
-    trio_task,
-)
+from resilience.runtimes.base import Expired, Plan, Runtime, Timer, Waiter, refuse_undeclared_race, trio_task
 from resilience.runtimes.driving import drive
 
 T = TypeVar("T")
 
 
 @final
-class BlockingTimer(PassiveTimer):
-    """A timer that is checked by the wait for a function on its worker, by sleeps, and by waits in a queue."""
+class PassiveTimer(Timer):
+    """A limit that no clock enforces: every wait inside the block checks it, and raises `Expired` at its deadline.
 
-    __slots__ = ()
+    In blocking code, these are the wait for a function on its worker, sleeps, and waits in a queue.
+    """
+
+    __slots__ = ("deadline", "fired", "policy")
+
+    def __init__(self, deadline: float, policy: str) -> None:
+        self.deadline: float = deadline
+        self.fired: bool = False
+        self.policy: str = policy
+
+    @override
+    def start(self) -> None:
+        return
+
+    @override
+    def stop(self, error: BaseException | None) -> bool:
+        self.fired = isinstance(error, Expired) and error.timer is self
+        return self.fired
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Call the function on a worker, and abandon it when the time is over."""
@@ -142,8 +150,8 @@ class BlockingRuntime(Runtime):
         raise Expired(timer)
 
     @override
-    def timer(self, deadline: float, limit: float | None = None, policy: str = "") -> BlockingTimer:
-        return BlockingTimer(deadline, policy)
+    def timer(self, deadline: float, limit: float | None = None, policy: str = "") -> PassiveTimer:
+        return PassiveTimer(deadline, policy)
 
     @override
     def waiter(self) -> BlockingWaiter:

@@ -11,8 +11,8 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import TimeoutExceeded
 from resilience.formats import format_number
-from resilience.runtimes.base import Expired, PassiveTimer
-from resilience.runtimes.blocking import BLOCKING, BlockingTimer
+from resilience.runtimes.base import Expired
+from resilience.runtimes.blocking import BLOCKING, PassiveTimer
 from resilience.runtimes.tasks import TASKS
 from resilience.streams.runtime import StreamRuntime
 
@@ -66,7 +66,7 @@ class Limits(NamedTuple):
         deadline = self.deadline(until)
         if deadline == inf:
             return step()
-        with BlockingTimer(deadline, self.policy()) as timer:
+        with PassiveTimer(deadline, self.policy()) as timer:
             return timer.run(step)
         raise self.exceeded(until, limit)
 

@@ -12,7 +12,8 @@ from resilience.context import Context
 from resilience.errors import RaceMisuse
 from resilience.events.dispatch import emit
 from resilience.events.kinds import StreamOpened
-from resilience.runtimes.base import Expired, PassiveTimer, Plan, Runtime, Timer, Waiter
+from resilience.runtimes.base import Expired, Plan, Runtime, Timer, Waiter
+from resilience.runtimes.blocking import PassiveTimer
 
 
 class StreamClosed(BaseException):

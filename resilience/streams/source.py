@@ -17,8 +17,8 @@ from resilience.endings import end_attempt
 from resilience.errors import ArgumentMisuse, AwaitableMisuse, TimeoutExceeded
 from resilience.events.dispatch import subscribers
 from resilience.innermost import raise_if_cut_off, refuse_if_exhausted, refuse_mismatch
-from resilience.runtimes.base import Expired, PassiveTimer, Runtime
-from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.base import Expired, Runtime
+from resilience.runtimes.blocking import BLOCKING, PassiveTimer
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 from resilience.streams.pulls import END, Limits, answer_pulls, apulls, pulls

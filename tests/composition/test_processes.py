@@ -421,6 +421,16 @@ def test_the_child_has_its_own_workers() -> None:
 
 
 @forks
+def test_a_child_that_a_function_on_a_worker_forks_ends_with_the_function() -> None:
+    """Its caller does not exist there, and no other call comes to its worker."""
+    forked("""
+        child = Timeout(10).call(os.fork)
+        assert os.waitpid(child, 0) == (child, 0)  # at once: otherwise the dump of `PRELUDE` would end this process
+        assert Timeout(10).call(lambda: "the parent goes on") == "the parent goes on"
+        """)
+
+
+@forks
 def test_a_process_of_multiprocessing_inherits_no_deadline() -> None:
     """As with the other start methods. A pool starts its processes in the first calls, and keeps them."""
     forked("""

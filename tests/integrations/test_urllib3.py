@@ -116,11 +116,11 @@ def test_each_method_of_reading_a_stream_has_the_deadline(server: Server) -> Non
         lambda it: list(it.stream(1)),
         lambda it: it.json(),
     ]
-    with ResiliencePoolManager(Timeout(0.2, cooperative=True), maxsize=1, block=True) as http:
+    with ResiliencePoolManager(Timeout(PATIENCE, cooperative=True), maxsize=1, block=True) as http:
         for answer in stuck:
             for read in methods:
                 response = http.request("GET", server.script("/", answer), preload_content=False)
-                with pytest.raises(TimeoutExceeded, match="limit_body"):
+                with process_clock_ahead(PATIENCE - 0.1), pytest.raises(TimeoutExceeded, match="limit_body"):
                     read(response)
                 response.close()
         response = http.request("GET", server.script("/", Answer(body=b'{"a": 1}')), preload_content=False)

@@ -127,15 +127,16 @@ async def test_a_stream_in_a_queue_keeps_its_place_and_gets_the_next_permit(
     assert await asyncio.wait_for(first, 60) == 1
 
 
-def test_a_thread_abandons_a_pull_at_its_limit(threads: World) -> None:
+def test_a_thread_abandons_a_pull_at_its_limit(threads: World, clock: FakeClock) -> None:
     may_continue = threading.Event()
 
     def source() -> Iterator[int]:
         yield 1
-        may_continue.wait(5)
+        clock.advance(5)
+        may_continue.wait(20)
         yield 2
 
-    limited = {"no result within": Timeout(0.1).streaming(), "no item": quick(1).streaming(idle=0.05)}
+    limited = {"no result within 5 s": Timeout(5).streaming(), "no item within 5 s": quick(1).streaming(idle=5)}
     for message, streaming in limited.items():
         stream = streaming.call(source)
         assert next(stream) == 1

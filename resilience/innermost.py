@@ -229,7 +229,7 @@ def raise_if_cut_off(timer: Timer | None, outer: Context | None, error: BaseExce
     :param outer: the ambient context around the execution. Not for its timer: the code there may handle that no time
         was left for a call, until that timer cuts it off. None if the timer belongs to the execution anyway.
     """
-    if timer is None or timer is getattr(innermost_open(outer), "_timer", None):
+    if timer is None or not (ends_with_the_deadline(error) and has_come(timer.deadline)):
         return
-    if ends_with_the_deadline(error) and has_come(timer.deadline):
+    if timer is not getattr(innermost_open(outer), "_timer", None):
         raise Expired(timer) from error

@@ -21,7 +21,6 @@ abandoned coroutine in the middle of any step, and its permit is then released i
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import threading
 from collections import deque
@@ -107,17 +106,15 @@ class Permits(Generic[W]):
 
         :param woken: what it returned before, if that was woken or cannot be.
         """
-        if woken is not None:
-            try:
-                self.waiting.remove(woken)
-            except ValueError:  # another caller has woken it, too
-                pass
-            if not self.free and self._made >= self.limit:
-                return None
         with self._lock:
             free, waiting = self.free, self.waiting
+            if woken is not None:
+                if waiting and waiting[0] is woken:  # otherwise another caller has woken it, too
+                    del waiting[0]
+                if not free and self._made >= self.limit:
+                    return None
             while waiting:
-                has_permit = free or (self._made < self.limit and self._make_more_locked())
+                has_permit = True if free else self._make_more_locked()  # looks once
                 try:
                     first = waiting[0]  # no call from here to the end of the loop, so no interrupt loses a permit
                     if first.place is WAITING or (first is _EXCESS and self._made > self.limit):
@@ -131,7 +128,7 @@ class Permits(Generic[W]):
                     elif first.place is not GRANTED:
                         del waiting[0]
                         continue
-                except IndexError:  # another caller took or left between these lines
+                except IndexError:  # another caller took that permit, or the last waiter left, between these lines
                     continue
                 return first
             return None
@@ -147,11 +144,12 @@ class Permits(Generic[W]):
 
     def first_if_too_long(self) -> W | None:
         """Return the first waiter if the queue is longer than it may be."""
-        with self._lock, contextlib.suppress(IndexError):  # a finalizer removed waiters between these lines
-            ahead = self._ahead_locked()
-            if len(self.waiting) - ahead > self.queue:
-                return self.waiting[ahead]
-        return None
+        with self._lock:
+            try:
+                ahead = self._ahead_locked()
+                return self.waiting[ahead] if len(self.waiting) - ahead > self.queue else None
+            except IndexError:  # a finalizer removed waiters meanwhile
+                return None
 
     def leave(self, waiter: W) -> None:
         """Stop waiting, and count a refusal. A no-op after a grant."""
@@ -212,9 +210,11 @@ class Permits(Generic[W]):
     def _ahead_locked(self) -> int:
         """Return how many in the queue are before those that wait: one that was granted a permit, and marks."""
         ahead, waiting = 0, self.waiting
-        with contextlib.suppress(IndexError):
+        try:
             while waiting[ahead].place is not WAITING:
                 ahead += 1
+        except IndexError:
+            pass
         return ahead
 
     def _withdraw_locked(self, waiter: W) -> bool:
@@ -222,6 +222,8 @@ class Permits(Generic[W]):
         if waiter.place is not WAITING:
             return False
         waiter.place = GONE  # no call since the check, so no finalizer grants it a permit
-        with contextlib.suppress(ValueError):  # `grant` has just removed it
+        try:
             self.waiting.remove(waiter)
+        except ValueError:  # `grant` has just removed it
+            pass
         return True

@@ -130,6 +130,10 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
         _OF_MEMORY: ["BATCH = <[16||17||15]>"],
         _FALSE_ANYWAY: ["return False"],
         "at equality, both give the same result": ["if missing <[>||>=]> self.BATCH:"],
+        "all free permits are alike": ["del free[<[-1||- 0]>]"],
+        _RETURNS_NONE: ["return None"],
+        "`grant` finds no permit": ["return bool(self.free) or self._made <[<||<=]> self.limit"],
+        "`grant` removes the mark": ["if self._made <[>||>=]> limit:"],
     },
     "policies/retry.py": {
         "the first attempt may have its own context, too": [
@@ -143,7 +147,10 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
         "the definition below replaces it": ["<[@overload||]>"],
         _QUICK_WAY: ["if self._handler is None and not is_observed and closable(error) is None: return self._value"],
     },
-    "policies/live_permits.py": {_FALSE_ANYWAY: ["return False"]},
+    "policies/live_permits.py": {
+        _FALSE_ANYWAY: ["return False"],
+        "the queue is not too long then": ["if len(machine.waiting) <[>||>=]> machine.queue:"],
+    },
     "integrations/http/exchange.py": {_RETURNS_NONE: ["return None"]},
     "integrations/http/rules.py": {_RETURNS_NONE: ["return None"]},
     "integrations/http/bodies.py": {

@@ -298,6 +298,15 @@ def test_a_huge_limit_takes_no_memory_and_is_counted_exactly(limit: int) -> None
     assert not take(permits)
 
 
+def test_a_raised_limit_grants_permits_to_more_waiters_than_are_made_at_a_time() -> None:
+    limit = 3 * Permits.BATCH
+    permits = full(1, limit)
+    waiters = [queued(permits, str(number)) for number in range(limit)]
+    permits.resize(limit)
+    assert woken(permits) == waiters[:-1]
+    assert permits.counts() == (limit, limit, 1, 0)
+
+
 def test_the_first_waiter_of_a_queue_is_returned_only_if_the_queue_is_too_long() -> None:
     permits = full(1, 1)
     first = queued(permits, "first")
@@ -390,6 +399,17 @@ def test_a_permit_that_is_taken_just_before_its_grant_is_granted_on_release() ->
     permits.free = []
     assert permits.counts()[1:3] == (1, 1)
     assert released(permits) == [waiter]
+
+
+def test_a_permit_that_is_taken_just_before_its_grant_is_replaced_by_a_new_one() -> None:
+    """The rest of the permits is not made yet."""
+    permits: Permits[Caller] = Permits(Permits.BATCH + 1, 1)
+    for _ in range(Permits.BATCH):
+        assert take(permits)
+    waiter = queued(permits, "waiting")
+    permits.free = TakenAfterLook([None])
+    assert woken(permits) == [waiter]
+    assert permits.counts()[:3] == (Permits.BATCH + 1, Permits.BATCH + 1, 0)
 
 
 def test_a_permit_that_is_taken_just_before_its_withdrawal_is_withdrawn_on_release() -> None:

@@ -166,6 +166,26 @@ def test_two_threads_may_interleave_between_any_two_instructions(state: str) -> 
             interleave(state, names, (first, TO_THE_END))
 
 
+#: Two steps that conflict, and the state in which they do.
+PAIRS = [
+    ("full, two wait", ("release", "cancel")),
+    ("full, two wait", ("release", "shrink")),
+    ("one granted, one waits", ("cancel granted", "cancel")),
+    ("full, one waits", ("release", "arrive")),
+]
+
+
+@pytest.mark.parametrize(("state", "names"), PAIRS)
+def test_two_threads_may_interleave_twice_between_any_instructions(state: str, names: tuple[str, str]) -> None:
+    """Both stop after each of their instructions in turn, and continue in the same order."""
+    for order in itertools.permutations(names):
+        lengths = interleave(state, order, (TO_THE_END, TO_THE_END))
+        assert lengths is not None
+        for first in range(lengths[0] + 1):
+            for second in range(lengths[1] + 1):
+                interleave(state, order, (first, second))
+
+
 #: Three steps that conflict, and the state in which they do.
 TRIPLES = [
     ("full", ("release", "arrive", "arrive too")),

@@ -512,6 +512,24 @@ def test_on_a_plain_function_repeatable_false_means_nothing(policy: Policy[Any],
     assert len(calls) == 2
 
 
+def test_a_callable_whose_property_repeatable_raises_is_called_again() -> None:
+    """It says nothing then, as an error or a result with such a property."""
+    attempts = []
+
+    class Function:
+        @property
+        def repeatable(self) -> bool:
+            raise LookupError
+
+        def __call__(self, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            raise Boom
+
+    with pytest.raises(Boom):
+        Retry(2, on=Boom, backoff=[0]).execute(Function())
+    assert attempts == [1, 2]
+
+
 def test_a_retried_block_inside_a_function_with_repeatable_false_is_repeated(clock: FakeClock) -> None:
     """The attribute of the function does not hold for a block of attempts in it."""
     attempts = []

@@ -120,8 +120,8 @@ class LivePermits:
     # --- private ---
 
     def _leave_if_full(self, waiter: Waiter) -> None:
-        """Leave a queue that is too long now, unless the first ones in it will never run again: those are removed."""
-        while (first := self.machine.first_if_too_long()) is not None and not first.is_alive():
+        """Leave a queue that was full, unless the first ones in it will never run again: those are removed."""
+        while (first := self.machine.first_if_full(waiter)) is not None and not first.is_alive():
             self.machine.drop(first)  # its event loop has ended
         if first is not None:
             self.machine.leave(waiter)

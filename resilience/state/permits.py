@@ -142,13 +142,14 @@ class Permits(Generic[W]):
         self.waiting.append(waiter)
         return bool(self.free) or self._made < self.limit
 
-    def first_if_too_long(self) -> W | None:
-        """Return the first waiter if the queue is longer than it may be."""
+    def first_if_full(self, waiter: W) -> W | None:
+        """Return the first waiter if the queue was full before this one joined; None if this one may stay."""
         with self._lock:
+            ahead = self._ahead_locked()
             try:
-                ahead = self._ahead_locked()
-                return self.waiting[ahead] if len(self.waiting) - ahead > self.queue else None
-            except IndexError:  # a finalizer removed waiters meanwhile
+                self.waiting.index(waiter, ahead + self.queue)
+                return self.waiting[ahead]
+            except (ValueError, IndexError):  # it has a place; the second, if a finalizer removed waiters meanwhile
                 return None
 
     def leave(self, waiter: W) -> None:

@@ -45,5 +45,5 @@ def queue_up(permits: Permits[Caller], caller: Caller, wake: Callable[[Caller], 
     """Join the queue, and leave it again if it is full."""
     if permits.join(caller):
         hand_on(permits, wake)
-    if len(permits.waiting) > permits.queue and permits.first_if_too_long() is not None:
+    if len(permits.waiting) > permits.queue and permits.first_if_full(caller) is not None:
         permits.leave(caller)

@@ -307,16 +307,15 @@ def test_a_raised_limit_grants_permits_to_more_waiters_than_are_made_at_a_time()
     assert permits.counts() == (limit, limit, 1, 0)
 
 
-def test_the_first_waiter_of_a_queue_is_returned_only_if_the_queue_is_too_long() -> None:
+def test_the_first_waiter_of_a_full_queue_is_returned_to_those_that_have_no_place_in_it() -> None:
     permits = full(1, 1)
-    first = queued(permits, "first")
-    assert permits.first_if_too_long() is None
-    queued(permits, "second")
-    assert permits.first_if_too_long() is first
+    first, second = queued(permits, "first"), queued(permits, "second")
+    assert permits.first_if_full(first) is None
+    assert permits.first_if_full(second) is first
     permits.resize(1)
-    assert permits.first_if_too_long() is first
+    assert permits.first_if_full(second) is first
     permits.drop(first)
-    assert permits.first_if_too_long() is None
+    assert permits.first_if_full(second) is None
 
 
 def test_without_a_queue_make_room_frees_a_permit_or_counts_a_refusal() -> None:

@@ -186,6 +186,18 @@ def test_two_threads_may_interleave_twice_between_any_instructions(state: str, n
                 interleave(state, order, (first, second))
 
 
+def test_of_two_callers_that_join_at_once_one_gets_the_last_place_in_the_queue() -> None:
+    names, state = ("arrive", "arrive too"), "full, one waits"
+    lengths = interleave(state, names, (TO_THE_END, TO_THE_END))
+    assert lengths is not None
+    for cuts in itertools.product(range(lengths[0] + 1), range(lengths[1] + 1)):
+        scene = Scene(*STATES[state])
+        stage = Stage(module, taking)
+        stage.give_locks(scene.permits)
+        stage.interleave([STEPS[name](scene) or pytest.fail() for name in names], cuts)
+        assert scene.permits.counts() == (1, 1, 2, 1)
+
+
 #: Three steps that conflict, and the state in which they do.
 TRIPLES = [
     ("full", ("release", "arrive", "arrive too")),

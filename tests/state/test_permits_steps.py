@@ -194,7 +194,9 @@ def test_of_two_callers_that_join_at_once_one_gets_the_last_place_in_the_queue()
         scene = Scene(*STATES[state])
         stage = Stage(module, taking)
         stage.give_locks(scene.permits)
-        stage.interleave([STEPS[name](scene) or pytest.fail() for name in names], cuts)
+        steps = steps_of(scene, names)
+        assert steps is not None
+        stage.interleave(steps, cuts)
         assert scene.permits.counts() == (1, 1, 2, 1)
 
 

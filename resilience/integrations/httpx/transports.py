@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Self, final
 
 from typing_extensions import override
 
@@ -26,6 +26,7 @@ class _InnerTransports:
 
     _kind: ClassVar[str]
     _method: ClassVar[str]
+    _other: ClassVar[str]  # what a client of the other kind needs
 
     def __init__(self, transport: object, settings: Settings) -> None:
         checks.no_class("transport", transport)
@@ -35,6 +36,13 @@ class _InnerTransports:
             )
         self._settings = settings
         self._inner: dict[ModuleType, Any] = {} if transport is None else dict.fromkeys(LIBRARIES, transport)
+
+    if not TYPE_CHECKING:  # pragma: no branch (type checkers would allow any attribute)
+
+        def __getattr__(self, name: str) -> Never:
+            is_of_other_kind = name in ("handle_request", "handle_async_request", "__enter__", "__aenter__")
+            hint = f": {self._other}" if is_of_other_kind else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def _sending(self, request: Any, *, in_tasks: bool) -> Sending:
         library = library_of(request)
@@ -83,6 +91,7 @@ class ResilienceTransport(_InnerTransports, Transport):
 
     _kind = "HTTPTransport"
     _method = "handle_request"
+    _other = "an AsyncClient needs AsyncResilienceTransport"
 
     def __init__(
         self,
@@ -134,6 +143,7 @@ class AsyncResilienceTransport(_InnerTransports, AsyncTransport):
 
     _kind = "AsyncHTTPTransport"
     _method = "handle_async_request"
+    _other = "a Client needs ResilienceTransport"
 
     def __init__(
         self,

@@ -43,6 +43,20 @@ def test_one_transport_serves_clients_of_both_libraries(server: Server) -> None:
             first.get(url)
 
 
+async def test_a_client_of_the_other_kind_is_told_which_transport_it_needs() -> None:
+    """When it is entered, and when it sends without that."""
+    client = httpx.Client(transport=AsyncResilienceTransport(QUICK))  # type: ignore[arg-type]
+    for use in (client.__enter__, lambda: client.get("http://example.org/")):
+        with pytest.raises(AttributeError, match=r"no attribute '\w+': a Client needs ResilienceTransport$"):
+            use()
+    other = httpx.AsyncClient(transport=ResilienceTransport(QUICK))  # type: ignore[arg-type]
+    for enter in (other.__aenter__, lambda: other.get("http://example.org/")):
+        with pytest.raises(AttributeError, match=r"no attribute '\w+': an AsyncClient needs AsyncResilienceTransport$"):
+            await enter()
+    with pytest.raises(AttributeError, match=r"no attribute 'send'$"):
+        ResilienceTransport(QUICK).send  # type: ignore[attr-defined]  # noqa: B018
+
+
 async def test_the_inner_transport_is_entered_and_closed_with_the_client(kit: Httpx) -> None:
     inner = MagicMock(spec=type(kit.network()))
     async with kit.client(QUICK, inner):

@@ -162,7 +162,9 @@ function makeCircuit() {
 }
 
 function updateCircuit(it, circuit) {
-  updateCard(it, circuit, [["opened", `${digits(circuit.opened)}×`], ["refused", digits(circuit.rejected)]]);
+  const counted = circuit.counted.map(([what, bad, of]) => [what, `${digits(bad)} of ${digits(of)}`]);
+  const counts = [["opened", `${digits(circuit.opened)}×`], ["refused", digits(circuit.rejected)]];
+  updateCard(it, circuit, [...counted, ...counts]);
   const { state, why, meter } = parts(it, ["state", "why", "meter"]);
   it.dataset.state = circuit.state;
   write(state, STATES[circuit.state]);

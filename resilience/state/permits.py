@@ -136,11 +136,14 @@ class Permits(Generic[W]):
     # --- the queue ---
 
     def join(self, waiter: W) -> bool:
-        """Put a waiter into the queue; true if a permit may be free, for it or another one: `grant` must be called."""
+        """Put a waiter into the queue; true if it or another one may have to be woken: `grant` must be called."""
         if self.waiting is _NO_WAITERS:
             self._open()
         self.waiting.append(waiter)
-        return bool(self.free) or self._made < self.limit
+        try:
+            return bool(self.free) or self._made < self.limit or self.waiting[0].place is GRANTED
+        except IndexError:  # another caller has granted it a permit, and has woken it
+            return False
 
     def first_if_full(self, waiter: W) -> W | None:
         """Return the first waiter if the queue was full before this one joined; None if this one may stay."""

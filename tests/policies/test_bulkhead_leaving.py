@@ -16,6 +16,7 @@ import trio
 
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
+from resilience.runtimes.blocking import BlockingWaiter
 from resilience.runtimes.tasks import AsyncioWaiter, TrioWaiter
 from tests.callers import fail_first_wake, in_threads, wait_until
 from tests.conftest import Script, World
@@ -153,6 +154,25 @@ def test_a_waiter_is_not_given_up_although_no_stack_is_left_to_wake_it(monkeypat
         slot.__exit__(None, None, None)
     thread.join(PATIENCE)
     assert served == ["second"]
+    assert counts(bulkhead) == (1, 0, 0, 0)
+
+
+def test_a_later_caller_wakes_the_waiter_that_a_release_could_not_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the only permit, so nobody would ever release one."""
+    bulkhead = Bulkhead(1, queue=2)
+    served: list[str] = []
+    slot = bulkhead.slot()
+    slot.__enter__()
+    second = calling(bulkhead, served, "second")
+    wait_until(lambda: bulkhead.stats().queued == 1)
+    with monkeypatch.context() as patched, pytest.raises(RecursionError):
+        patched.setattr(BlockingWaiter, "wake", raising(RecursionError))
+        slot.__exit__(None, None, None)
+    assert served == []
+    third = calling(bulkhead, served, "third")
+    second.join(PATIENCE)
+    third.join(PATIENCE)
+    assert served == ["second", "third"]
     assert counts(bulkhead) == (1, 0, 0, 0)
 
 

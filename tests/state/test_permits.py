@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from resilience.state.permits import Permits, Place
+from resilience.state.permits import ONE_PERMIT, Permits, Place
 from tests.state.taking import Caller, give_back, hand_on, queue_up, take
 
 
@@ -188,6 +188,30 @@ def granted() -> tuple[Permits[Caller], Caller]:
     waiter = queued(permits, "waiter")
     assert released(permits) == [waiter]
     return permits, waiter
+
+
+def test_a_caller_that_joins_is_told_of_a_waiter_that_was_not_woken_yet() -> None:
+    permits = full(1, 2)
+    waiter = queued(permits, "waiter")
+    assert not permits.join(Caller("second"))
+    permits.free += ONE_PERMIT
+    assert permits.grant() is waiter  # and its caller is interrupted before it wakes it
+    assert permits.join(Caller("third"))
+
+
+def test_a_caller_that_joins_may_be_granted_a_permit_before_it_looks() -> None:
+    holders: list[Caller] = []
+
+    class Waiting(deque[Caller]):
+        def append(self, caller: Caller) -> None:
+            super().append(caller)
+            give_back(permits, holders.append)  # in another thread
+
+    permits = full(1, 1)
+    permits.waiting = Waiting()
+    caller = Caller("caller")
+    assert not permits.join(caller)
+    assert holders == [caller]
 
 
 def test_a_permit_is_passed_on_once_unless_it_was_taken_up() -> None:

@@ -179,7 +179,7 @@ class Permits(Generic[W]):
         """Change the limit. Permits in use beyond it are removed when they are released."""
         with self._lock:
             self.limit = limit
-            if self._made > limit:
+            if self._made > limit and _EXCESS not in self.waiting:
                 self._open()
                 self.waiting.insert(self._ahead_locked(), _EXCESS)
 

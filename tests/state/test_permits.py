@@ -214,6 +214,15 @@ def test_a_caller_that_joins_may_be_granted_a_permit_before_it_looks() -> None:
     assert holders == [caller]
 
 
+def test_a_limit_that_is_set_again_and_again_adds_nothing_to_the_queue() -> None:
+    permits = full(3, 1)
+    waiter = queued(permits, "waiter")
+    for limit in (2, 1, 2, 1):
+        permits.resize(limit)
+    assert (len(permits.waiting), permits.counts()) == (2, (1, 3, 1, 0))
+    assert [released(permits) for _ in range(3)] == [[], [], [waiter]]
+
+
 def test_a_permit_is_passed_on_once_unless_it_was_taken_up() -> None:
     permits, waiter = granted()
     for _ in range(2):

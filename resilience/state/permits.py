@@ -190,7 +190,7 @@ class Permits(Generic[W]):
     def counts(self) -> tuple[int, int, int, int]:
         """Return the limit, how many permits are in use, how many callers wait, and the number of refusals."""
         with self._lock:
-            queued = len(self.waiting) - self._ahead_locked()
+            queued = min(len(self.waiting) - self._ahead_locked(), self.queue)  # the others are about to leave
             return self.limit, self._made - len(self.free), queued, self.rejected
 
     # --- private ---

@@ -223,6 +223,13 @@ def test_a_limit_that_is_set_again_and_again_adds_nothing_to_the_queue() -> None
     assert [released(permits) for _ in range(3)] == [[], [], [waiter]]
 
 
+def test_callers_that_do_not_fit_are_not_counted_until_they_leave() -> None:
+    permits = full(1, 1)
+    for name in ("waiter", "second", "third"):
+        queued(permits, name)
+    assert permits.counts() == (1, 1, 1, 0)
+
+
 def test_a_permit_is_passed_on_once_unless_it_was_taken_up() -> None:
     permits, waiter = granted()
     for _ in range(2):

@@ -212,7 +212,7 @@ class Permits(Generic[W]):
         return True
 
     def _ahead_locked(self) -> int:
-        """Return how many in the queue are before those that wait: one that was granted a permit, and marks."""
+        """Return how many in the queue are before those that wait: one that was granted a permit, and the mark."""
         ahead, waiting = 0, self.waiting
         try:
             while waiting[ahead].place is not WAITING:

@@ -59,11 +59,11 @@ def test_the_page_shows_an_opening_circuit_without_a_reload(tmp_path: Path) -> N
         await page.value("window.stays = true")
         facts = "document.querySelector('#circuits .facts').dataset.facts"
         pipeline.execute(fail(MARKUP))
-        await page.until(f"{facts} === 'failures 1 of 2;opened 0×;refused 0'")
+        await page.until(f"{facts} === 'failures 1 of 2;opened 0\\u00d7;refused 0'")
         for _ in range(4):
             pipeline.execute(fail(MARKUP))
         await page.until("document.querySelector('.card[data-state=open]') !== null")
-        assert await page.value(facts) == "opened 1×;refused 3"
+        assert await page.value(facts) == "opened 1\u00d7;refused 3"
         with bulkhead.slot():
             await page.until("document.querySelector('.meter[role=meter]').getAttribute('aria-valuenow') === '1'")
         assert await page.value("document.querySelector('#circuits .name').textContent") == MARKUP

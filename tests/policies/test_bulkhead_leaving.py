@@ -158,7 +158,7 @@ def test_a_waiter_is_not_given_up_although_no_stack_is_left_to_wake_it(monkeypat
 
 
 def test_a_later_caller_wakes_the_waiter_that_a_release_could_not_wake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the only permit, so nobody would ever release one."""
+    """It has the only permit, so no other caller would ever release one."""
     bulkhead = Bulkhead(1, queue=2)
     served: list[str] = []
     slot = bulkhead.slot()

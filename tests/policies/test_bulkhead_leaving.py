@@ -141,14 +141,19 @@ def test_a_waiter_of_an_ended_trio_run_makes_room_for_a_new_call() -> None:
     assert counts(bulkhead)[:3] == (1, 0, 0)
 
 
-def test_a_waiter_is_not_given_up_although_no_stack_is_left_to_wake_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A `RecursionError` is a `RuntimeError`, but not the one of a closed loop: the release tries again."""
-    bulkhead = Bulkhead(1, queue=1)
-    served: list[str] = []
+def _held(bulkhead: Bulkhead, served: list[str]) -> tuple[Any, threading.Thread]:
+    """Return an entered slot that holds the only permit, and the thread of a call, `second`, that waits for it."""
     slot = bulkhead.slot()
     slot.__enter__()
     thread = calling(bulkhead, served, "second")
     wait_until(lambda: bulkhead.stats().queued == 1)
+    return slot, thread
+
+
+def test_a_waiter_is_not_given_up_although_no_stack_is_left_to_wake_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `RecursionError` is a `RuntimeError`, but not the one of a closed loop: the release tries again."""
+    bulkhead, served = Bulkhead(1, queue=1), list[str]()
+    slot, thread = _held(bulkhead, served)
     fail_first_wake(monkeypatch)
     with pytest.raises(RecursionError):
         slot.__exit__(None, None, None)
@@ -159,12 +164,8 @@ def test_a_waiter_is_not_given_up_although_no_stack_is_left_to_wake_it(monkeypat
 
 def test_a_later_caller_wakes_the_waiter_that_a_release_could_not_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the only permit, so no other caller would ever release one."""
-    bulkhead = Bulkhead(1, queue=2)
-    served: list[str] = []
-    slot = bulkhead.slot()
-    slot.__enter__()
-    second = calling(bulkhead, served, "second")
-    wait_until(lambda: bulkhead.stats().queued == 1)
+    bulkhead, served = Bulkhead(1, queue=2), list[str]()
+    slot, second = _held(bulkhead, served)
     with monkeypatch.context() as patched, pytest.raises(RecursionError):
         patched.setattr(BlockingWaiter, "wake", raising(RecursionError))
         slot.__exit__(None, None, None)

@@ -107,31 +107,7 @@ class Permits(Generic[W]):
         :param woken: what it returned before, if that was woken or cannot be.
         """
         with self._lock:
-            free, waiting = self.free, self.waiting
-            if woken is not None:
-                if waiting and waiting[0] is woken:  # otherwise another caller has woken it, too
-                    del waiting[0]
-                if not free and self._made >= self.limit:
-                    return None
-            while waiting:
-                has_permit = True if free else self._make_more_locked()  # looks once
-                try:
-                    first = waiting[0]  # no call from here to the end of the loop, so no interrupt loses a permit
-                    if first.place is WAITING or (first is _EXCESS and self._made > self.limit):
-                        if not has_permit:
-                            break
-                        del free[-1]
-                        if first is _EXCESS:
-                            self._made -= 1
-                            continue
-                        first.place = GRANTED
-                    elif first.place is not GRANTED:
-                        del waiting[0]
-                        continue
-                except IndexError:  # another caller took that permit, or the last waiter left, between these lines
-                    continue
-                return first
-            return None
+            return self._grant_locked(woken)  # no loop in this block: see there
 
     # --- the queue ---
 
@@ -199,6 +175,35 @@ class Permits(Generic[W]):
         with self._lock:
             if self.waiting is _NO_WAITERS:
                 self.waiting = deque()
+
+    def _grant_locked(self, woken: W | None) -> W | None:
+        # CPython before 3.13 looks in the wrong place for what handles an interrupt at the end of a loop, and might
+        # leave a lock acquired (python/cpython#108214).
+        free, waiting = self.free, self.waiting
+        if woken is not None:
+            if waiting and waiting[0] is woken:  # otherwise another caller has woken it, too
+                del waiting[0]
+            if not free and self._made >= self.limit:
+                return None
+        while waiting:
+            has_permit = True if free else self._make_more_locked()  # looks once
+            try:
+                first = waiting[0]  # no call from here to the end of the loop, so no interrupt loses a permit
+                if first.place is WAITING or (first is _EXCESS and self._made > self.limit):
+                    if not has_permit:
+                        break
+                    del free[-1]
+                    if first is _EXCESS:
+                        self._made -= 1
+                        continue
+                    first.place = GRANTED
+                elif first.place is not GRANTED:
+                    del waiting[0]
+                    continue
+            except IndexError:  # another caller took that permit, or the last waiter left, between these lines
+                continue
+            return first
+        return None
 
     def _make_more_locked(self) -> bool:
         """Create a batch of free permits; false at the limit."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import FrameType
@@ -20,8 +21,11 @@ from resilience.errors import CircuitIsolated, Rejected
 from resilience.policies.circuit_breaker import Guard
 from resilience.policies.live_permits import Slot
 from resilience.runtimes import lowering
+from resilience.state.permits import GONE, Permits
+from tests.callers import is_free
 from tests.conftest import World
 from tests.contention.beside import PATIENCE
+from tests.state.taking import Caller
 
 #: Two or three of a hundred signals come at a point where a permit could be lost.
 RINGS = 400
@@ -100,6 +104,20 @@ def test_a_signal_during_a_block_loses_no_permit(alarm: Alarm) -> None:
 
     alarm.storm(hold)
     assert bulkhead.stats().in_flight == 0
+
+
+def test_a_signal_while_permits_are_granted_leaves_no_lock_held(alarm: Alarm) -> None:
+    """Not even at the end of a loop: CPython before 3.13 looks for the handler of an instruction before the loop."""
+    permits: Permits[Caller] = Permits(1, 1)
+
+    def remove_all() -> None:
+        permits.waiting = deque([gone] * 20_000)
+        permits.grant()
+
+    gone = Caller("gone")
+    gone.place = GONE
+    alarm.storm(remove_all)
+    assert is_free(permits.counts)
 
 
 def test_a_signal_during_a_probe_loses_no_slot(alarm: Alarm) -> None:

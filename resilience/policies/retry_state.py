@@ -135,11 +135,8 @@ class RetryState:
         self._delay = delay
         if refused_until > -inf and clock.now() + delay < refused_until:
             return "circuit_open"
-        # Sums in the same order as in `give_up_if_late`, so that rounding does not let it wait until it is too late.
-        if ctx.deadline != inf and clock.now() + delay >= ctx.deadline:
-            return "deadline"
-        if rules.max_elapsed is not None and clock.now() + delay - self._began >= rules.max_elapsed:
-            return "max_elapsed"
+        if (late := self._why_late()) is not None:
+            return late
         if rules.budget is None and ctx._info.cap is None:
             return None
         refused = take_repeat(ctx._info.cap, rules.budget)
@@ -164,8 +161,9 @@ class RetryState:
             discarded = closable(failed)
             if discarded is not None:
                 await runtime.close(discarded)
-            await runtime.sleep(self._delay, self._ctx._timer)
-            self._delay = 0.0
+            if discarded is None or self._why_late() is None:  # to close it may have taken long
+                await runtime.sleep(self._delay, self._ctx._timer)
+                self._delay = 0.0
         except BaseException:
             self._give_back()
             raise
@@ -180,16 +178,21 @@ class RetryState:
 
     def give_up_if_late(self) -> bool:
         """Give up if the next attempt would begin too late, after a callback, a wait or the caller's code."""
-        last, most = self._ctx.deadline, self._rules.max_elapsed
-        if last != inf and clock.now() + self._delay >= last:
-            reason: _Reason = "deadline"
-        elif most is not None and clock.now() + self._delay - self._began >= most:
-            reason = "max_elapsed"
-        else:
+        reason = self._why_late()
+        if reason is None:
             return False
         self._give_back()
         self._give_up(reason)
         return True
+
+    def _why_late(self) -> _Reason | None:
+        """Return the limit that passes before the next attempt begins; None if none does."""
+        last, most = self._ctx.deadline, self._rules.max_elapsed
+        if last != inf and clock.now() + self._delay >= last:
+            return "deadline"
+        if most is not None and clock.now() + self._delay - self._began >= most:
+            return "max_elapsed"
+        return None
 
     def begin_next(self) -> Context:
         """Return the context of the next attempt, which begins now."""

@@ -223,6 +223,23 @@ async def test_a_callback_that_leaves_no_time_for_an_attempt_leaves_the_last_res
     assert [event.reason for event in heard if isinstance(event, events.RetryGaveUp)] == ["deadline"]
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["result", "failure"])
+@pytest.mark.parametrize("limit", [{"timeout": 5.0}, {"max_elapsed": 5.0}], ids=["deadline", "max_elapsed"])
+async def test_no_wait_begins_after_a_response_took_too_long_to_close(
+    world: World, clock: FakeClock, limit: dict[str, float], fails: bool
+) -> None:
+    """The attempt after it would come too late. As the response is closed, it cannot be returned."""
+    budget, response = RetryBudget(saved=1), Response(close=lambda: clock.advance(3.5))
+    failure = Boom("no")
+    failure.response = response  # type: ignore[attr-defined]
+    last = limit.get("max_elapsed")
+    retry = Retry(on=Boom, on_result=bad, backoff=[2.0], budget=budget, max_elapsed=last)
+    script = Script(failure if fails else response)
+    error = await run(world, retry, script, Context(timeout=limit.get("timeout")))
+    assert type(error) is (Boom if fails else DeadlineExceeded)
+    assert (script.calls, clock.sleeps, budget.balance) == (1, [], 1.0)
+
+
 async def test_a_closed_result_is_not_returned_after_a_wait_that_oversleeps_the_deadline(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -423,3 +424,13 @@ async def test_events_report_each_hedge_and_the_outcome_of_the_race(anywhere: Vi
     finished = [it for it in heard if isinstance(it, events.HedgeFinished)]
     results = [(it.won, it.attempts, round(it.elapsed, 6)) for it in finished]
     assert results == [(1, 2, 0.2), (0, 2, 0.2), (None, 2, 0.3), (None, 2, 0.2), (None, 2, 1)]
+
+
+async def test_a_listener_to_a_hedge_sees_the_context_variables_of_the_caller(anywhere: Virtual) -> None:
+    """Those of a log record, or of a trace, for example."""
+    variable: ContextVar[str] = ContextVar("variable", default="of no caller")
+    variable.set("of the caller")
+    seen: list[str] = []
+    hedge = Hedge(0.1, on_hedge=lambda event: seen.append(variable.get()))
+    await Service(anywhere, (5, "first"), (0.1, "second")).under(hedge)
+    assert seen == ["of the caller"]

@@ -43,7 +43,8 @@ class Race(ABC):
         self._is_decided = False
         self._error: BaseException | None = None  # the error that `run` raises
         self._waiter: Waiter | None = None
-        self._variables = copy_context()  # those of the caller: each attempt beside the first runs in a copy
+        #: Those of the caller: attempts are started in them, and each one beside the first runs in a copy.
+        self._variables = copy_context()
 
     async def run(self) -> None:
         """Run the race to its end."""
@@ -138,7 +139,10 @@ class Race(ABC):
             self._schedule(due)
 
     def _start_due(self) -> None:
-        """Start the attempts that are due."""
+        """Start the attempts that are due, in the variables of the caller, which a listener may read."""
+        self._variables.run(self._start_each_due)
+
+    def _start_each_due(self) -> None:
         now = max(clock.now(), self._scheduled_at)  # the timer of an event loop may fire a little early
         self._scheduled_at = inf
         try:

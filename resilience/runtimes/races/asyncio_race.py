@@ -61,7 +61,7 @@ class AsyncioRace(Race):
 
     @override
     def _start(self, number: int, ctx: Any) -> None:
-        task = self._loop.create_task(self._attempt_beside(number, ctx))  # in a copy of the variables; see `fire`
+        task = self._loop.create_task(self._attempt_beside(number, ctx))  # in a copy of the variables; see `_start_due`
         if not task.done():  # pragma: no branch (an eager task may have ended)
             self._running[number] = task.cancel
         task.add_done_callback(lambda task: self._attempt_ended())  # also if it was cancelled before it began
@@ -79,7 +79,7 @@ class AsyncioRace(Race):
 
     def fire(self) -> None:
         """Start the attempts that are due. Called by the alarm."""
-        self._variables.run(self._start_due)
+        self._start_due()
 
     @override
     def _break_cycles(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Collection, Iterable
+from math import ceil
 from typing import Any, TypeVar
 
 import redis
@@ -240,7 +241,8 @@ def _capped(limit: Any, call: Call | None) -> Any:
     if call is None or call.ctx is None or not is_a_wait:
         return limit
     left = call.ctx.timeout()
-    return limit if left is None or (limit is not None and limit < left) else left
+    # A socket waits whole milliseconds. So the time left rarely differs between sending and reading, and is set once.
+    return limit if left is None or (limit is not None and limit < left) else ceil(left * 1000) / 1000
 
 
 @functools.cache

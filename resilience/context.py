@@ -164,8 +164,11 @@ class Context:
             left = self.deadline - clock.now()
             if left <= 0:
                 raise DeadlineExceeded("the deadline of the execution has passed")
-            seconds = min(seconds, left)
-        return None if seconds == inf else min(seconds, MAX_CLIENT_TIMEOUT)
+            if left < seconds:
+                seconds = left
+        if seconds > MAX_CLIENT_TIMEOUT:
+            return None if seconds == inf else MAX_CLIENT_TIMEOUT
+        return seconds
 
     # --- the record ---
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 _READS = (
@@ -47,14 +47,21 @@ def also_repeatable(repeat_writes: bool | Collection[str]) -> frozenset[str] | N
     return frozenset(str(name).upper() for name in repeat_writes)
 
 
-def may_repeat(command: Command, also: frozenset[str] | None) -> bool:
-    """Whether this command may be executed twice; `also` is the result of `also_repeatable`."""
-    name = command[0].upper() if isinstance(command[0], str) else ""
-    if also is None or name in also:
+def may_repeat(commands: Iterable[Command], also: frozenset[str] | None) -> bool:
+    """Whether all these commands may be executed twice; `also` is the result of `also_repeatable`."""
+    if also is None:
         return True
-    if name not in REPEATABLE_COMMANDS:
-        return False
-    options_from = _OPTIONS_FROM.get(name)
-    return options_from is None or all(
-        isinstance(it, (int, float)) or str(it).upper() in _HARMLESS_OPTIONS for it in command[options_from:]
-    )
+    for command in commands:
+        name = command[0].upper() if isinstance(command[0], str) else ""
+        if name in also:
+            continue
+        if name not in REPEATABLE_COMMANDS:
+            return False
+        options_from = _OPTIONS_FROM.get(name)
+        if options_from is not None and not all(_is_harmless(it) for it in command[options_from:]):
+            return False
+    return True
+
+
+def _is_harmless(option: object) -> bool:
+    return isinstance(option, (int, float)) or str(option).upper() in _HARMLESS_OPTIONS

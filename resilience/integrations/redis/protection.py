@@ -104,9 +104,6 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
         self._commands = [tuple(command) for command in commands]
         return super().pack_commands(self._commands)
 
-    def _is_ready(self, check_health: bool) -> bool:
-        return self.is_connected and not (check_health and self.health_check_interval)
-
     async def _get_ready(self, commands: list[Command] | None, check_health: bool) -> None:
         """Connect, and check the health of the connection, before these commands are sent."""
         if not self.is_connected:
@@ -115,11 +112,6 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
             await self._connect_now()
         if check_health and self.health_check_interval:
             await maybe_await(self.check_health())
-
-    def _report(self, commands: list[Command] | None, call: Call | None) -> None:
-        """Report to the running attempt, if any, what is about to be sent."""
-        if call is not None and not self._connecting:
-            call.sends(commands)
 
 
 class _AsyncConnection(_Connection):
@@ -160,9 +152,11 @@ class _AsyncConnection(_Connection):
     @override
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         commands, self._commands = self._commands, None  # before the handshake or a PING overwrites it
-        if not self._is_ready(check_health):
+        if self.health_check_interval or not self.is_connected:
             await self._get_ready(commands, check_health)
-        self._report(commands, current_call(self.retry))
+        call = current_call(self.retry)
+        if call is not None and not self._connecting:
+            call.sends(commands)
         task = asyncio.current_task()
         cancellations = task.cancelling() if task is not None else 0
         await super().send_packed_command(command, check_health=False)
@@ -200,19 +194,21 @@ class _BlockingConnection(_Connection):
     @override
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         commands, self._commands = self._commands, None  # before the handshake or a PING overwrites it
-        if not self._is_ready(check_health):
+        if self.health_check_interval or not self.is_connected:
             drive(self._get_ready(commands, check_health))
         call = current_call(self.retry)
         self._shorten_timeout(call)
-        self._report(commands, call)
+        if call is not None and not self._connecting:
+            call.sends(commands)
         super().send_packed_command(command, check_health=False)
 
     @override
     def can_read(self, timeout: float = 0) -> bool:
-        call = current_call(self.retry)
-        if not self.is_connected and call is None:
+        if not self.is_connected and current_call(self.retry) is None:
             return False
-        return bool(super().can_read(_capped(timeout, call)))
+        if timeout != 0:  # the pool only asks
+            timeout = _capped(timeout, current_call(self.retry))
+        return bool(super().can_read(timeout))
 
     async def _disconnect_now(self) -> None:
         self.disconnect()

@@ -221,7 +221,7 @@ class Call(ClientCall):
 
     def sends(self, commands: list[Command] | None) -> None:
         """Note that a connection is about to send these commands; None if it does not know which."""
-        if commands is None or not all(may_repeat(it, self.retry.also_repeatable) for it in commands):
+        if commands is None or not may_repeat(commands, self.retry.also_repeatable):
             self._in_doubt = commands or []
 
     def _note(self, error: Exception) -> bool:

@@ -159,9 +159,9 @@ def test_a_command_may_be_repeated_if_it_has_the_same_effect_and_reply(commands:
     """Not one with a condition or a count, and no unknown one."""
     given = [tuple(int(word) if word.isdigit() else word for word in it.split()) for it in commands.split("|")]
     for command in [*given, ("SCRIPT LOAD", "return 1") if may else (b"GET", "a")]:
-        assert may_repeat(command, also_repeatable(False)) is may
-        assert may_repeat(command, also_repeatable(True))
-        assert may_repeat(command, also_repeatable(["incr"])) is (may or command[0] == "INCR")
+        assert may_repeat([command], also_repeatable(False)) is may
+        assert may_repeat([command], also_repeatable(True))
+        assert may_repeat([command], also_repeatable(["incr"])) is (may or command[0] == "INCR")
 
 
 def test_repeatable_commands_read_or_overwrite_by_the_servers_flags(server: RedisServer) -> None:

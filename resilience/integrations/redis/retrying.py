@@ -142,6 +142,8 @@ def current_call(retry: object) -> Call | None:
 class Call(ClientCall):
     """One execution: the function that the policy calls for each attempt, and the state that attempts share."""
 
+    _resilience_operation: ClassVar[str] = "redis_command"  # the default operation of the execution
+
     def __init__(
         self,
         retry: PolicyDriven,
@@ -153,7 +155,6 @@ class Call(ClientCall):
         self.retry: PolicyDriven = retry
         self.in_tasks: bool = retry._in_tasks
         self.ctx: Context | None = None  # the context of the running attempt
-        self.__qualname__ = "redis_command"  # the default operation of the execution
         self._do = do
         self._fail = fail
         self._is_retryable = is_retryable

@@ -178,13 +178,6 @@ async def test_the_first_attempts_failure_is_raised_if_all_attempts_fail(in_simu
     assert notes_of(error)[0].startswith("resilience: 8 attempts beside it failed with Boom(b), ")
 
 
-async def test_a_refusal_of_the_last_attempt_does_not_replace_the_failure_of_the_first(anywhere: Virtual) -> None:
-    """It says nothing about the call."""
-    service = Service(anywhere, (0.15, Boom("a")), (0.1, BulkheadFull("full")))
-    error, seconds = await service.under(Hedge(0.1, on=Boom))
-    assert (str(error), seconds) == ("a", 0.2)
-
-
 async def test_the_note_of_an_earlier_call_is_replaced(in_simulation: Virtual) -> None:
     """The note of a Retry inside or outside is kept."""
     service = Service(in_simulation, (0.15, Boom("a")), (0.1, Boom("b")))

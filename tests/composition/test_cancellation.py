@@ -694,21 +694,28 @@ async def test_a_hedge_ends_with_a_failure_that_hides_the_cancellation_of_anothe
         await Hedge(0).acall(fetch)
 
 
+async def in_a_group(client: Client) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(client)
+
+
 @pytest.mark.parametrize("limit", [None, 0.01], ids=["cancelled", "timeout"])
 @pytest.mark.parametrize("make", [SingleFlight, partial(Cache, LONG, keep_errors=ConnectionError)])
+@pytest.mark.parametrize(("load", "error"), [(Client.__call__, ConnectionError), (in_a_group, ExceptionGroup)])
 async def test_no_caller_gets_a_failure_that_hides_the_cancellation_of_another(
-    tasks_world: World, make: Callable[[], SingleFlight | Cache], limit: float | None
+    tasks_world: World, load: Any, error: type[Exception], make: Callable[[], SingleFlight | Cache], limit: float | None
 ) -> None:
+    """Nor a group of such failures."""
     client, policy = Client(), make()
 
     async def lead() -> None:
-        with pytest.raises(ConnectionError, match="clean-up failed"), anyio.move_on_after(0.01):
-            await (policy if limit is None else Timeout(limit / 2).wrap(policy)).acall(client)
+        with pytest.raises(error), anyio.move_on_after(0.01):
+            await (policy if limit is None else Timeout(limit / 2).wrap(policy)).acall(load, client)
 
     async with anyio.create_task_group() as group:
         group.start_soon(lead)
         await anyio.sleep(0.001)
-        assert await policy.acall(client) is None
+        assert await policy.acall(load, client) is None
     assert client.calls == 2
 
 
@@ -724,24 +731,6 @@ async def test_a_failure_that_hides_a_cancellation_is_not_counted(tasks_world: W
     with pytest.raises(ConnectionError, match="clean-up failed"):
         await counting.wrap(Timeout(0.01)).acall(Client())
     assert (breaker.state, throttle.stats().requests, adaptive.stats().limit) == (CircuitState.OPEN, 1, 9)
-
-
-async def test_no_caller_gets_a_group_of_failures_that_hide_the_cancellation_of_another(tasks_world: World) -> None:
-    client, policy = Client(), SingleFlight()
-
-    async def load() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(client)
-
-    async def lead() -> None:
-        with pytest.raises(ExceptionGroup), anyio.move_on_after(0.01):
-            await policy.acall(load)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(lead)
-        await anyio.sleep(0.001)
-        assert await policy.acall(load) is None
-    assert client.calls == 2
 
 
 async def test_all_callers_get_a_failure_that_hides_a_limit_inside(tasks_world: World) -> None:

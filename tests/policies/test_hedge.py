@@ -87,14 +87,17 @@ async def test_no_attempt_begins_at_or_after_the_deadline_of_the_context(anywher
     assert len(service.begun) == 2
 
 
-async def test_a_callable_with_repeatable_false_is_not_hedged(anywhere: Virtual) -> None:
-    """So it needs no other thread."""
+@pytest.mark.parametrize("may_begin", [False, True], ids=["never", "until it has begun"])
+async def test_a_callable_that_must_not_be_repeated_is_not_hedged(anywhere: Virtual, may_begin: bool) -> None:
+    """If it says so before it begins, it needs no other thread."""
     ran_in: list[int] = []
     service = Service(anywhere, (1, "paid"), (0.1, "paid twice"))
     function = anywhere.native(service.function())
 
     class Payment:
-        repeatable = False
+        @property
+        def repeatable(self) -> bool:
+            return may_begin and not service.begun
 
         def __call__(self, ctx: Context) -> Any:
             ran_in.append(threading.get_ident())
@@ -102,24 +105,8 @@ async def test_a_callable_with_repeatable_false_is_not_hedged(anywhere: Virtual)
 
     service.began = anywhere.now()
     assert await anywhere.execute(Hedge(0.1), Payment()) == "paid"
-    assert ran_in == [threading.get_ident()]
-
-
-async def test_a_callable_that_cannot_be_repeated_once_it_has_begun_is_not_hedged(anywhere: Virtual) -> None:
-    service = Service(anywhere, (1, "paid"), (0.1, "paid twice"))
-    function = anywhere.native(service.function())
-
-    class Payment:
-        @property
-        def repeatable(self) -> bool:
-            return not service.begun
-
-        def __call__(self, ctx: Context) -> Any:
-            return function(ctx)
-
-    service.began = anywhere.now()
-    assert await anywhere.execute(Hedge(0.1), Payment()) == "paid"
-    assert len(service.begun) == 1
+    assert len(ran_in) == 1
+    assert may_begin or ran_in == [threading.get_ident()]
 
 
 class Unanswered(ConnectionError):

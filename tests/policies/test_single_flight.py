@@ -7,7 +7,7 @@ import gc
 import random
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -70,6 +70,13 @@ def led(flight: SingleFlight, slow: Slow) -> Iterator[list[Any]]:
     yield got
     slow.may_end.set()
     leader.join(5)
+
+
+def followed(flight: SingleFlight, call: Callable[[], Any], *then: Callable[[], object], count: int = 1) -> list[Any]:
+    """Make this call in a thread, and then these steps, once so many follow; return a list with its result."""
+    got: list[Any] = []
+    run_all([lambda: got.append(call())], lambda: wait_until(lambda: followers(flight) == count), *then)
+    return got
 
 
 def same_key(*args: Any) -> str:
@@ -238,15 +245,11 @@ def test_a_key_that_the_function_makes_unhashable_keeps_no_caller_waiting() -> N
         def __eq__(self, other: object) -> bool:
             return isinstance(other, Record)
 
-    record, got = Record(), list[Any]()
+    record = Record()
     flight = SingleFlight(key=lambda: Record() if slow.calls else record)
     slow = Slow(lambda: setattr(record, "is_deleted", True))
     with led(flight, slow) as led_to:
-        run_all(
-            [lambda: got.append(flight.call(slow.blocking))],
-            lambda: wait_until(lambda: followers(flight) == 1),
-            slow.may_end.set,
-        )
+        got = followed(flight, lambda: flight.call(slow.blocking), slow.may_end.set)
     assert (str(led_to[0].error), got) == ("it has no number", [None])
     assert flight.call(lambda: "next") == "next"
     assert flight.stats().in_flight == 0
@@ -387,17 +390,13 @@ async def test_another_error_after_the_leaders_time_limit_is_a_shared_outcome(in
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), StopIteration("end")], ids=["interrupted", "StopIteration"])
 def test_after_a_leader_without_an_outcome_to_share_a_follower_makes_the_call(end: BaseException) -> None:
     """A task cannot raise a `StopIteration`."""
-    flight, slow, got = SingleFlight(key=same_key), Slow(raising(end)), list[Any]()
+    flight, slow = SingleFlight(key=same_key), Slow(raising(end))
 
     async def fine() -> str:
         return "fine"
 
     with led(flight, slow):
-        run_all(
-            [lambda: got.append(asyncio.run(flight.acall(fine)))],
-            lambda: wait_until(lambda: followers(flight) == 1),
-            slow.may_end.set,
-        )
+        got = followed(flight, lambda: asyncio.run(flight.acall(fine)), slow.may_end.set)
     assert got == ["fine"]
     assert flight.stats().in_flight == 0
 
@@ -406,7 +405,7 @@ def test_after_a_leader_without_an_outcome_to_share_a_follower_makes_the_call(en
 def test_after_a_leader_whose_event_loop_was_closed_a_follower_makes_the_call(limit: Any) -> None:
     """The call of the leader never ends, but it is garbage, although a timer knows its task."""
     flight = SingleFlight(key=same_key)
-    policy, got = limit(flight), list[Any]()
+    policy = limit(flight)
     loop = asyncio.new_event_loop()
     task = loop.create_task(policy.acall(asyncio.sleep, 60))
     loop.run_until_complete(asyncio.sleep(0.01))
@@ -418,15 +417,12 @@ def test_after_a_leader_whose_event_loop_was_closed_a_follower_makes_the_call(li
         del task
         gc.collect()
 
-    run_all(
-        [lambda: got.append(flight.call(lambda: "fine"))], lambda: wait_until(lambda: followers(flight) == 1), collect
-    )
-    assert got == ["fine"]
+    assert followed(flight, lambda: flight.call(lambda: "fine"), collect) == ["fine"]
 
 
 def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
     """It is not kept either, by a flight that a child task keeps."""
-    flight, slow, got = SingleFlight(key=same_key), Slow(lambda: "fine"), list[Any]()
+    flight, slow = SingleFlight(key=same_key), Slow(lambda: "fine")
     with led(flight, slow) as led_to:
         loop = asyncio.new_event_loop()
         task = loop.create_task(flight.acall(slow.task))
@@ -434,24 +430,17 @@ def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop.close()
         kept = flight._flights.leaders["same"]
-        run_all(
-            [lambda: got.append(flight.call(slow.blocking))],
-            lambda: wait_until(lambda: followers(flight) == 2),
-            slow.may_end.set,
-        )
+        got = followed(flight, lambda: flight.call(slow.blocking), slow.may_end.set, count=2)
     assert (led_to, got) == ([Success("fine")], ["fine"])
     assert not kept.followers
 
 
 def test_a_follower_is_woken_although_no_stack_was_left_to_wake_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `RecursionError` is a `RuntimeError`, but not the one of a closed event loop: the leader tries again."""
-    flight, slow, got = SingleFlight(key=same_key), Slow(lambda: "fine"), list[Any]()
+    flight, slow = SingleFlight(key=same_key), Slow(lambda: "fine")
     with led(flight, slow) as led_to:
-        run_all(
-            [lambda: got.append(flight.call(slow.blocking))],
-            lambda: wait_until(lambda: followers(flight) == 1),
-            lambda: fail_first_wake(monkeypatch),
-            slow.may_end.set,
+        got = followed(
+            flight, lambda: flight.call(slow.blocking), lambda: fail_first_wake(monkeypatch), slow.may_end.set
         )
     assert (type(led_to[0].error), got) == (RecursionError, ["fine"])
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from resilience import Context, Retry, current_context, deadline, events
-from resilience.errors import BulkheadFull, CircuitOpen, DeadlineExceeded, RetriesExhausted
+from resilience.errors import BulkheadFull, CircuitOpen, DeadlineExceeded
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
 from tests.policies.retries import Attempts, RetryAfter, notes_of, oversleep
 
@@ -61,12 +61,17 @@ async def failing(world: World, retry: Retry, steps: Steps, kind: type[BaseExcep
         ({"attempts": None, "max_elapsed": 5}, [Boom("until then")]),
         ({}, [RetryAfter(86_400)]),
         ({}, [Boom("first"), Boom("last"), BulkheadFull("the refusal gets a note")]),
+        ({"oversleeps": 60}, [Boom("and no attempt begins")]),
+        ({"oversleeps": 60, "wrap": True}, [Boom()]),
     ],
 )
 async def test_a_block_is_retried_like_a_call(
-    world: World, clock: FakeClock, heard: list[Any], settings: dict[str, Any], steps: Steps
+    world: World, clock: FakeClock, heard: list[Any], settings: dict[str, Any], steps: Steps, monkeypatch: Any
 ) -> None:
     """With the same waits, events, error and note. Loops of one policy share no delays."""
+    if late := settings.get("oversleeps"):
+        oversleep(clock, monkeypatch, late)
+        settings = {name: value for name, value in settings.items() if name != "oversleeps"}
     retry = Retry(**{"on": (Boom, RetryAfter), "backoff": [2], **settings})
 
     async def call(ctx: Context) -> None:
@@ -147,27 +152,6 @@ async def test_a_block_is_not_entered_after_the_deadline(world: World, clock: Fa
     assert raised.value.policy == "reader"
 
 
-async def test_no_block_begins_after_the_deadline(
-    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loop raises the last failure with a note; with `wrap`, `RetriesExhausted`."""
-    oversleep(clock, monkeypatch, 60)
-    error = Boom()
-
-    async def main(retry: Retry) -> None:
-        with deadline(5):
-            await block(world, retry, [error])
-
-    with pytest.raises(Boom) as raised:
-        await main(Retry(on=Boom, backoff=[1]))
-    assert raised.value is error
-    assert error.numbers == [1]  # type: ignore[attr-defined]
-    assert "1 attempt " in error.__notes__[0]
-    with pytest.raises(RetriesExhausted) as wrapped:
-        await main(Retry(on=Boom, backoff=[1], wrap=True))
-    assert wrapped.value.__cause__ is error
-
-
 @pytest.mark.parametrize(("delay", "seconds"), [(0, 5), (1, 5), (1, 4)])
 async def test_no_block_begins_if_code_between_two_blocks_leaves_no_time_for_it(
     world: World, clock: FakeClock, delay: float, seconds: float
@@ -218,20 +202,6 @@ async def test_a_block_inside_an_execution_is_not_in_its_report(world: World, cl
 
 
 # --- state ---
-
-
-def test_nested_loops_count_separately(threads: World, clock: FakeClock) -> None:
-    """This holds even if both are of the same policy."""
-    retry = Retry(2, on=Boom, backoff=[0])
-    numbers: list[tuple[int, int]] = []
-    with pytest.raises(Boom):
-        for outer in retry.attempts():
-            with outer:
-                for inner in retry.attempts():
-                    with inner:
-                        numbers.append((outer.number, inner.number))
-                        raise Boom
-    assert numbers == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
 async def test_an_error_raised_after_a_wait_leaves_no_reference_cycle(

@@ -118,20 +118,6 @@ async def test_endless_retries_without_a_delay_can_be_timed_out(world: World, la
     assert type(raised.value) is not DeadlineExceeded
 
 
-async def test_endless_retries_without_a_delay_end_with_the_limit_in_virtual_time(anywhere: Virtual) -> None:
-    began = []
-
-    async def fn(ctx: Context) -> None:
-        began.append(anywhere.now())
-        await anywhere.sleep(1)
-        raise Boom
-
-    with pytest.raises(TimeoutExceeded):
-        await anywhere.execute(Policy.wrap(Timeout(3.5), Retry(None, on=Boom, backoff=[0])), fn)
-    assert began == [0, 1, 2, 3]
-    assert anywhere.now() == 3.5
-
-
 @pytest.mark.parametrize(
     ("settings", "timeout", "note"),
     [
@@ -282,19 +268,6 @@ async def test_rounding_starts_no_wait_that_ends_at_the_limit(
     retry = Retry(None, on_result=bad, backoff=[wait], max_elapsed=max_elapsed)
     assert await anywhere.execute(retry, fn, Context(timeout=timeout)) is response
     assert anywhere.now() - began == pytest.approx(took)
-
-
-async def test_no_attempt_starts_if_the_deadline_passed_during_the_last_one(world: World, clock: FakeClock) -> None:
-    """This holds even without a wait."""
-    calls: list[int] = []
-
-    async def slow(ctx: Context) -> None:
-        calls.append(ctx.attempt)
-        clock.advance(6)
-        raise Boom
-
-    assert isinstance(await world.attempt(Retry(9, on=Boom, backoff=[0]), slow, Context(timeout=10)), Boom)
-    assert calls == [1, 2]
 
 
 async def test_no_first_attempt_starts_after_the_deadline(world: World, clock: FakeClock) -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -244,19 +243,6 @@ def test_a_permit_is_passed_on_once_unless_it_was_taken_up() -> None:
     assert permits.counts()[1] == 0
 
 
-def test_a_waiter_with_a_permit_stays_the_first_until_it_is_woken() -> None:
-    """So the next caller wakes it if the one that granted the permit was interrupted. It does not count as waiting."""
-    permits = full(1, 1)
-    waiter = queued(permits, "waiter")
-    permits.free.append(None)
-    for _ in range(2):
-        assert permits.grant() is waiter
-        assert not take(permits)
-        assert permits.counts() == (1, 1, 0, 0)
-    assert permits.grant(waiter) is None
-    assert not permits.waiting
-
-
 def test_a_waiter_that_two_callers_wake_delays_no_other_one() -> None:
     """Both look for the next one to wake."""
     permits = full(2, 2)
@@ -276,48 +262,6 @@ def test_abandoning_a_wait_twice_releases_one_permit() -> None:
     assert permits.counts()[:3] == (1, 0, 0)
     assert take(permits)
     assert not take(permits)
-
-
-class InterruptedDeque(deque[Any]):
-    """A deque that calls a finalizer once, before it returns or removes an item."""
-
-    def __init__(self, items: Iterable[Any], finalizer: Callable[[], object]) -> None:
-        super().__init__(items)
-        self._finalizers = [finalizer]
-
-    def __getitem__(self, index: Any) -> Any:
-        self._finalize()
-        return super().__getitem__(index)
-
-    def remove(self, item: Any) -> None:
-        self._finalize()
-        super().remove(item)
-
-    def _finalize(self) -> None:
-        if self._finalizers:
-            self._finalizers.pop()()
-
-
-@pytest.mark.parametrize("leaves", ["during its grant", "while a permit is released"])
-@pytest.mark.parametrize("behind", [0, 1, 2])
-def test_a_waiter_that_is_discarded_gets_no_permit(leaves: str, behind: int) -> None:
-    """Garbage may be collected between any two lines: the permit goes to the next waiter, or is free again."""
-    permits: Permits[Caller] = Permits(1, 5)
-    assert take(permits)
-    waiters = [queued(permits, str(number)) for number in range(1 + behind)]
-    target: Any = permits
-    if leaves == "during its grant":
-        target.waiting = InterruptedDeque(permits.waiting, lambda: permits.abandon(waiters[0]))
-        assert released(permits) == waiters[1:2]
-    else:
-        target.waiting = InterruptedDeque(permits.waiting, lambda: permits.free.append(None))
-        permits.abandon(waiters[0])
-        assert woken(permits) == waiters[1:2]
-    assert permits.counts() == (1, min(behind, 1), max(behind - 1, 0), 0)
-    assert waiters[0].place is Place.GONE
-    if not behind:
-        assert take(permits)
-        assert permits.counts() == (1, 1, 0, 0)
 
 
 @pytest.mark.parametrize("limit", [10**9, 10**18])
@@ -384,20 +328,6 @@ class ReleasedAfterLook(list[None]):
         return False
 
 
-def test_a_permit_beyond_a_lowered_limit_is_not_granted_to_a_waiter() -> None:
-    """It is released just after the free permits were withdrawn."""
-    permits = full(2, 1)
-    waiter = queued(permits, "waiting")
-    permits.free = ReleasedAfterLook()
-    permits.resize(1)
-    assert woken(permits) == []
-    permits.free = list(permits.free)
-    assert woken(permits) == []
-    assert permits.counts() == (1, 1, 1, 0)
-    assert released(permits) == [waiter]
-    assert permits.counts() == (1, 1, 0, 0)
-
-
 def test_a_permit_beyond_a_lowered_limit_is_not_taken_without_a_queue() -> None:
     """It is released while a new caller looks for one."""
     permits = full(2, 0)
@@ -429,17 +359,6 @@ class TakenAfterLook(list[None]):
         return had_permits
 
 
-def test_a_permit_that_is_taken_just_before_its_grant_is_granted_on_release() -> None:
-    """The thread that took it releases it, and sees the flag then."""
-    permits = full(1, 1)
-    waiter = queued(permits, "waiting")
-    permits.free = TakenAfterLook([None])
-    assert woken(permits) == []
-    permits.free = []
-    assert permits.counts()[1:3] == (1, 1)
-    assert released(permits) == [waiter]
-
-
 def test_a_permit_that_is_taken_just_before_its_grant_is_replaced_by_a_new_one() -> None:
     """The rest of the permits is not made yet."""
     permits: Permits[Caller] = Permits(Permits.BATCH + 1, 1)
@@ -449,14 +368,3 @@ def test_a_permit_that_is_taken_just_before_its_grant_is_replaced_by_a_new_one()
     permits.free = TakenAfterLook([None])
     assert woken(permits) == [waiter]
     assert permits.counts()[:3] == (Permits.BATCH + 1, Permits.BATCH + 1, 0)
-
-
-def test_a_permit_that_is_taken_just_before_its_withdrawal_is_withdrawn_on_release() -> None:
-    permits = full(2, 1)
-    permits.free = TakenAfterLook([None])
-    permits.resize(1)
-    assert woken(permits) == []
-    permits.free = []
-    assert permits.counts()[:2] == (1, 2)
-    assert released(permits) == []
-    assert permits.counts()[:2] == (1, 1)

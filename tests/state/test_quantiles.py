@@ -55,14 +55,6 @@ def test_rare_durations_are_forgotten_in_time_too() -> None:
         assert quantile.count == count
 
 
-def test_all_durations_are_forgotten_after_a_window_without_any() -> None:
-    quantile = Histogram(0.5, 60.0)
-    quantile.add(5.0, 100.0)
-    quantile.add(5.0, 131.0)
-    quantile.forget(131.0 + 60.0)
-    assert quantile.count == 0
-
-
 def test_a_computed_quantile_is_kept_for_some_further_durations() -> None:
     """To compute it, all buckets are sorted."""
     quantile = Histogram(0.5, 60.0)

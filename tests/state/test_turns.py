@@ -76,25 +76,6 @@ def test_a_turn_that_is_not_the_first_is_checked_exactly_at_its_instant() -> Non
     assert woken(turns.go(second, second.due)) == "c"
 
 
-def test_a_turn_that_is_not_the_first_comes_earlier_if_the_rate_rises() -> None:
-    turns = turns_of(Spread(1, 1.0, 1))
-    _, second = joined(turns, "a"), joined(turns, "b")
-    turns.change(lambda: turns.rates[0].resize(4, 1.0, 0.0), 0.0)
-    turns.go(second, 0.2)
-    assert second.due == 0.5
-
-
-def test_a_late_caller_delays_no_other_and_takes_a_turn_that_is_left() -> None:
-    """Its event loop is blocked; the next caller begins at its own instant, and no turn is lost."""
-    turns = turns_of(Spread(1, 1.0, 1))
-    stalled, behind = joined(turns, "stalled"), joined(turns, "behind")
-    assert behind.due == 2.0
-    assert not begins(turns, behind, 1.0)
-    assert begins(turns, behind, 2.0)
-    assert begins(turns, stalled, 2.25)
-    assert turns.counts(COST, 2.25) == (0, 0.75, 0)
-
-
 @pytest.mark.parametrize(
     "end",
     [
@@ -171,18 +152,6 @@ def test_a_turn_waits_longer_for_a_first_one_that_was_woken_meanwhile() -> None:
     turns.go(fourth, 1.02)
     assert (fourth.has_begun, fourth.due) == (False, 1.03)
     assert begins(turns, third, 1.06)
-
-
-def test_no_turn_waits_for_a_first_one_that_another_has_waited_for_in_vain() -> None:
-    """Its event loop is blocked, and delays all turns behind it by milliseconds once, not each of them."""
-    turns = turns_of(SlidingLog(3, 1.0))
-    assert turns.take((2.0, 1.0), 0.0)
-    first, second, third = joined(turns, "stalled"), joined(turns, "b"), joined(turns, "c")
-    turns.go(second, 1.0)
-    assert (second.has_begun, second.due) == (False, 1.02)
-    assert begins(turns, second, 1.02)
-    assert (first.is_late, third.is_late) == (True, False)
-    assert begins(turns, third, 1.02)
 
 
 def begin(turns: Turns[str], *live: Turn[str], until: float = 9.0) -> list[float]:
@@ -364,15 +333,6 @@ def behind_a_slow_one(turns: Turns[str], came_at: float) -> tuple[Turn[str], lis
     return slow, live[3:]
 
 
-def test_a_turn_that_was_late_is_left_its_unit_when_it_is_late_again() -> None:
-    """Others begin beside it, and do not wait for it. When it comes, it begins at once."""
-    turns = turns_of(SlidingLog(3, 1.0))
-    slow, live = behind_a_slow_one(turns, 1.5)
-    assert begin(turns, *live, until=2.9) == pytest.approx([2.04, 2.04])
-    assert begins(turns, slow, 2.9)
-    assert begin(turns, live[-1]) == pytest.approx([3.04])
-
-
 def test_newcomers_leave_a_turn_that_was_late_its_unit_as_well() -> None:
     turns = turns_of(SlidingLog(3, 1.0))
     slow, live = behind_a_slow_one(turns, 1.5)
@@ -535,10 +495,3 @@ def test_leaving_wakes_the_first_caller_once_if_its_turn_is_earlier_now() -> Non
     first, _ = (joined(turns, name) for name in "ab")
     assert woken(turns.leave(first, 1.5)) == "b"
     assert woken(turns.change(lambda: None, 1.6)) == ""
-
-
-def test_a_caller_whose_turn_would_be_too_late_is_rejected() -> None:
-    turns = turns_of(Spread(1, 1.0, 1))
-    turn = joined(turns, "a", latest=0.5)
-    assert (turn.waits, turn.instant, turns.rejected, turns.first()) == (False, 1.0, 1, None)
-    assert turns.seconds((inf, 1.0), 0.0) == 1.0  # a cost above the burst begins when the bucket is full

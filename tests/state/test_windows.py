@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.state.windows import CountWindow, TimeWindow, Window
+from resilience.state.windows import TimeWindow
 
 #: Results as (seconds since the previous one, whether it was bad).
 streams = st.lists(st.tuples(st.floats(0, 40, allow_nan=False) | st.sampled_from([0.0, 0.001, 30.0]), st.booleans()))
@@ -43,13 +43,6 @@ def test_a_time_window_is_read_without_a_change(seconds: float, stream: list[tup
     held = read.at(now + later)
     window.add(False, now + later)
     assert held == (window.bad, window.total - 1)
-
-
-def test_a_window_of_calls_holds_the_last_ones_at_any_time() -> None:
-    window: Window = CountWindow(3)
-    for bad in (True, True, False, True):
-        window.add(bad, 100.0)
-    assert window.at(1e9) == (2, 3)
 
 
 def test_a_result_expires_at_the_end_of_the_window_despite_rounding() -> None:

@@ -18,12 +18,7 @@ from resilience.errors import CircuitOpen
 from tests.clients import Client
 from tests.conftest import Boom, FakeClock, World
 from tests.functions import quick
-
-
-def entries(client: Client, name: str) -> int:
-    """Return how often a method of the client was entered."""
-    return [called for called, _ in client.calls].count(name)
-
+from tests.policies.blocks import entered
 
 # --- which methods -----------------------------------------------------------------------------
 
@@ -32,11 +27,10 @@ def test_only_the_named_methods_run_through_the_policy() -> None:
     client = Client(failures=2)
     proxy = quick().proxy(client, "get")
     assert proxy.get("a", params="?b") == "get a?b"
-    assert client.calls == [("get", "a?b")] * 3
     client.failures = 1
     with pytest.raises(Boom):
         proxy._hidden("x")
-    assert entries(client, "hidden") == 1
+    assert client.calls == [*[("get", "a?b")] * 3, ("hidden", "x")]
 
 
 def test_without_names_every_public_method_runs_through_the_policy() -> None:
@@ -74,10 +68,7 @@ def test_without_names_private_methods_properties_classes_and_generators_are_not
     assert protected(quick().proxy(client), client) == protected(quick().aproxy(client), client) == names
 
 
-LIFECYCLE = "close aclose connect disconnect shutdown start stop"
-
-
-@pytest.mark.parametrize("name", LIFECYCLE.split())
+@pytest.mark.parametrize("name", "close aclose connect disconnect shutdown start stop".split())
 def test_without_names_lifecycle_methods_are_not_protected(name: str) -> None:
     """An open circuit must not prevent the closing of a client. Such a method is protected only if it is named."""
     calls: list[int] = []
@@ -139,7 +130,7 @@ def test_unknown_names_are_refused_when_the_proxy_is_made(how: str) -> None:
 def test_a_proxy_that_would_protect_nothing_is_refused(how: str) -> None:
     """Of a function or a class, for example, or of a client whose methods are found by `__getattr__`."""
     make = getattr(quick(), how)
-    for client in (len, entries, xmlrpc.client.ServerProxy("http://127.0.0.1:1")):
+    for client in (len, quick, xmlrpc.client.ServerProxy("http://127.0.0.1:1")):
         with pytest.raises(TypeError, match=r"has no public methods to protect: name some, or decorate a function"):
             make(client)
     with pytest.raises(TypeError, match="Client is a class: proxy an instance of it, or name its class methods"):
@@ -172,20 +163,21 @@ def test_a_callable_object_in_an_attribute_is_not_a_method() -> None:
     assert quick().proxy(client).fetch is not client.fetch
 
 
-@pytest.mark.parametrize("how", ["proxy", "aproxy"])
-def test_attributes_that_are_no_plain_methods_cannot_be_named(how: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("calls", r"only methods.*\[\]"),
+        ("pages", r"Client\.pages is a generator function"),
+        ("apages", r"Client\.apages is a generator function"),
+        (5, "named by a string, not 5"),
+        (["get", "fetch"], "named by a string"),
+    ],
+)
+def test_attributes_that_are_no_plain_methods_cannot_be_named(name: Any, message: str) -> None:
     """Other attributes, generator functions, and names that are no strings are refused."""
-    make = getattr(quick(), how)
-    with pytest.raises(TypeError, match=r"only methods.*\[\]"):
-        make(Client(), "calls")
-    with pytest.raises(TypeError, match=r"Client\.pages is a generator function"):
-        make(Client(), "pages")
-    with pytest.raises(TypeError, match=r"Client\.apages is a generator function"):
-        make(Client(), "apages")
-    with pytest.raises(TypeError, match="named by a string, not 5"):
-        make(Client(), 5)
-    with pytest.raises(TypeError, match="named by a string"):
-        make(Client(), ["get", "fetch"])
+    for make in (quick().proxy, quick().aproxy):
+        with pytest.raises(TypeError, match=message):
+            make(Client(), name)
 
 
 def test_a_method_that_is_named_twice_is_protected_once() -> None:
@@ -195,17 +187,11 @@ def test_a_method_that_is_named_twice_is_protected_once() -> None:
     assert len(client.calls) == 2
 
 
-def test_a_callable_attribute_can_be_named() -> None:
-    """As in the stubs of grpc."""
-    stub = types.SimpleNamespace(SayHello=functools.partial(Client(failures=2).get))
-    assert quick().proxy(stub, "SayHello").SayHello("me") == "get me"
-
-
-def test_a_callable_namespace_and_a_method_in_it_can_both_be_named() -> None:
-    """In either order: what is named is protected."""
-    for names in (["get", "get.__call__"], ["get.__call__", "get"], ["get", "get.func"]):
-        stub = types.SimpleNamespace(get=functools.partial(Client(failures=2).get))
-        assert quick().proxy(stub, *names).get("a") == "get a"
+@pytest.mark.parametrize("names", [["get"], ["get", "get.__call__"], ["get.__call__", "get"], ["get", "get.func"]])
+def test_a_callable_attribute_can_be_named_also_with_a_method_of_its_own(names: list[str]) -> None:
+    """As in the stubs of grpc. In either order: what is named is protected."""
+    stub = types.SimpleNamespace(get=functools.partial(Client(failures=2).get))
+    assert quick().proxy(stub, *names).get("a") == "get a"
 
 
 def test_a_module_can_be_wrapped() -> None:
@@ -359,12 +345,6 @@ def test_a_sync_proxy_refuses_a_plain_method_that_returns_an_awaitable() -> None
         quick().proxy(Client()).later("a")
 
 
-async def test_proxy_protects_an_async_method(tasks_world: World) -> None:
-    client = Client(failures=2)
-    assert await quick().proxy(client).fetch("a") == "fetch a"
-    assert entries(client, "fetch") == 3
-
-
 # --- entering, iterating, indexing -------------------------------------------------------------
 
 
@@ -388,40 +368,25 @@ class Entered(Client):
         return self.__exit__(kind, *rest)
 
 
-def test_entering_the_proxy_enters_the_client_and_returns_the_proxy() -> None:
-    """Calls inside the block stay protected."""
-    client = Entered()
-    proxy = quick().proxy(client)
-    with proxy as inside:
-        assert inside is proxy  # type: ignore[comparison-overlap]
-        client.failures = 2
-        assert proxy.get("a") == "get a"
-    assert client.calls == ["enter", *[("get", "a")] * 3, ("exit", None)]
-
-
-async def test_entering_the_proxy_asynchronously_returns_the_proxy(tasks_world: World) -> None:
+async def test_entering_the_proxy_enters_the_client_and_returns_the_proxy(world: World) -> None:
+    """So calls inside the block stay protected."""
     for make in (quick().proxy, quick().aproxy):
         client = Entered()
-        proxy = make(client, "get")
-        async with proxy as inside:
-            assert inside is proxy  # type: ignore[comparison-overlap]
+        proxy = make(client)
+        async with entered(world, proxy) as inside:
+            assert inside is proxy
         assert client.calls == ["enter", ("exit", None)]
 
 
-async def test_the_client_gets_the_exception_of_its_block_and_may_suppress_it(tasks_world: World) -> None:
+async def test_the_client_gets_the_exception_of_its_block_and_may_suppress_it(world: World) -> None:
     client = Entered()
     proxy = quick().proxy(client)
-    with proxy:
-        raise KeyError
-    with pytest.raises(ValueError, match="not swallowed"), proxy:
-        raise ValueError("not swallowed")
-    async with proxy:
+    async with entered(world, proxy):
         raise KeyError
     with pytest.raises(ValueError, match="not swallowed"):
-        async with proxy:
+        async with entered(world, proxy):
             raise ValueError("not swallowed")
-    kinds = [call[1] for call in client.calls if call[0] == "exit"]
-    assert kinds == [KeyError, ValueError, KeyError, ValueError]
+    assert client.calls == ["enter", ("exit", KeyError), "enter", ("exit", ValueError)]
 
 
 def test_a_proxy_has_no_special_methods_that_its_client_lacks() -> None:

@@ -10,11 +10,11 @@ from tests.conftest import World
 
 
 @asynccontextmanager
-async def entered(world: World, block: Any) -> AsyncIterator[None]:
-    """Enter a block of a policy: `with block` in threads, `async with block` in tasks."""
+async def entered(world: World, block: Any) -> AsyncIterator[Any]:
+    """Enter a block: `with block` in threads, `async with block` in tasks; yield what it returns."""
     if world.blocking:
-        with block:
-            yield
+        with block as value:
+            yield value
     else:
-        async with block:
-            yield
+        async with block as value:
+            yield value

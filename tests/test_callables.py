@@ -14,13 +14,11 @@ import pytest
 
 from resilience import Retry
 from resilience.callables import is_coroutine_function, is_generator_function
-from tests.conftest import shown
+from tests.conftest import World, shown
+from tests.functions import coroutine
 
 
 def plain(*args: object) -> None: ...
-
-
-async def coroutine(*args: object) -> None: ...
 
 
 def generator(*args: object) -> Iterator[int]:
@@ -176,25 +174,33 @@ def test_a_generator_function_is_refused(fn: Callable[..., Any]) -> None:
         Retry()(fn)
 
 
-@pytest.mark.parametrize("make", [Awaitable, Lazy, Owned, old_style, asyncio.Future], ids=shown)
+@pytest.mark.parametrize("make", [Awaitable, Lazy, Owned, old_style], ids=shown)
 def test_an_awaitable_is_no_result_of_blocking_code(make: Callable[..., Any]) -> None:
-    """Coroutines, futures, objects with `__await__`, and generators marked as coroutines."""
-
-    async def main() -> None:
-        with pytest.raises(TypeError, match="acall"):
-            Retry().call(lambda: make())
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("methods", [("close",), ("send", "close"), ("throw", "close"), ("send", "throw"), ("send",)])
-def test_an_awaitable_that_is_not_like_a_coroutine_is_not_closed(methods: tuple[str, ...]) -> None:
-    """It may be a connection, which has `send` and `close`, and can be used again."""
-    called: list[object] = []
-    connection = type("Connection", (Awaitable,), dict.fromkeys(methods, lambda self: called.append(self)))()
+    """Objects with `__await__`, and generators marked as coroutines."""
     with pytest.raises(TypeError, match="acall"):
-        Retry().call(lambda: connection)
-    assert called == []
+        Retry().call(lambda: make())
+
+
+async def test_a_task_or_future_is_no_result_and_is_not_closed(in_asyncio: World) -> None:
+    """Its work is going on elsewhere."""
+    task = asyncio.create_task(asyncio.sleep(0, "done"))
+    future = asyncio.get_running_loop().create_future()
+    for awaitable in (task, future):
+        with pytest.raises(TypeError, match="acall"):
+            Retry().call(lambda awaitable=awaitable: awaitable)
+    assert not future.done()
+    assert await task == "done"
+
+
+@pytest.mark.parametrize("methods", ["send throw close", "close", "send close", "throw close", "send throw", "send"])
+def test_only_an_awaitable_that_is_like_a_coroutine_is_closed(methods: str) -> None:
+    """As the requests of aiohttp, which warn if they are dropped. A connection with `close` may be used again."""
+    called: list[str] = []
+    noting = {name: lambda self, name=name: called.append(name) for name in methods.split()}
+    refused = type("Refused", (Awaitable,), noting)()
+    with pytest.raises(TypeError, match="acall"):
+        Retry().call(lambda: refused)
+    assert called == (["close"] if methods == "send throw close" else [])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from resilience.work import Once
 from tests.callers import run_all
 from tests.conftest import Boom, World
 from tests.functions import quick
+from tests.policies.blocks import entered
 from tests.streams.sources import Consumed, Source, anext_of, outcome, paced, streamed
 
 
@@ -137,14 +138,10 @@ def test_a_function_that_cannot_be_resumed_is_refused_at_once(method: str) -> No
 async def test_a_block_closes_its_stream(world: World) -> None:
     """As for the streams of many clients, in whose place it may stand."""
     source, bulkhead = Source(world, [1, 2]), Bulkhead(1)
-    stream: Any = streamed(world, bulkhead, source).stream
-    if world.blocking:
-        with stream as items:
-            assert next(items) == 1
-    else:
-        async with stream as items:
-            assert await anext(items) == 1
-    assert items is stream
+    stream = streamed(world, bulkhead, source)
+    async with entered(world, stream.stream) as items:
+        assert items is stream.stream
+        assert await stream.next() == 1
     assert (source.closed, bulkhead.stats().in_flight) == (1, 0)
 
 

@@ -20,21 +20,18 @@ from resilience.errors import Misuse
 from resilience.work import each
 from tests.callers import wait_until
 from tests.conftest import Boom, Script, Watched, World, no_collector
+from tests.contention.beside import until
 from tests.contention.storm import Gauge
 from tests.functions import quick, raising
+from tests.policies.blocks import entered
 from tests.policies.retries import Response
+from tests.streams.sources import Consumed
 
 
 async def read(world: World, block: Any, into: list[Any]) -> None:
     """Enter the block, and add its pairs of item and outcome to the list, one by one."""
-    if world.blocking:
-        with block as pairs:
-            for pair in pairs:
-                into.append(pair)  # noqa: PERF402  # one by one: it may raise
-    else:
-        async with block as pairs:
-            async for pair in pairs:
-                into.append(pair)  # noqa: PERF401
+    async with entered(world, block) as pairs:
+        await Consumed(world, pairs).all(into)
 
 
 async def outcomes_of(world: World, function: Any, items: Any, policy: Any = None, **settings: Any) -> list[Any]:
@@ -278,16 +275,9 @@ async def test_results_that_are_not_delivered_are_closed(
         made.append(Response())
         return made[-1]
 
-    block: Any = each(make(), world.native(fetch), range(20), limit=3, ordered=ordered)
-    if world.blocking:
-        with block as pairs:
-            _, outcome = next(pairs)
-            wait_until(lambda: len(made) >= 3)
-    else:
-        async with block as pairs:
-            _, outcome = await anext(pairs)
-            while len(made) < 3:
-                await anyio.sleep(0)
+    async with entered(world, each(make(), world.native(fetch), range(20), limit=3, ordered=ordered)) as pairs:
+        _, outcome = await Consumed(world, pairs).next()
+        await until(world, lambda: len(made) >= 3)
     assert [it.closed for it in made] == [int(closes and it is not outcome.unwrap()) for it in made]
 
 
@@ -597,16 +587,11 @@ async def test_a_shielded_loop_does_not_wait_for_cancelled_calls(tasks_world: Wo
 async def test_a_block_in_use_cannot_be_entered_again(world: World) -> None:
     block = each(Retry(1), world.native(same), [1, 2], limit=1)
     for _ in range(2):
-        if world.blocking:
-            with block as outcomes:
-                with pytest.raises(RuntimeError, match="in use: open another one"), block:
+        async with entered(world, block) as outcomes:
+            with pytest.raises(RuntimeError, match="in use: open another one"):
+                async with entered(world, block):
                     pass
-                assert [number for number, _ in outcomes] == [1, 2]
-        else:
-            async with block as outcomes:
-                with pytest.raises(RuntimeError, match="in use: open another one"):
-                    await block.__aenter__()
-                assert [number async for number, _ in outcomes] == [1, 2]
+            assert [number for number, _ in await Consumed(world, outcomes).all()] == [1, 2]
 
 
 class Stop(BaseException):

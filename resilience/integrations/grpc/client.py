@@ -163,6 +163,9 @@ class Call(ClientCall):
     :param request: a message, or an iterable of messages.
     """
 
+    #: Whether the call may be made, or made again; a Retry reads this.
+    repeatable: bool = True
+
     def __init__(
         self, settings: Settings, kind: Kind, continuation: Callable[..., Any], details: Any, request: Any
     ) -> None:
@@ -173,21 +176,15 @@ class Call(ClientCall):
         if hasattr(getattr(details, "metadata", None), "__next__"):  # a second attempt would find an iterator empty
             details = _changed(details, "metadata", tuple(details.metadata))
         self._details = details
-        self._method: str = details.method.decode() if isinstance(details.method, bytes) else details.method
+        method: str = details.method.decode() if isinstance(details.method, bytes) else details.method
         self._request = request
         # Requests that are not in a list or tuple may come from an iterator, which a second attempt would find empty.
         self._is_replayable = kind.sends_stream and isinstance(request, Sequence)
         self._sends_once = kind.sends_stream and not self._is_replayable
-        self._may_repeat = not self._sends_once and self._method not in settings.unrepeatable
-        self._resilience_may_overlap = self._may_repeat  # a Hedge reads this
-        self._has_begun = False
-        self.__qualname__: str = self._method  # the default operation of the execution
+        self._resilience_operation = method  # the default operation of the execution
+        # Whether it may be made again; a Hedge reads this.
+        self._resilience_may_overlap = not self._sends_once and method not in settings.unrepeatable
         self._replies: list[tuple[object, Any]] = []
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether the call may be made, or made again; a Retry reads this."""
-        return self._may_repeat or not self._has_begun
 
     @override
     async def _run(self) -> Any:
@@ -242,7 +239,7 @@ class Call(ClientCall):
         timeout = ctx.timeout()
         if not self.repeatable:
             raise NotRepeatable("the call was not made again: its requests, or its method, allow it only once")
-        self._has_begun = True
+        self.repeatable = self._resilience_may_overlap
         request = iter(self._request) if self._is_replayable else self._request
         return self._continuation(_changed(self._details, "timeout", timeout), request)
 
@@ -305,8 +302,9 @@ def _changed(details: Any, name: str, value: object) -> Any:
     """Return the details of the call with another value for one field."""
     fields = getattr(details, "_fields", None)
     if fields is not None:  # a named tuple, as grpc's own are; its `_replace` takes twice the time
-        at = fields.index(name)
-        return details._make((*details[:at], value, *details[at + 1 :]))
+        values = list(details)
+        values[fields.index(name)] = value
+        return details._make(values)
     changed = copy.copy(details)
     setattr(changed, name, value)
     return changed

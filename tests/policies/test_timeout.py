@@ -221,12 +221,3 @@ async def test_a_wait_that_ends_at_the_limit_or_begins_after_it_is_cut_off(threa
         error = await threads.attempt(Timeout(10.0).wrap(inside), Script("fine").function())
         assert type(error) is TimeoutExceeded
     assert clock.sleeps == [10.0, 0.0]
-
-
-async def test_a_limit_counts_from_the_position_of_the_timeout(world: World, clock: FakeClock) -> None:
-    """Waits of outer policies do not count."""
-    seen: list[float] = []
-    fn = Script(None, doing=lambda ctx: seen.append(ctx.remaining())).function()
-    await world.attempt(Policy.wrap(Sleeping(10), Timeout(LONG)), fn)
-    await world.attempt(Policy.wrap(Timeout(LONG), Sleeping(10)), fn)
-    assert seen == [LONG, LONG - 10]

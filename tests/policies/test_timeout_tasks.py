@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from resilience import Context, Fallback, Policy, Timeout, TimeoutExceeded, deadline
+from resilience import Context, Policy, Timeout, TimeoutExceeded, deadline
 from resilience.testing import virtual_time
 from tests.conftest import Boom, Script, World
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, forever, hanging
@@ -156,16 +156,6 @@ def current_task() -> asyncio.Task[Any]:
     task = asyncio.current_task()
     assert task is not None
     return task
-
-
-async def test_the_number_of_cancellations_of_the_task_is_restored(in_asyncio: World) -> None:
-    """`Task.cancelling()` is 0 after one timer, after nested ones and after many."""
-    nested = Policy.wrap(Timeout(0.011), Fallback(on=Boom), Timeout(0.01), Timeout(LONG))
-    for policy in (Timeout(0.005), nested, *[Timeout(0.001)] * 20):
-        with pytest.raises(TimeoutExceeded):
-            await policy.aexecute(forever)
-        assert current_task().cancelling() == 0
-    await asyncio.sleep(0)  # and no cancellation is pending
 
 
 async def test_nested_timers_that_fire_together_leave_no_cancellation(in_asyncio: World) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from typing import Any
 
 import anyio
@@ -12,8 +10,7 @@ import anyio.to_thread
 import pytest
 
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Fallback, Timeout, TimeoutExceeded, deadline
-from tests.callers import wait_until
-from tests.conftest import Boom, Script, World, drive
+from tests.conftest import Boom, Script, World
 from tests.contention.beside import beside, until
 from tests.policies.blocks import entered
 from tests.policies.bulkheads import LONG, SHORT, counts, works
@@ -99,64 +96,27 @@ async def test_a_slot_waits_at_most_until_the_ambient_deadline(world: World) -> 
     assert counts(bulkhead)[:3] == (1, 0, 0)
 
 
-class Waiting:
-    """Waits for a slot of a full bulkhead, and keeps the errors."""
-
-    def __init__(self) -> None:
-        self.bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
-        self.errors: list[type[BaseException]] = []
-
-    def in_a_thread(self) -> None:
-        drive(self._wait(World("threads")))
-
-    async def in_a_task(self, world: World) -> None:
-        await self._wait(world)
-
-    async def _wait(self, world: World) -> None:
-        try:
-            async with entered(world, self.bulkhead.slot()):
-                pytest.fail("entered")
-        except BaseException as error:
-            self.errors.append(type(error))
-
-
 async def test_a_slot_in_a_child_task_ends_at_the_deadline_of_its_context(tasks_world: World) -> None:
     """A new task inherits the context, but the timer of the Timeout does not cancel it."""
-    waiting = Waiting()
-    async with anyio.create_task_group() as tasks, waiting.bulkhead.slot():
+    bulkhead, errors = Bulkhead(1, queue=1, max_wait=LONG), list[type[Exception]]()
+
+    async def waits() -> None:
+        try:
+            async with bulkhead.slot():
+                pytest.fail("entered")
+        except Exception as error:
+            errors.append(type(error))
+
+    async with anyio.create_task_group() as tasks, bulkhead.slot():
 
         async def starts_it(ctx: Context) -> None:
-            tasks.start_soon(waiting.in_a_task, tasks_world)
+            tasks.start_soon(waits)
             await anyio.sleep(LONG)
 
         with pytest.raises(TimeoutExceeded):
             await Timeout(SHORT).aexecute(starts_it)
-        await until(tasks_world, lambda: waiting.errors)
-    assert waiting.errors == [DeadlineExceeded]
-
-
-async def test_a_slot_in_a_thread_of_a_task_ends_at_the_deadline_of_its_context(tasks_world: World) -> None:
-    """`anyio.to_thread` copies the context; the error is that of the deadline, not of `max_wait`."""
-    waiting = Waiting()
-
-    async def fn(ctx: Context) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(waiting.in_a_thread)
-
-    async with waiting.bulkhead.slot():
-        await tasks_world.attempt(Timeout(10 * SHORT), fn)  # long enough for a busy machine to start the thread
-        await until(tasks_world, lambda: waiting.errors)
-    assert waiting.errors == [DeadlineExceeded]
-
-
-def test_a_slot_in_an_event_loop_of_a_worker_thread_ends_at_the_deadline(threads: World) -> None:
-    """With `asyncio.run` inside a blocking function under a Timeout, the worker thread becomes free."""
-    waiting = Waiting()
-    with waiting.bulkhead.slot():
-        with contextlib.suppress(TimeoutExceeded):  # both end at the same instant; either may come first
-            Timeout(SHORT).execute(lambda ctx: asyncio.run(waiting.in_a_task(World("asyncio"))))
-        wait_until(lambda: bool(waiting.errors) and not Timeout.abandoned())
-    assert waiting.errors == [DeadlineExceeded]
+        await until(tasks_world, lambda: errors)
+    assert errors == [DeadlineExceeded]
 
 
 def test_leaving_a_slot_that_was_not_entered_releases_no_permit(threads: World) -> None:

@@ -543,13 +543,16 @@ def test_an_attempt_can_be_entered_only_once() -> None:
 async def test_attempts_that_are_not_entered_cause_a_warning_at_the_loop(world: World) -> None:
     """Their failures are not retried."""
 
-    with pytest.warns(RuntimeWarning, match="Retry: an attempt was not entered.*`with attempt:`") as caught:
+    async def loop() -> None:
         if world.blocking:
             for _ in Retry().attempts():
                 fetch()
         else:
             async for _ in Retry().attempts():
                 fetch()
+
+    with pytest.warns(RuntimeWarning, match="Retry: an attempt was not entered.*`with attempt:`") as caught:
+        await loop()
     assert [warning.filename for warning in caught] == [__file__]
 
 

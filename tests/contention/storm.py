@@ -83,33 +83,24 @@ class Storm:
         self._operation = operation
         self._left = operations
         self._taking = threading.Lock()
-        self._books: list[tuple[str, Counter[Any]]] = []
+        self._books: list[Counter[Any]] = []
         self._errors: list[BaseException] = []
         self._callers = [("threads", 1)] * threads + [(name, TASKS_PER_LOOP) for name in LOOPS]
-        self.operations = operations
-        self.seconds = 0.0
+        self._patience = PATIENCE + operations / 1000
 
     def run(self) -> Counter[Any]:
         """Run all operations, and return their outcomes."""
         threads = [threading.Thread(target=self._work, args=it, daemon=True) for it in enumerate(self._callers)]
-        began = time.monotonic()
+        end = time.monotonic() + self._patience
         with fine_grained_switching():
             for thread in threads:
                 thread.start()
-            end = began + PATIENCE + self.operations / 1000
             for thread in threads:
                 thread.join(max(0.0, end - time.monotonic()))
-        self.seconds = time.monotonic() - began
         assert not any(thread.is_alive() for thread in threads), "a world hangs"
         if self._errors:
             raise self._errors[0]
-        return sum((book for _, book in self._books), Counter())
-
-    def operations_by_world(self) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for name, book in self._books:
-            counts[name] += book.total()
-        return counts
+        return sum(self._books, Counter())
 
     def _shares(self) -> Iterator[int]:
         while not self._errors:
@@ -126,7 +117,7 @@ class Storm:
 
         async def caller(seed: str) -> None:
             rng, book = random.Random(seed), Counter[Any]()
-            self._books.append((name, book))
+            self._books.append(book)
             for share in self._shares():
                 for _ in range(share):
                     book[await self._operation(world, rng)] += 1

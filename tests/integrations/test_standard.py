@@ -124,15 +124,6 @@ def test_the_number_of_hosts_is_bounded() -> None:
     assert list(policies.policies) == ["https://b.example:443", "https://c.example:443"]
 
 
-@pytest.mark.parametrize("url", ["example.org", "example.org:443", "//example.org", "https://", "/users", ""])
-def test_an_incomplete_url_is_refused(url: str) -> None:
-    """A name alone would be another host than the one of the requests."""
-    with pytest.raises(ValueError, match="url must have a scheme and a host, as "):
-        standard().for_host(url)
-    with pytest.raises(TypeError, match="url must be a string, not URL"):  # also an instance of a client's own class
-        standard().for_host(httpx.URL(url))  # type: ignore[arg-type]
-
-
 def test_a_ratio_is_a_budget_for_each_host_and_a_budget_is_shared_by_all() -> None:
     """Retries and hedges of a host share it."""
 

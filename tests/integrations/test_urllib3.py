@@ -17,7 +17,7 @@ import urllib3
 from resilience import Fallback, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations import urllib3 as ours
 from resilience.integrations.http import PerHost
-from resilience.integrations.urllib3 import ResiliencePoolManager, ResilienceProxyManager
+from resilience.integrations.urllib3 import ResiliencePoolManager
 from tests.custom import Recording
 from tests.integrations.http_clients import QUICK, process_clock_ahead
 from tests.integrations.httpx.conftest import full_port
@@ -37,12 +37,6 @@ def test_a_post_that_could_not_connect_in_time_is_tried_again() -> None:
     with full_port() as url, ResiliencePoolManager(QUICK.wrap(recording)) as http, pytest.raises(error, match="timed"):
         http.request("POST", url, timeout=urllib3.Timeout(connect=0.01))
     assert len(recording.seen) == 3
-
-
-def test_a_policy_in_the_place_of_the_proxy_is_refused_by_name() -> None:
-    wrong: Any = "http://proxy:3128"
-    with pytest.raises(TypeError, match=r"^policy must be a policy.*, not 'http://proxy:3128'$"):
-        ResilienceProxyManager(wrong, Retry())
 
 
 @pytest.mark.parametrize("retries", [None, False, 0, 5, urllib3.Retry(connect=5, read=5, status=5)], ids=repr)

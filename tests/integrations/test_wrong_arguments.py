@@ -26,6 +26,7 @@ from resilience.integrations.opentelemetry import instrument as export_to_opente
 from resilience.integrations.prometheus import instrument as export_to_prometheus
 from resilience.integrations.requests import ResilienceAdapter
 from resilience.integrations.temporal import from_retry_policy, to_retry_policy
+from resilience.integrations.urllib3 import ResilienceProxyManager
 from resilience.integrations.wire import Acceptance, Propagation
 from tests.integrations.http_clients import CLIENTS
 
@@ -94,6 +95,12 @@ CASES = [
         ({"make": None}, TypeError, "make must be callable"),
         ({"make": Retry()}, TypeError, "make must be a function that makes a policy for each host, not one policy"),
     ),
+    *of(
+        standard().for_host,  # a name alone would be another host than the one of the requests
+        *(({"url": it}, ValueError, "url must have a scheme and a host, as ") for it in ("a.org", "a.org:443", "//a")),
+        *(({"url": it}, ValueError, "url must have a scheme and a host, as ") for it in ("https://", "/users", "")),
+        ({"url": httpx.URL("https://a.org")}, TypeError, "url must be a string, not URL"),
+    ),
     *of(partial(Policy.wrap, Retry(), standard()), ({}, TypeError, "wrap the policy of each host, PerHost")),
     *(
         case
@@ -111,6 +118,10 @@ CASES = [
         ({"adapter": 1}, TypeError, "adapter must be an adapter of requests, not 1"),
         ({"adapter": HTTPAdapter(max_retries=1)}, ValueError, "must not retry by itself"),
         ({"adapter": HTTPAdapter(), "pool_maxsize": 3}, ValueError, "belong to the adapter that is wrapped"),
+    ),
+    *of(
+        partial(ResilienceProxyManager, proxy_url=Retry()),
+        ({"policy": "http://proxy"}, TypeError, "^policy must be a policy.*, not 'http://proxy'$"),
     ),
     *of(
         partial(ResilienceTransport, Retry()),
@@ -148,8 +159,17 @@ CASES = [
         partial(Propagation, hosts=[]),
         ({"hosts": "users.internal"}, TypeError, "hosts"),  # instead of a list of one
         ({"hosts": [42]}, TypeError, "hosts must be strings, not 42"),
+        # patterns that would never match, or not as meant; cookies write a domain with its subdomains as the last one
+        *(({"hosts": [it]}, ValueError, "hosts must be") for it in ("", "http://a", "a/b", "a*", "a b", "a@b", "a:b")),
+        *(({"hosts": [it]}, ValueError, "hosts must be") for it in ("*.*", "[::1", "a:", "a:0", "a:65536", "*..a")),
+        ({"hosts": [".internal"]}, ValueError, r"not '\.internal'; did you mean '\*\.internal'\?$"),
         ({"header": "x: y"}, ValueError, "header"),
         ({"header": None}, TypeError, "header"),
+    ),
+    *of(
+        Propagation.to,
+        *(({"propagate_to": it}, TypeError, "^propagate_to must be") for it in ("", 42, [42])),
+        ({"propagate_to": ["a/b"]}, ValueError, "^propagate_to must be"),
     ),
     *(
         case

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from resilience import DeadlineExceeded, current_context
 from resilience.integrations.grpc import AioDeadlineInterceptor, DeadlineInterceptor
@@ -76,74 +77,55 @@ def handlers_of(one: Any, many: Any) -> dict[str, Any]:
     }
 
 
-async def aserving(handlers: dict[str, Any], interceptor: Any, ready: Callable[[str], None], stop: Any) -> None:
-    with futures.ThreadPoolExecutor(4) as pool:  # for handlers that are not coroutines
+@contextlib.contextmanager
+def aserving(handlers: dict[str, Any], interceptor: Any) -> Iterator[str]:
+    """Serve handlers on a server of grpc.aio, in an event loop in another thread; yield its address."""
+
+    async def start() -> tuple[Any, int]:
         server = grpc.aio.server(pool, interceptors=[interceptor])
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", handlers),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        ready(f"127.0.0.1:{port}")
-        while not stop.is_set():
-            await asyncio.sleep(0.01)
-        await server.stop(None)
+        return server, port
 
-
-def served(kind: str, handlers: Handlers, **settings: Any) -> Iterator[str]:
-    """Serve handlers: blocking ones, asynchronous ones, or blocking ones in an asynchronous server."""
-    if kind == "blocking":
-        with serving(handlers.blocking(), DeadlineInterceptor(**settings)) as target:
-            yield target
-        return
-    made = {"asyncio": handlers.asyncio, "writing": handlers.writing, "mixed": handlers.blocking}[kind]()
-    found: futures.Future[str] = futures.Future()
-    stop = threading.Event()
-    main = aserving(made, AioDeadlineInterceptor(**settings), found.set_result, stop)
-    thread = threading.Thread(target=lambda: asyncio.run(main), daemon=True)
-    thread.start()
-    try:
-        yield found.result(PATIENCE)
-    finally:
-        stop.set()
-        thread.join(PATIENCE)
-
-
-class Server:
-    """A server of one of the kinds, as a fixture that can be given settings."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self._running: list[Iterator[str]] = []
-
-    def start(self, handlers: Handlers, **settings: Any) -> Any:
-        self._running.append(address := served(self.kind, handlers, **settings))
-        channel = grpc.insecure_channel(next(address))
-        self.close = channel.close
-
-        def call(method: str, **kwargs: Any) -> Any:
-            request = iter([b"a"]) if method in ("Join", "Chat") else b"a"
-            outcome = getattr(channel, KINDS[method])(f"/test.Test/{method}")(request, **kwargs)
-            return outcome if isinstance(outcome, bytes) else list(outcome)
-
-        return call
-
-    def stop(self) -> None:
-        self.close()
-        for each in self._running:
-            next(each, None)
+    # The pool is for handlers that are not coroutines.
+    with futures.ThreadPoolExecutor(4) as pool, start_blocking_portal() as portal:
+        server, port = portal.call(start)
+        yield f"127.0.0.1:{port}"
+        portal.call(server.stop, None)
 
 
 @pytest.fixture(params=["blocking", "asyncio", "writing", "mixed"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    server = Server(request.param)
-    yield server
-    server.stop()
+def serve(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Serve blocking handlers, asynchronous ones, or blocking ones in an asynchronous server.
+
+    `serve(handlers, **settings)` returns the function that calls them.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def serve(handlers: Handlers, **settings: Any) -> Any:
+            if request.param == "blocking":
+                served = serving(handlers.blocking(), DeadlineInterceptor(**settings))
+            else:
+                made = {"asyncio": handlers.asyncio, "writing": handlers.writing, "mixed": handlers.blocking}
+                served = aserving(made[request.param](), AioDeadlineInterceptor(**settings))
+            channel = stack.enter_context(grpc.insecure_channel(stack.enter_context(served)))
+
+            def call(method: str, **kwargs: Any) -> Any:
+                requests = iter([b"a"]) if method in ("Join", "Chat") else b"a"
+                outcome = getattr(channel, KINDS[method])(f"/test.Test/{method}")(requests, **kwargs)
+                return outcome if isinstance(outcome, bytes) else list(outcome)
+
+            return call
+
+        yield serve
 
 
 class TestServer:
-    def test_a_handler_has_the_callers_deadline_at_every_step(self, server: Server) -> None:
+    def test_a_handler_has_the_callers_deadline_at_every_step(self, serve: Any) -> None:
         """Also in a stream of replies, and not in the next call."""
         handlers = Handlers()
-        call = server.start(handlers, default=inf)
+        call = serve(handlers, default=inf)
         for method in Dependency.methods:
             replies = 2 if method in ("Many", "Chat") else 1
             call(method, timeout=60.0)
@@ -154,10 +136,10 @@ class TestServer:
             assert handlers.seen == [inf] * replies
             handlers.seen.clear()
 
-    def test_settings_bound_the_time_of_a_call(self, server: Server) -> None:
+    def test_settings_bound_the_time_of_a_call(self, serve: Any) -> None:
         """`cap` if the caller asks for more, `default` if the caller sets none."""
         handlers = Handlers()
-        call = server.start(handlers, cap=100.0, default=40.0)
+        call = serve(handlers, cap=100.0, default=40.0)
         call("One", timeout=1e8)
         call("One")
         first, second = handlers.seen
@@ -172,26 +154,26 @@ class TestServer:
         ],
     )
     def test_a_handler_without_time_answers_deadline_exceeded(
-        self, server: Server, error: Exception, status: grpc.StatusCode, details: str
+        self, serve: Any, error: Exception, status: grpc.StatusCode, details: str
     ) -> None:
         """Otherwise the error would be UNKNOWN, as any other is."""
-        call = server.start(Handlers(raising(error)))
+        call = serve(Handlers(raising(error)))
         for method in Dependency.methods:
             with pytest.raises(grpc.RpcError) as caught:
                 call(method, timeout=60.0)
             assert caught.value.code() is status
             assert details in caught.value.details()
 
-    def test_a_call_that_is_too_late_does_not_enter_its_handler(self, server: Server) -> None:
+    def test_a_call_that_is_too_late_does_not_enter_its_handler(self, serve: Any) -> None:
         """No work begins for a caller who has given up; here the deadline has passed immediately."""
         handlers = Handlers()
-        call = server.start(handlers, default=1e-9)
+        call = serve(handlers, default=1e-9)
         for method in Dependency.methods:
             assert status(lambda method=method: call(method)) is EXCEEDED
         assert handlers.seen == []
 
-    def test_a_missing_method_stays_unimplemented(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        call = server.start(Handlers())
+    def test_a_missing_method_stays_unimplemented(self, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        call = serve(Handlers())
         monkeypatch.setitem(KINDS, "Missing", "unary_unary")
         assert status(lambda: call("Missing")) is grpc.StatusCode.UNIMPLEMENTED
 

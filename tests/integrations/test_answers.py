@@ -15,10 +15,12 @@ import django
 import fastapi
 import flask
 import httpx
+import psycopg
 import pytest
 from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.core.wsgi import get_wsgi_application
+from django.db import DatabaseError
 from django.http import HttpResponse
 from django.urls import path
 from starlette.applications import Starlette
@@ -35,13 +37,19 @@ from resilience import (
     Throttled,
     TimeoutExceeded,
     current_context,
+    deadline,
 )
 from resilience.integrations import asgi, wsgi
 from resilience.integrations.answers import FrameworkErrors, answer_to
-from tests.conftest import Watched, no_collector
+from tests.conftest import FakeClock, Watched, no_collector
 
 Endpoint = Callable[[], str]
 OVER = DeadlineExceeded("the deadline of the execution has passed")
+TOO_LATE = "the deadline of the request has passed\n"
+
+#: What Django makes of the error of a statement that was ended at its deadline.
+WRAPPED = DatabaseError("as the database says")
+WRAPPED.__cause__ = psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
 
 
 class Secret(CircuitOpen):
@@ -117,9 +125,14 @@ class Service:
     def __init__(self, framework: str) -> None:
         self._make, self._module = SERVICES[framework]
 
-    def get(self, endpoint: Endpoint, *names: str, **headers: str) -> httpx.Response:
-        """Answer a request, with these middlewares, the outermost last."""
+    def get(self, endpoint: Endpoint, *names: str, settings: Any = None, **headers: str) -> httpx.Response:
+        """Answer a request, with these middlewares, the outermost last.
+
+        :param settings: those of a `DeadlineMiddleware`, which is then the only one.
+        """
         middlewares = [getattr(self._module, name) for name in names or ["ResilienceMiddleware"]]
+        if settings is not None:
+            middlewares = [partial(self._module.DeadlineMiddleware, **settings)]
         app = self._make(endpoint, lambda app: reduce(lambda inner, middleware: middleware(inner), middlewares, app))
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         if self._module is asgi:
@@ -136,7 +149,7 @@ class Service:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             try:
                 return await client.get("/", headers=headers)
-            except KeyError:  # of the endpoint. The transport itself raises if anything follows the end of a response
+            except (KeyError, TimeoutError):  # of the endpoint; the transport raises others, for a wrong response
                 return httpx.Response(500)
 
 
@@ -145,8 +158,10 @@ def service(request: pytest.FixtureRequest) -> Service:
     return Service(request.param)
 
 
-def raising(error: Exception) -> Endpoint:
+def raising(error: Exception, *, late: bool = False) -> Endpoint:
     def endpoint() -> str:
+        if late:
+            time.sleep(current_context().remaining())
         raise error
 
     return endpoint
@@ -210,19 +225,82 @@ def test_the_response_has_a_status_and_a_wait_and_no_details(service: Service) -
         assert "secret" not in answer.text
         assert (answer.text == "the service is not available now\n") is (status == 503)
         assert (answer.text == "fine") is (status == 200)
-    assert service.get(raising(OVER)).text == "the deadline of the request has passed\n"
+    assert service.get(raising(OVER)).text == TOO_LATE
 
 
 @pytest.mark.parametrize("names", [*permutations(["ResilienceMiddleware", "DeadlineMiddleware"])])
 def test_of_two_middlewares_each_answers_its_own_errors(service: Service, names: tuple[str, str]) -> None:
     """In any order."""
-
-    def late() -> str:
-        time.sleep(current_context().remaining())
-        raise ConnectionError("no answer in the time that was left")
-
+    late = raising(ConnectionError("no answer in the time that was left"), late=True)
     assert service.get(late, *names, x_envoy_expected_rq_timeout_ms="10").status_code == 504
     assert service.get(raising(CircuitOpen("open")), *names).status_code == 503
+
+
+# --- the deadline of a request ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "settings", "seconds"),
+    [
+        ({}, {}, 60.0),
+        ({}, {"default": inf}, inf),
+        ({"x_envoy_expected_rq_timeout_ms": "9000"}, {"cap": 2.0}, 2.0),
+        ({"connect_timeout_ms": "300", "grpc_timeout": "1S"}, {}, 0.3),
+        ({"X_Ms": "300"}, {"headers": ["x-ms"]}, 0.3),
+    ],
+)
+def test_the_deadline_of_the_app_follows_the_request_and_the_settings(
+    service: Service, clock: FakeClock, headers: dict[str, str], settings: dict[str, Any], seconds: float
+) -> None:
+    """The headers that are read, the cap and the default, as `wire.Acceptance`; it is ambient in the app only."""
+    left: list[float] = []
+
+    def endpoint() -> str:
+        left.append(current_context().remaining())
+        return "fine"
+
+    assert service.get(endpoint, settings=settings, **headers).text == "fine"
+    with deadline(1.0):  # an earlier one around the server
+        service.get(endpoint, settings=settings, **headers)
+    assert left == pytest.approx([seconds, min(seconds, 1.0)])
+    assert current_context().deadline == inf
+
+
+def test_a_request_that_is_too_late_is_answered_without_the_app(service: Service) -> None:
+    """No work begins for a caller who has left."""
+    answer = service.get(raising(KeyError("it began")), settings={}, x_envoy_expected_rq_timeout_ms="0")
+    assert (answer.status_code, answer.text, answer.headers["content-length"]) == (504, TOO_LATE, str(len(TOO_LATE)))
+
+
+@pytest.mark.parametrize(
+    ("error", "late", "status"),
+    [
+        pytest.param(OVER, False, 504, id="deadline"),
+        pytest.param(httpx.ReadTimeout("no answer"), True, 504, id="network-error-once-it-is-over"),
+        pytest.param(WRAPPED, True, 504, id="statement-of-an-orm-that-has-ended-then"),
+        pytest.param(KeyError("bug"), True, 500, id="bug-that-is-found-late"),
+        pytest.param(TimeoutError("a database"), False, 500, id="timeout-in-time"),
+    ],
+)
+def test_an_app_that_runs_out_of_time_is_a_504(service: Service, error: Exception, late: bool, status: int) -> None:
+    """Also if a client in it, whose timeout was the time left, raises its own error: see `TestRanOut` of the wire.
+
+    The deadline explains only an error of the network or of a statement; others stay errors of the app.
+    """
+    milliseconds = "30" if late else "5000"
+    answer = service.get(raising(error, late=late), settings={}, x_envoy_expected_rq_timeout_ms=milliseconds)
+    assert (answer.status_code, answer.text == TOO_LATE) == (status, status == 504)
+
+
+def test_an_app_that_does_not_check_the_deadline_is_not_cut_off(service: Service) -> None:
+    def slow() -> str:
+        time.sleep(0.11)
+        return "fine"
+
+    assert service.get(slow, settings={}, x_envoy_expected_rq_timeout_ms="100").text == "fine"
+
+
+# --- what is left as it is --------------------------------------------------------------------
 
 
 def test_an_answer_that_the_application_has_chosen_is_kept() -> None:

@@ -51,6 +51,8 @@ def test_the_error_of_a_missing_third_party_names_the_extra() -> None:
         text = f"resilience.integrations.{extra} needs {name}: pip install 'resilience-pipeline[{extra}]'"
         expected[extra] = [name, text]
     assert errors([it for packages in NEEDS.values() for it in packages], *NEEDS) == expected
+    _, message = errors(["requests"], "requests")["requests"]  # in a process with urllib3, which it needs
+    assert message.endswith("needs requests: pip install 'resilience-pipeline[requests]'")
 
 
 def test_every_extra_of_an_integration_is_in_the_table() -> None:
@@ -59,12 +61,6 @@ def test_every_extra_of_an_integration_is_in_the_table() -> None:
     extras = set(project["optional-dependencies"])
     others = {"integrations", "examples", "types", "lint", "site", "test", "slow", "dev"}
     assert extras - others == {*NEEDS, "requests", "httpx2", "dashboard"}
-
-
-def test_the_error_of_missing_requests_names_its_own_extra() -> None:
-    """In a process with urllib3, which requests needs."""
-    _, message = errors(["requests"], "requests")["requests"]
-    assert message.endswith("needs requests: pip install 'resilience-pipeline[requests]'")
 
 
 def test_needed_by_keeps_the_error_of_a_missing_module_of_ours() -> None:

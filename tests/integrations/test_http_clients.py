@@ -75,11 +75,6 @@ async def test_transient_statuses_are_retried_and_others_are_results(server: Ser
     assert len(server.requests) == 3 * len(TRANSIENT_STATUSES) + len(results)
 
 
-async def test_rules_can_add_a_transient_status_and_a_repeatable_method(server: Server, client: Client) -> None:
-    async with client.open(rules=Rules(statuses=TRANSIENT_STATUSES | {500}, methods={"POST"})) as send:
-        assert (await send("POST", server.script("/", 500, 200))).status == 200
-
-
 @pytest.mark.parametrize(("body", "chunked"), [(b"", False), (b"x" * 1_000_000, False), (b"x" * 1_000_000, True)])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_response_that_was_closed_before_a_wait_that_took_too_long_is_not_returned(

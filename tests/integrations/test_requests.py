@@ -139,12 +139,6 @@ def test_an_adapter_keeps_as_many_connections_as_it_is_given() -> None:
         assert (len(pools.pools), pool.pool.maxsize, pool.block) == (1, 2, True)
 
 
-def test_the_retries_of_urllib3_are_off(session: Make) -> None:
-    adapter = session().get_adapter("http://x")
-    assert isinstance(adapter, ResilienceAdapter)
-    assert adapter.max_retries.total == 0
-
-
 def test_a_session_can_be_pickled_if_its_policies_can(server: Server, session: Make) -> None:
     """A circuit breaker, which is shared, cannot."""
     client = pickle.loads(pickle.dumps(session(QUICK, pool_maxsize=3)))

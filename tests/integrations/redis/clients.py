@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,6 +12,7 @@ import redis
 import redis.asyncio
 
 from resilience import CircuitOpen, Policy
+from resilience.callables import maybe_await as done
 from resilience.integrations.redis import protect
 from resilience.runtimes.driving import drive
 from tests.integrations.redis.server import RedisServer
@@ -61,10 +61,6 @@ class Side:
             drive(whole())
         else:
             anyio.run(whole)
-
-
-async def done(result: Any) -> Any:
-    return await result if inspect.isawaitable(result) else result
 
 
 async def warm(client: Any) -> None:

@@ -88,9 +88,9 @@ class LivePermits:
                 return
         except BaseException:  # cancelled, cut off or interrupted: leave, and pass on a permit that was just granted
             try:
-                self._abandon(waiter)
+                self._abandon(machine, waiter)
             except BaseException:  # interrupted, perhaps once more
-                self._abandon(waiter)
+                self._abandon(machine, waiter)
                 raise
             raise
         raise self._gave_up(ctx, clock.now() - began, is_deadline=budget <= gives_up_at)
@@ -126,8 +126,9 @@ class LivePermits:
         if first is not None:
             self.machine.leave(waiter)
 
-    def _abandon(self, waiter: Waiter) -> None:
-        self.machine.abandon(waiter)
+    def _abandon(self, machine: Permits[Waiter], waiter: Waiter) -> None:
+        if machine is self.machine:  # pragma: no branch (not in the child of a fork, where a finalizer may call this)
+            machine.abandon(waiter)
         self.hand_on()
 
     def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests check from outside)

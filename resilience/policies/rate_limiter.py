@@ -270,7 +270,8 @@ class RateLimiter(Policy[Never]):
                 now = clock.now()
                 self._wake(turns.go(turn, now))
         except BaseException:  # cancelled, cut off or interrupted
-            self._wake(turns.leave(turn, clock.now()))
+            if turns is self._turns:  # pragma: no branch (not in the child of a fork, where their lock may be held)
+                self._wake(turns.leave(turn, clock.now()))
             raise
         if not turn.has_begun:
             raise self._refusal(ctx, turn.instant - now, now - joined)

@@ -158,6 +158,38 @@ def test_a_fork_inside_a_bulkhead_leaves_the_permit_to_the_parent() -> None:
 
 
 @forks
+@pytest.mark.parametrize("policy", ["Bulkhead(1, queue=1)", "AdaptiveLimit(60, initial=1, queue=1)", "RateLimiter(2)"])
+def test_a_task_that_is_finalized_in_the_child_while_it_waits_changes_nothing_there(policy: str) -> None:
+    """It has got a permit of the parent, and a lock that another thread held at the fork is never released."""
+    forked(f"""
+        import gc
+
+        policy = {policy}
+        loop = asyncio.new_event_loop()
+
+        async def wait():
+            async with policy.turn() if hasattr(policy, "turn") else policy.slot():
+                pass
+
+        with policy.turn(2) if hasattr(policy, "turn") else policy.slot():
+            task = loop.create_task(wait())
+            loop.run_until_complete(asyncio.sleep(0.01))
+        beside(lambda: take(*locks_of(policy)))
+
+        def child():
+            global task
+            before = policy.stats()
+            task._log_destroy_pending = False
+            loop.close()
+            del task
+            gc.collect()
+            assert policy.stats() == before, policy.stats()
+
+        in_child(child)
+    """)
+
+
+@forks
 def test_the_child_does_not_wait_for_a_call_of_another_thread() -> None:
     """That call would never end there. The parent goes on sharing it."""
     forked("""

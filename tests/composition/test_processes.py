@@ -260,7 +260,7 @@ def test_locks_of_listeners_and_integrations_do_not_block_the_child() -> None:
         board = dashboard.Dashboard(retry, history=True)
 
         def is_ours(instance):
-            return type(instance).__module__.startswith("resilience.integrations")
+            return str(type(instance).__module__).startswith("resilience.integrations")
 
         def use():
             retry.capture(lambda ctx: 1 / 0)

@@ -24,8 +24,10 @@ from tests.integrations import sdks as llm
 from tests.integrations.sdks import OPENAI, QUESTION, SOON, openai
 from tests.integrations.servers import Answer, Server, unused_url
 from tests.integrations.upload_bodies import pipe
+from tests.versions import is_installed, needs
 
 PATH = llm.OPENAI_PATH
+BASE: Any = httpx2 if is_installed("openai>=3") else httpx  # the HTTP library that the SDK is based on
 ask, text, protect, protected, aprotected = OPENAI.ask, OPENAI.text, OPENAI.protect, OPENAI.protected, OPENAI.aprotected
 
 
@@ -68,6 +70,7 @@ class Number(pydantic.BaseModel):
     number: int
 
 
+@needs("openai>=1.92")  # `completions.parse`
 def test_a_reply_that_does_not_match_the_schema_is_a_result(server: Server) -> None:
     """The model made a mistake, or the schema is wrong; the service is available."""
     server.script(PATH, llm.completion('{"number": "none"}'))
@@ -93,11 +96,11 @@ def timeouts_of(policy: Any, on_client: dict[str, Any], on_call: dict[str, Any])
     """Return the timeouts of a request."""
     seen: list[dict[str, float | None]] = []
 
-    def answer(request: httpx2.Request) -> httpx2.Response:
+    def answer(request: Any) -> Any:
         seen.append(request.extensions["timeout"])
-        return httpx2.Response(200, json={})
+        return BASE.Response(200, json={})
 
-    http_client = httpx2.Client(transport=httpx2.MockTransport(answer))
+    http_client = BASE.Client(transport=BASE.MockTransport(answer))
     with protected("http://x", policy, http_client=http_client, **on_client) as client:
         ask(client, **on_call)
     return seen[0]
@@ -109,7 +112,7 @@ def test_the_sdks_timeouts_hold_if_they_are_shorter_than_the_deadline(own: Any, 
     """Each of the four timeouts is the shorter of the two; None becomes the time left."""
     own = openai.Timeout(**own) if isinstance(own, dict) else own
     on_client, on_call = ({"timeout": own}, {}) if where == "client" else ({}, {"timeout": own})
-    expected = httpx2.Timeout(**(own.as_dict() if isinstance(own, openai.Timeout) else {"timeout": own})).as_dict()
+    expected = BASE.Timeout(**(own.as_dict() if isinstance(own, openai.Timeout) else {"timeout": own})).as_dict()
     for key, value in timeouts_of(Timeout(3.0, cooperative=True), on_client, on_call).items():
         assert value is not None
         assert value == expected[key] if (expected[key] or 9.0) < 3.0 else 1.0 < value <= 3.0
@@ -121,15 +124,15 @@ def test_a_stream_that_opens_after_its_deadline_is_closed(server: Server, raw: b
     """A `Timeout` abandons a blocking call; its connection still returns to the pool."""
     go = threading.Event()
 
-    class Late(httpx2.HTTPTransport):
-        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+    class Late(BASE.HTTPTransport):  # type: ignore[misc]
+        def handle_request(self, request: Any) -> Any:
             response = super().handle_request(request)
             go.wait(10)
             return response
 
     server.script(PATH, llm.completion_stream("a"))
-    transport = Late(limits=httpx2.Limits(max_connections=1))
-    http_client = httpx2.Client(transport=transport)
+    transport = Late(limits=BASE.Limits(max_connections=1))
+    http_client = BASE.Client(transport=transport)
     with openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=http_client, max_retries=0) as original:
         client = protect(original, Timeout(0.2))
         with pytest.raises(TimeoutExceeded):
@@ -163,6 +166,7 @@ def test_the_base_url_selects_the_policy_of_a_host(server: Server) -> None:
         assert text(ask(client.with_options(base_url=f"{server.url}/v1"))) == "fine"
 
 
+@needs("openai>=2.16")  # `content`
 def test_an_open_file_is_sent_again_from_its_first_position(server: Server) -> None:
     """A second attempt without a rewind would send nothing."""
     server.script("/v1/upload", llm.openai_error(503), llm.reply({}))

@@ -16,6 +16,7 @@ from tests.integrations import sdks as llm
 from tests.integrations.http_clients import each_of
 from tests.integrations.sdks import ANTHROPIC, OPENAI, QUESTION, SDK, SOON, anthropic
 from tests.integrations.servers import Answer, Server
+from tests.versions import needs
 
 sdk = each_of([OPENAI, ANTHROPIC], ids=lambda it: it.name)
 
@@ -193,6 +194,7 @@ def test_wrong_arguments_are_refused(sdk: SDK) -> None:
 # --- anthropic alone ---
 
 
+@needs("anthropic>=0.77")  # before, it accepts none
 def test_a_message_with_an_iterator_is_sent_once(server: Server) -> None:
     """This SDK accepts iterators in a message; the second attempt would send an empty one."""
     server.script(llm.ANTHROPIC_PATH, llm.anthropic_error(503))
@@ -226,6 +228,7 @@ def test_an_earlier_reply_in_a_message_can_be_sent_again(server: Server) -> None
     assert first == second
 
 
+@needs("anthropic>=0.108")  # `middleware`
 def test_a_retryable_error_of_a_middleware_is_a_failure(server: Server) -> None:
     """`RetryableError` is a class of the SDK."""
 

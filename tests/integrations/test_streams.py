@@ -17,9 +17,10 @@ from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
 from resilience.callables import maybe_await
 from tests.conftest import World
 from tests.integrations import sdks as llm
-from tests.integrations.sdks import ANTHROPIC, OPENAI, QUESTION
+from tests.integrations.sdks import ANTHROPIC, OPENAI, QUESTION, SDK
 from tests.integrations.servers import Answer, Server
 from tests.streams.sources import Consumed, taken
+from tests.versions import needs
 
 SDKS = {"openai": OPENAI, "anthropic": ANTHROPIC}
 
@@ -125,17 +126,18 @@ async def test_a_stream_is_opened_again_until_its_first_item(case: Case, server:
 
 #: The methods that open a stream: its client's own, and its helper, which returns a context manager.
 METHODS = {
-    "openai": ("chat.completions.create", {"stream": True}),
-    "openai helper": ("chat.completions.stream", {}),
-    "anthropic": ("messages.create", {"stream": True}),
-    "anthropic helper": ("messages.stream", {}),
+    "openai": (OPENAI, "chat.completions.create", {"stream": True}),
+    "openai helper": pytest.param(OPENAI, "chat.completions.stream", {}, marks=needs("openai>=1.92")),
+    "anthropic": (ANTHROPIC, "messages.create", {"stream": True}),
+    "anthropic helper": (ANTHROPIC, "messages.stream", {}),
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_stream_of_a_wrapped_client_is_used_like_its_own(name: str, server: Server) -> None:
+@pytest.mark.parametrize(("sdk", "method", "options"), METHODS.values(), ids=METHODS)
+def test_a_stream_of_a_wrapped_client_is_used_like_its_own(
+    sdk: SDK, method: str, options: dict[str, Any], server: Server
+) -> None:
     """Awaited where that is, and in a `with` block."""
-    sdk, (method, options) = SDKS[name.partition(" ")[0]], METHODS[name]
     server.script(sdk.path, llm.openai_error(503), sdk.stream("a", "b"), llm.openai_error(503), sdk.stream("a", "b"))
     streaming = Retry(3, on=Exception, backoff=[0]).streaming(first=20)
 

@@ -22,6 +22,7 @@ from resilience.errors import Misuse
 from resilience.testing import hang, script, virtual_time
 from resilience.testing.stuck import stuck
 from tests.callers import in_threads, wait_until
+from tests.versions import needs
 
 #: Long enough that a polling thread does not count as waiting on a busy machine.
 PATIENCE = 0.2
@@ -109,6 +110,7 @@ def test_an_idle_http_server_makes_a_test_fail_with_a_long_patience() -> None:
         process_clock.sleep(60)
 
 
+@needs("anyio>=4.7")  # `wait_readable`
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_an_event_loop_with_constant_traffic_can_be_ignored(backend: str) -> None:
     """Like a thread that polls. The end of its waits is no progress."""

@@ -23,6 +23,7 @@ from resilience.clock import clock as process_clock
 from resilience.testing import VirtualClock, clocks, hang, script, standstills, virtual_time
 from tests.callers import in_threads, wait_until
 from tests.conftest import Boom, Virtual, World, no_collector
+from tests.versions import needs
 
 
 def test_waiting_threads_wake_in_the_order_of_their_instants() -> None:
@@ -196,6 +197,7 @@ def test_a_loop_and_a_thread_share_the_clock(backend: str) -> None:
     assert log == [(0, "thread"), (10, "task"), (20, "thread"), (30, "task"), (40, "thread"), (50, "task")]
 
 
+@needs("anyio>=4.7")  # `wait_readable`
 @pytest.mark.parametrize(
     ("backend", "connected"), [("asyncio", socket.socketpair), ("trio", socket.socketpair), ("asyncio", os.pipe)]
 )
@@ -241,6 +243,7 @@ def test_time_jumps_although_the_real_clock_is_frozen(monkeypatch: pytest.Monkey
     thread.join()
 
 
+@needs("anyio>=4.7")  # `wait_readable`
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_loop_does_not_wait_for_a_server_of_its_own(backend: str) -> None:
     """What that has sent is there at once."""

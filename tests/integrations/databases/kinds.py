@@ -20,6 +20,7 @@ import psycopg2
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
+from sqlalchemy.pool import AsyncAdaptedQueuePool, QueuePool
 
 from resilience import Policy
 from resilience.callables import maybe_await
@@ -87,7 +88,10 @@ class Notes:
         else:
             scheme = "sqlite+aiosqlite" if self.kind.is_async else "sqlite"
             url, options = f"{scheme}:///{self._place}", {"timeout": 0}
-        self._engine = make(url, connect_args=options)
+        pool = (
+            AsyncAdaptedQueuePool if self.kind.is_async else QueuePool
+        )  # with aiosqlite, there was none before 2.0.38
+        self._engine = make(url, connect_args=options, poolclass=pool)
         if self.kind.through == "engine":
             return self._engine
         return (async_sessionmaker if self.kind.is_async else sessionmaker)(self._engine)

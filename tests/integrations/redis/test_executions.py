@@ -126,8 +126,9 @@ async def test_an_unused_connection_has_nothing_to_read(side: Side, server: Redi
     if connected:
         await done(connection.send_command("PING"))
         await done(connection.read_response())
+    original = redis.Connection if side.blocking else redis.asyncio.Connection
     for name in ("can_read", "can_read_destructive"):
-        if hasattr(connection, name):
+        if hasattr(original, name):
             assert await done(getattr(connection, name)()) is False
     assert connection.is_connected is connected
     await done(connection.disconnect())

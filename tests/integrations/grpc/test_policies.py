@@ -47,6 +47,7 @@ from tests.integrations.grpc.services import (
     aprotected,
     status,
 )
+from tests.versions import is_installed
 
 UNREPEATABLE = {"unrepeatable": ["/test.Test/One"]}
 
@@ -359,8 +360,10 @@ class TestContextOfACall:
 def test_a_call_is_freed_without_the_cyclic_collector(client: Client, method: str) -> None:
     """A call of grpc.aio keeps the context that it was made in, but what is executed there does not keep the call.
 
-    (Of a call that fails, grpc itself makes a cycle.)
+    (Of a call that fails, grpc itself makes a cycle; before 1.83, grpc.aio makes one of every call.)
     """
+    if not client.is_blocking and is_installed("grpcio<1.83"):
+        pytest.skip("grpc.aio makes a cycle of every call")
     recording = Recording()
     with no_collector():
         assert client.call(recording, method, REQUEST[method]) == FINE[method]

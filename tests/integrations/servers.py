@@ -303,7 +303,8 @@ class _Uvicorn(uvicorn.Server):
 @contextlib.contextmanager
 def asgi_service(app: Any) -> Iterator[str]:
     """Serve an ASGI application with uvicorn, in its own thread."""
-    config = uvicorn.Config(app, port=0, lifespan="off", log_config=None, http="h11", ws="none")
+    # Old versions of uvicorn make uvloop, if they choose it, the event loop of the whole process.
+    config = uvicorn.Config(app, port=0, lifespan="off", log_config=None, loop="asyncio", http="h11", ws="none")
     server = _Uvicorn(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

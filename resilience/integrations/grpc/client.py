@@ -163,9 +163,6 @@ class Call(ClientCall):
     :param request: a message, or an iterable of messages.
     """
 
-    #: Whether the call may be made, or made again; a Retry reads this.
-    repeatable: bool = True
-
     def __init__(
         self, settings: Settings, kind: Kind, continuation: Callable[..., Any], details: Any, request: Any
     ) -> None:
@@ -182,8 +179,9 @@ class Call(ClientCall):
         self._is_replayable = kind.sends_stream and isinstance(request, Sequence)
         self._sends_once = kind.sends_stream and not self._is_replayable
         self._resilience_operation = method  # the default operation of the execution
-        # Whether it may be made again; a Hedge reads this.
+        # Whether it may be made again, which a Hedge reads; and whether it may be made now, which a Retry reads.
         self._resilience_may_overlap = not self._sends_once and method not in settings.unrepeatable
+        self.repeatable: bool = True
         self._replies: list[tuple[object, Any]] = []
 
     @override
@@ -241,7 +239,10 @@ class Call(ClientCall):
             raise NotRepeatable("the call was not made again: its requests, or its method, allow it only once")
         self.repeatable = self._resilience_may_overlap
         request = iter(self._request) if self._is_replayable else self._request
-        return self._continuation(_changed(self._details, "timeout", timeout), request)
+        details = self._details
+        if timeout != details.timeout:
+            details = _changed(details, "timeout", timeout)
+        return self._continuation(details, request)
 
     async def _covered(self, call: Any) -> Any:
         """Wait for the part of the call that the policy covers, and return the result that the policy sees."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import anyio
@@ -15,7 +14,7 @@ from resilience.errors import BulkheadFull, DeadlineExceeded, Rejected, TimeoutE
 from resilience.testing import virtual_time
 from tests.callers import is_free, wait_until
 from tests.conftest import Script, World
-from tests.contention.beside import PATIENCE, beside, until
+from tests.contention.beside import PATIENCE, beside
 from tests.policies.bulkheads import LONG, SHORT, calling, counts, works
 from tests.state.taking import take
 
@@ -54,28 +53,6 @@ async def test_calls_wait_in_the_queue_and_the_next_one_is_refused(world: World)
     assert type(error) is BulkheadFull
     assert error.policy == "inventory"
     assert counts(bulkhead) == (1, 0, 0, 1)
-
-
-async def test_a_second_call_right_after_the_first_does_not_overtake_a_waiting_call(threads: World) -> None:
-    """A released permit is handed to the first waiting call directly."""
-    bulkhead = Bulkhead(1, queue=5)
-    order: list[str] = []
-    came = threading.Event()
-    async with beside(threads) as group:
-
-        async def greedy() -> None:
-            for _ in range(5):
-                bulkhead.execute(lambda ctx: (order.append("greedy"), wait_until(came.is_set)))
-
-        async def patient() -> None:
-            bulkhead.execute(lambda ctx: order.append("patient"))
-
-        group.run(greedy)
-        await until(threads, lambda: order)
-        group.run(patient)
-        await until(threads, lambda: bulkhead.stats().queued == 1)
-        came.set()
-    assert order == ["greedy", "patient", *["greedy"] * 4]
 
 
 @pytest.mark.parametrize(

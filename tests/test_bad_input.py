@@ -339,6 +339,11 @@ CASES: list[Case] = [
     *table("Context.timeout", lambda it: Context().timeout(it), "limit", {**NO_DURATION, "value_errors": [0, -1, NAN]}),
     *every(deadline, timeout=NO_END),
     *every(detached, timeout=NO_SHORTER_END),
+    *(
+        case
+        for wrap in (Pipeline, Policy.wrap, Retry().wrap)
+        for case in table("wrap", wrap, "policies", wrong([42, None, "retry", len, object, (Retry(), 5)], []))
+    ),
     *ways_to_wrap("name", NO_NAME),
     *ways_to_wrap("listeners", wrong([5, print, [5], ["print"], [None], [later], None], [])),
     *table("subscribe", lambda it: events.subscribe(it), "listener", required(NO_LISTENER)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -18,7 +17,6 @@ from resilience import (
     Chaos,
     CircuitBreaker,
     ConsecutiveFailures,
-    Context,
     FailureCount,
     FailureRatio,
     Fallback,
@@ -39,7 +37,7 @@ from resilience import (
 )
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.custom import Tag
+from tests.custom import Passing, Tag
 
 
 def tags(letters: str, log: list[str] | None = None) -> list[Tag]:
@@ -76,14 +74,6 @@ async def test_the_first_policy_is_outermost_however_the_pipeline_was_built(worl
     assert pipeline.policies == tuple(policies)
     assert await world.execute(pipeline, Script("result", doing=lambda ctx: log.append("-")).function()) == "result"
     assert "".join(log) == "abc-CBA"
-
-
-def test_wrap_is_documented_where_it_is_reached() -> None:
-    """On a class, it checks its first policy, but to editors it is the same method."""
-    for wrap in (Policy.wrap, Retry.wrap, Retry().wrap):
-        assert inspect.getdoc(wrap) == inspect.getdoc(Policy.wrap)
-        assert "listeners" in inspect.signature(wrap).parameters
-    assert Retry.wrap.__qualname__ == "Policy.wrap"
 
 
 def test_a_subclass_can_extend_wrap() -> None:
@@ -340,10 +330,7 @@ def test_describe_uses_the_singular_for_one() -> None:
 
 
 def test_describe_of_a_pipeline_uses_that_of_a_custom_policy_or_its_repr() -> None:
-    class Described(Policy):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            return await call(ctx)
-
+    class Described(Passing):
         def describe(self) -> str:
             return "does nothing, 7 times"
 
@@ -352,25 +339,6 @@ def test_describe_of_a_pipeline_uses_that_of_a_custom_policy_or_its_repr() -> No
     assert "Tag(a)" in described
 
 
-# --- refused arguments ---
-
-
 def test_a_mock_of_a_policy_can_be_wrapped() -> None:
     mock = Mock(spec=Retry())
     assert Pipeline(mock).policies == (mock,)
-
-
-def test_only_policies_can_be_wrapped() -> None:
-    """Nothing, a function, and a class instead of an instance are refused; the last with a hint."""
-    ways: list[Any] = [Policy.wrap, Pipeline]
-    for wrap in ways:
-        with pytest.raises(TypeError, match="at least one"):
-            wrap()
-        with pytest.raises(TypeError, match="at least one"):
-            wrap(name="empty")
-        with pytest.raises(TypeError, match="make an instance"):
-            wrap(Retry, Timeout(1.0))
-    for wrap in (*ways, Retry().wrap):
-        for value in (42, None, "retry", len, object, (Retry(), Timeout(1.0))):
-            with pytest.raises(TypeError, match=r"only policies can be wrapped, not (?!.*make an instance)"):
-                wrap(value)

@@ -26,9 +26,10 @@ CONSTRUCTORS = [it for it in PUBLIC if it is Rate or Policy in getattr(it, "__mr
 # --- at run time -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrap", [Policy.wrap, Retry().wrap], ids=["on the class", "on a policy"])
+@pytest.mark.parametrize("wrap", [Policy.wrap, Retry.wrap, Retry().wrap], ids=["Policy", "a class", "a policy"])
 def test_wrap_has_the_parameters_of_the_pipeline_constructor_and_a_docstring(wrap: Any) -> None:
-    assert wrap.__name__ == "wrap"
+    """On the class of a policy, it checks its first policy, but to editors it is the same method."""
+    assert (wrap.__name__, wrap.__qualname__) == ("wrap", "Policy.wrap")
     assert list(inspect.signature(wrap).parameters) == list(inspect.signature(Pipeline).parameters)
     assert str(inspect.signature(wrap)).startswith("(*policies: 'Policy[Any]', name: 'str | None' = None, listeners:")
     assert "Put policies around one another" in pydoc.plain(pydoc.render_doc(wrap))

@@ -23,7 +23,7 @@ from resilience import (
 )
 from resilience.events import Called
 from tests.conftest import Boom, FakeClock, Virtual, World
-from tests.custom import Recording
+from tests.custom import Doing, Recording
 from tests.functions import quick
 from tests.listening import ASKED_FOR, KINDS, every_kind, fails
 
@@ -328,12 +328,8 @@ def test_the_repr_of_contexts_and_events_shows_no_arguments() -> None:
     """An argument may be a secret."""
     shown: list[str] = []
 
-    class Showing(Policy):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            shown.append(repr(ctx))
-            return await call(ctx)
-
-    Pipeline(Showing(), listeners=[lambda event: shown.append(repr(event))]).call(module_level, "secret")
+    showing = Doing(lambda ctx: shown.append(repr(ctx)))
+    Pipeline(showing, listeners=[lambda event: shown.append(repr(event))]).call(module_level, "secret")
     assert shown[0] == "<Context operation='module_level' attempt=1>"
     assert len(shown) == 2
     assert "secret" not in "".join(shown)

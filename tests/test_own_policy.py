@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded
+from resilience.clock import clock as process_clock
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
-from tests.custom import Sleeping
+from tests.custom import Passing, Sleeping
 
 
 class Twice(Policy):
@@ -59,9 +60,7 @@ class Hurried(Policy):
         self.seconds = seconds
 
     async def around(self, call: Any, ctx: Context) -> Any:
-        from resilience.clock import clock
-
-        limit = clock.now() + self.seconds
+        limit = process_clock.now() + self.seconds
         with ctx.runtime.timer(limit) as timer:
             return await call(ctx.child(deadline=limit, timer=timer))
         return "cut off" if timer.fired else "impossible"
@@ -247,12 +246,9 @@ def test_a_custom_policy_has_a_name_and_a_repr() -> None:
     assert repr(Twice()) == "Twice()"
     assert Twice().describe() == "Twice()"
 
-    class Limited(Policy):
+    class Limited(Passing):
         def __init__(self, limit: int, *, burst: int = 3) -> None:
             self.limit, self.burst = limit, burst
-
-        async def around(self, call: Any, ctx: Context) -> Any:
-            return await call(ctx)
 
         def settings(self) -> dict[str, object]:
             return {"limit": self.limit, "burst": self.burst, "units": {"call": 1}}

@@ -21,7 +21,6 @@ from resilience import (
     CircuitOpen,
     Context,
     Pipeline,
-    Policy,
     Retry,
     Timeout,
     current_context,
@@ -29,6 +28,7 @@ from resilience import (
 )
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
 from tests.contention.storm import Gauge, Storm
+from tests.custom import Doing
 from tests.functions import quick
 from tests.streams.sources import Consumed, Source, anext_of, outcome, paced, streamed
 
@@ -198,13 +198,9 @@ async def test_a_stream_leaves_no_reference_cycle(world: World, items: int) -> N
 async def test_the_context_is_ambient_in_the_source_only(world: World) -> None:
     seen: list[Any] = []
 
-    class Looks(Policy[Any]):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            await call(ctx)
-            seen.append(current_context().operation)
-
+    looking = Doing(after=lambda ctx: seen.append(current_context().operation))
     source = Source(world, [lambda: (current_context().attempt, current_context().operation)] * 3)
-    stream = Consumed(world, Looks().streaming().execute(source.function, Context(operation="list")))
+    stream = Consumed(world, looking.streaming().execute(source.function, Context(operation="list")))
     for _ in range(3):
         seen.append(await stream.next())
         assert current_context().operation is None

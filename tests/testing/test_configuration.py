@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, FailureRatio, Fallback, Policy, Retry, Timeout
 from resilience.backoff import Constant
-from resilience.context import Context
-from resilience.policy import Call
 from resilience.testing import as_data
+from tests.custom import Passing
 
-T = TypeVar("T")
 
-
-class Tagging(Policy):
+class Tagging(Passing):
     """A user's policy with its own settings."""
-
-    async def around(self, call: Call[T], ctx: Context) -> T:
-        return await call(ctx)
 
     def settings(self) -> Mapping[str, object]:
         return {"tags": {"a": timedelta(minutes=1)}, "name": "left out"}

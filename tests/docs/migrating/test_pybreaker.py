@@ -12,8 +12,9 @@ from typing import Any
 import pybreaker
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, CircuitState, Context, Policy, Success, events
+from resilience import CircuitBreaker, CircuitOpen, CircuitState, Success, events
 from resilience.testing import script, virtual_time
+from tests.custom import Doing
 from tests.docs.migrating.rows import NAMES, Check, cases, row, written
 from tests.docs.side_by_side import code_in, their_time
 
@@ -198,13 +199,8 @@ def _(left: str, right: str) -> None:
         def state_change(self, cb: Any, old_state: Any, new_state: Any) -> None:
             self.seen.append(f"{old_state.name} {new_state.name}")
 
-    class Before(Policy[Any]):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            assert ctx.called is not None
-            seen.append(f"before {ctx.called.arguments}")
-            return await call(ctx)
-
     seen: list[str] = []
+    before = Doing(lambda ctx: seen.append(f"before {ctx.called.arguments}"))
     listener = Listener()
     their = pybreaker.CircuitBreaker(fail_max=1, reset_timeout=60, listeners=[listener])
 
@@ -221,7 +217,7 @@ def _(left: str, right: str) -> None:
     with their_time() as clock:
         after_each(CallWith(their), script(*steps), *steps, clock=clock.sleep, waits={2: 61.0})
     with virtual_time() as virtual:
-        after_each(CallWith(breaker.wrap(Before())), script(*steps), *steps, clock=virtual.advance, waits={2: 61.0})
+        after_each(CallWith(breaker.wrap(before)), script(*steps), *steps, clock=virtual.advance, waits={2: 61.0})
     unsubscribe()
     assert sorted(seen) == sorted(text.replace("half_open", "half-open") for text in listener.seen)
 

@@ -28,6 +28,7 @@ from resilience.integrations.http.bodies import Body, OneShot, body_of
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.settings import Settings
 from tests.conftest import Frozen, Virtual, World
+from tests.custom import Sleeping, Twice
 from tests.functions import raising
 from tests.integrations.upload_bodies import ONCE, OnlyRead, OnlySeek, Reader, SeekableStream, pieces, pipe
 
@@ -169,15 +170,6 @@ class Scripted(Exchange):
         return answer
 
 
-class Collecting(Policy[Any]):
-    """Calls twice, keeps both responses, and sleeps."""
-
-    async def around(self, call: Any, ctx: Context) -> Any:
-        for _ in range(2):
-            await call(ctx)
-        await ctx.sleep(60)
-
-
 @pytest.mark.parametrize("stuck", [False, True])
 async def test_a_cancelled_exchange_closes_all_its_responses(virtual_tasks: Virtual, stuck: bool) -> None:
     """Each completely: the wait in one close is neither cut off nor a reason to leave out the next one.
@@ -192,7 +184,7 @@ async def test_a_cancelled_exchange_closes_all_its_responses(virtual_tasks: Virt
             closed.append(self.status)
 
     with anyio.move_on_after(0.05) as scope:
-        await Scripted(Collecting(), Slow(200), Slow(201), in_tasks=True).run()
+        await Scripted(Sleeping(after=60).wrap(Twice()), Slow(200), Slow(201), in_tasks=True).run()
     assert scope.cancelled_caught
     assert closed == ([200] if stuck else [201, 200])
     assert virtual_tasks.now() < 10

@@ -23,7 +23,6 @@ from resilience import (
     DeadlineExceeded,
     Fallback,
     Hedge,
-    Policy,
     Retry,
     Timeout,
     TimeoutExceeded,
@@ -32,7 +31,8 @@ from resilience import (
 from resilience.integrations.grpc import PolicyInterceptor
 from resilience.integrations.http import NotRepeatable
 from tests.conftest import FakeClock, Frozen, Heavy, Watched, no_collector
-from tests.custom import Recording, Twice
+from tests.custom import Doing, Recording, Sleeping, Twice
+from tests.functions import raising
 from tests.integrations.grpc.services import (
     EXCEEDED,
     FINE,
@@ -97,15 +97,8 @@ class TestRetry:
 
     def test_does_not_hedge_an_unrepeatable_call_that_waits(self, client: Client, dependency: Dependency) -> None:
         """Only one of two attempts could be made, and the refusal of the other would end the call."""
-
-        class Waiting(Policy[Any]):
-            async def around(self, call: Any, ctx: Context) -> Any:
-                await ctx.sleep(0.1)
-                reply = await call(ctx)
-                await ctx.sleep(0.2)  # the attempt is not over while a second one would begin
-                return reply
-
-        assert client.call(Hedge(0.02).wrap(Waiting()), "One", settings=UNREPEATABLE) == b"fine"
+        waiting = Sleeping(0.1, 0.2)  # the attempt is not over while a second one would begin
+        assert client.call(Hedge(0.02).wrap(waiting), "One", settings=UNREPEATABLE) == b"fine"
         assert len(dependency.seen) == 1
 
     @pytest.mark.parametrize("method", ["Join", "Chat"])
@@ -175,13 +168,9 @@ class TestOtherPolicies:
 
     def test_an_rpc_error_that_is_no_call_is_raised(self, client: Client, dependency: Dependency) -> None:
         """A blocking channel would take it for the call, which it is if grpc has made it."""
-
-        def fails(failure: object, ctx: Context) -> bytes:
-            raise grpc.RpcError("for maintenance")
-
         dependency.steps = [INTERNAL]
         with pytest.raises(grpc.RpcError, match="for maintenance"):
-            client.call(Fallback(handler=fails), "One")
+            client.call(Fallback(handler=raising(grpc.RpcError("for maintenance"))), "One")
 
     def test_a_breaker_does_not_count_the_callers_deadline(self, client: Client, dependency: Dependency) -> None:
         """A deadline of the caller says nothing about the server."""
@@ -374,14 +363,8 @@ def test_a_call_is_freed_without_the_cyclic_collector(client: Client, method: st
 
 def test_an_error_whose_attributes_cannot_be_set_is_raised_unchanged(client: Client, dependency: Dependency) -> None:
     """A policy raises it after a call that must not be made again."""
-
-    class Sealing(Policy[Any]):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            await call(ctx)
-            raise Frozen(4711)
-
     with pytest.raises(Frozen, match="4711"):
-        client.call(Sealing(), "One", settings=UNREPEATABLE)
+        client.call(Doing(after=raising(Frozen(4711))), "One", settings=UNREPEATABLE)
     assert len(dependency.seen) == 1
 
 

@@ -9,12 +9,12 @@ import pytest
 import redis
 from redis.exceptions import ReadOnlyError
 
-from resilience import Context, Fallback, Policy, Retry
+from resilience import Fallback, Policy, Retry
 from resilience.integrations.redis import REPEATABLE_COMMANDS
 from resilience.integrations.redis.commands import also_repeatable, may_repeat
-from resilience.outcome import Outcome
 from resilience.runtimes.driving import drive
 from tests.conftest import Boom
+from tests.functions import raising
 from tests.integrations.redis.clients import NO_HANDSHAKE, QUICK, Count, Side, done, failure, warm
 from tests.integrations.redis.server import RedisServer
 
@@ -35,11 +35,7 @@ async def test_a_write_that_may_have_been_carried_out_is_not_repeated(
 
 async def test_the_error_that_replaces_that_of_a_write_forbids_its_repetition(side: Side, server: RedisServer) -> None:
     """A Retry around the call of the client sees only the error that the policy raises."""
-
-    def replace(failed: Outcome[object], ctx: Context) -> object:
-        raise Boom
-
-    client = side.client(Fallback(handler=replace), **NO_HANDSHAKE, **QUICK)
+    client = side.client(Fallback(handler=raising(Boom)), **NO_HANDSHAKE, **QUICK)
     await warm(client)
     server.freeze()
     error = await failure(Boom, lambda: client.incr("n"))

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from resilience import Context, DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded, current_context, deadline
 from resilience.integrations.dbapi import TransactionAborted
 from tests.conftest import FakeClock
-from tests.integrations.databases.kinds import KINDS, Kind, Notes
+from tests.integrations.databases.kinds import KINDS, Kind, Notes, Work
 from tests.integrations.databases.postgres import Frozen
 from tests.integrations.databases.sqlite import PATIENCE, Locked
 from tests.integrations.http_clients import each_of
@@ -59,13 +59,18 @@ def inserting(text: str) -> str:
     return f"insert into notes values ('{text}')"
 
 
-async def test_a_unit_is_committed_when_it_returns(notes: Notes) -> None:
-    async def work(execute: Any) -> str:
-        await execute(inserting("a"))
-        return "done"
+def executing(*statements: str) -> Work:
+    """Return the work of executing these statements, whose result is their rows."""
 
+    async def work(execute: Any) -> list[Any]:
+        return [row for statement in statements for row in await execute(statement)]
+
+    return work
+
+
+async def test_a_unit_is_committed_when_it_returns(notes: Notes) -> None:
     with deadline(PATIENCE):
-        assert await notes.do(Retry(1), work) == "done"
+        assert await notes.do(Retry(1), executing(inserting("a"), "select text from notes")) == [("a",)]
     assert notes.rows() == ["a"]
 
 
@@ -104,21 +109,14 @@ async def test_the_whole_unit_is_repeated(notes: Notes) -> None:
 
 async def test_a_deadline_ends_a_statement_and_does_not_limit_the_next_unit(notes: Notes) -> None:
     """Which may have the same connection."""
-
-    async def forever(execute: Any) -> None:
-        await execute(notes.forever)
-
-    async def long(execute: Any) -> None:
-        await execute(notes.long)
-
     for budget in (0.1, 0.5, 2.5):  # on a busy machine the first may pass before there is a connection
         began = time.monotonic()
         with deadline(budget), pytest.raises((DeadlineExceeded, *ERRORS)) as caught:
-            await notes.do(Retry(3, on=notes.transient, backoff=[0]), forever)
+            await notes.do(Retry(3, on=notes.transient, backoff=[0]), executing(notes.forever))
         if not isinstance(caught.value, DeadlineExceeded):
             break
     assert re.search("interrupted|statement timeout", str(caught.value))
-    await notes.do(Retry(1), long)
+    await notes.do(Retry(1), executing(notes.long))
     assert time.monotonic() - began < PATIENCE / 2
 
 
@@ -206,13 +204,8 @@ async def test_a_unit_whose_transaction_is_aborted_is_a_failure(notes: Notes, sa
 async def test_the_shorter_of_deadline_and_timeout_holds(kind: Kind, place: str, own: str, shown: str | None) -> None:
     """The timeout may be set by the connection, its user or the server."""
     notes = Notes(kind, place, own)
-
-    async def work(execute: Any) -> str:
-        [(limit,)] = await execute("show statement_timeout")
-        return str(limit)
-
     with deadline(1000.0):
-        limit = await notes.do(Retry(1), work)
+        [(limit,)] = await notes.do(Retry(1), executing("show statement_timeout"))
     assert limit == shown or (shown is None and 900_000 < int(limit.removesuffix("ms")) <= 1_000_000)
     await notes.close()
 
@@ -223,11 +216,8 @@ async def test_a_unit_with_a_very_long_deadline_can_set_its_isolation_level(note
 
     PostgreSQL counts milliseconds in 31 bits; a client of a service may ask for 40,000 years.
     """
-
-    async def work(execute: Any) -> list[Any]:
-        await execute("set transaction isolation level serializable")
-        return [*await execute("show transaction_isolation"), *await execute("show statement_timeout")]
-
+    isolation = "set transaction isolation level serializable"
+    work = executing(isolation, "show transaction_isolation", "show statement_timeout")
     with deadline(99_999_999 * 3600.0):
         assert await notes.do(Retry(1), work) == [("serializable",), ("2147483s",)]
 

@@ -22,12 +22,10 @@ import pytest
 from resilience import CircuitBreaker, Fallback, Policy, Retry
 from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
 from tests.conftest import World
+from tests.integrations.servers import PATIENCE
 
 STATUS = grpc.StatusCode
 UNAVAILABLE, EXCEEDED, INTERNAL = STATUS.UNAVAILABLE, STATUS.DEADLINE_EXCEEDED, STATUS.INTERNAL
-
-#: Seconds after which a test that waits for the other side has failed.
-PATIENCE = 20.0
 
 
 @dataclass

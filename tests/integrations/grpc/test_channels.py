@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import grpc
 import grpc.aio
@@ -13,6 +14,7 @@ import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Fallback
 from resilience.integrations.grpc import PolicyInterceptor
+from tests.functions import raising
 from tests.integrations.grpc.services import (
     INTERNAL,
     KINDS,
@@ -187,21 +189,9 @@ class TestAsyncio:
 
 def test_ctrl_c_in_the_wait_for_the_first_reply_cancels_the_call() -> None:
     """The call does not continue after its caller has left."""
-
-    class Interrupted:
-        cancelled = False
-
-        def __iter__(self) -> Any:
-            return self
-
-        def __next__(self) -> Any:
-            raise KeyboardInterrupt
-
-        def cancel(self) -> None:
-            self.cancelled = True
-
-    call = Interrupted()
+    call = MagicMock()
+    call.__iter__.return_value = map(raising(KeyboardInterrupt), [b"first"])
     details = grpc.aio.ClientCallDetails("/test.Test/Many", None, None, None, None)
     with pytest.raises(KeyboardInterrupt):
         PolicyInterceptor(NOW).intercept_unary_stream(lambda details, request: call, details, b"")
-    assert call.cancelled
+    call.cancel.assert_called_once_with()

@@ -16,9 +16,7 @@ from resilience.callables import maybe_await as done
 from resilience.integrations.redis import protect
 from resilience.runtimes.driving import drive
 from tests.integrations.redis.server import RedisServer
-
-#: Seconds: much longer than any step here takes, and much shorter than a hang.
-PATIENCE = 20.0
+from tests.integrations.servers import PATIENCE
 
 #: Options with a short timeout for an answer, but a long one for a connection.
 QUICK: dict[str, Any] = {"socket_timeout": 0.1, "socket_connect_timeout": PATIENCE}

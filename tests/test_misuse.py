@@ -561,6 +561,56 @@ async def test_attempts_that_are_not_entered_cause_a_warning_at_the_loop(world: 
     assert [warning.filename for warning in caught] == [__file__]
 
 
+@pytest.mark.parametrize("leave", ["an error", "return", "break"])
+async def test_a_loop_that_is_left_at_an_attempt_that_was_not_entered_causes_a_warning_too(
+    world: World, leave: str
+) -> None:
+    """Without a block, the first error leaves the loop."""
+
+    def work() -> bool:
+        if leave == "an error":
+            raise Boom
+        return leave == "break"
+
+    async def loop() -> None:
+        if world.blocking:
+            for _ in Retry().attempts():
+                if work():
+                    break
+                return
+        else:
+            async for _ in Retry().attempts():
+                if work():
+                    break
+                return
+
+    with (
+        pytest.warns(RuntimeWarning, match="Retry: an attempt was not entered.*`with attempt:`") as caught,
+        contextlib.suppress(Boom),
+    ):
+        await loop()
+    first = loop.__code__.co_firstlineno
+    assert [(it.filename, it.lineno - first) for it in caught] == [(__file__, 2 if world.blocking else 7)]
+
+
+async def test_an_attempt_that_was_entered_causes_no_warning_when_the_loop_is_left(world: World) -> None:
+    """With an error, a result or an interrupt, and neither does a further attempt that is not wanted."""
+    retry = Retry(on=Boom, backoff=[0])
+    for error in [None, KeyError(), KeyboardInterrupt()]:
+        with contextlib.suppress(KeyError, KeyboardInterrupt):
+            for attempt in retry.attempts():
+                with attempt:
+                    if error is not None:
+                        raise error
+                    break
+    for attempt in retry.attempts():
+        if attempt.number == 2:
+            break
+        with attempt:
+            raise Boom
+    retry.attempts()  # not begun
+
+
 async def fails_in_a_loop() -> None:
     """Retry in a blocking call, while an event loop runs in this thread."""
     Retry(2, on=Boom, backoff=[0.001]).call(raising)

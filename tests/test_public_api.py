@@ -220,7 +220,9 @@ def handed_out() -> Iterator[tuple[str, type]]:
         block = getattr(made, method)()
         yield f"resilience.{policy}.{method}()", type(block)
         if step is not None:
-            yield f"resilience.{policy}.{method}().{step}()", type(getattr(block, step)())
+            with getattr(block, step)() as made:
+                pass
+            yield f"resilience.{policy}.{method}().{step}()", type(made)
 
 
 def surface() -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping
 from math import inf
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
@@ -33,6 +35,8 @@ from resilience.runtimes.tasks import TASKS
 T = TypeVar("T")
 
 _DEFAULT_BACKOFF = Exponential(0.1, cap=10.0)
+
+_warned: dict[str | tuple[str, type[Warning], int], int] = {}  # as `__warningregistry__` of a module
 
 _BLOCK = "write `for attempt in retry.attempts():` and in it `with attempt:` around the work"
 
@@ -215,7 +219,7 @@ class Retry(Policy[Never]):
         attempt 1
         attempt 2
         """
-        return Attempts(self._rules)
+        return Attempts(self._rules, sys._getframe(1))
 
     if not TYPE_CHECKING:  # pragma: no branch (type checkers know that it is not iterable)
 
@@ -263,10 +267,11 @@ class Retry(Policy[Never]):
 class Attempts:
     """The attempts of one block, for `for` and `async for`. Each is a context manager."""
 
-    def __init__(self, rules: RetryRules) -> None:
-        self._rules = rules
-        self.ctx: Context = block_context()
+    def __init__(self, rules: RetryRules, caller: FrameType) -> None:
         self._began: float | None = None  # when the first attempt began
+        self._rules = rules
+        self._place = (caller.f_code.co_filename, caller.f_lineno)  # of the loop; a frame would keep its variables
+        self.ctx: Context = block_context()
         self._state: RetryState | None = None
         self._failed: Exception | None = None  # what the last block raised, if another attempt follows
         self.was_entered: bool = False  # of the last attempt; keeping the attempt itself would be a reference cycle
@@ -296,8 +301,7 @@ class Attempts:
                 raise too_late(self._rules.policy)
             self._began = now
             return Attempt(self, 1)
-        if not self.was_entered:
-            checks.warn(f"{self._rules.policy}: an attempt was not entered, so it is not retried: {_BLOCK}")
+        self._warn_if_not_entered()
         error, self._failed = self._failed, None
         if error is None or self._state is None:
             return None
@@ -311,6 +315,16 @@ class Attempts:
             del error
         self.was_entered = False
         return Attempt(self, self._state.begin_next().attempt)
+
+    def __del__(self) -> None:
+        if self._began is not None and self._state is None:  # the loop was left, at the first attempt
+            self._warn_if_not_entered()
+
+    def _warn_if_not_entered(self) -> None:
+        if not self.was_entered:
+            self.was_entered = True  # as far as it matters: one warning is enough
+            message = f"{self._rules.policy}: an attempt was not entered, so it is not retried: {_BLOCK}"
+            warnings.warn_explicit(message, RuntimeWarning, *self._place, registry=_warned)
 
     def holds_back(self, error: Exception) -> bool:
         """Return true if another attempt follows a failed block, false if its error is raised."""

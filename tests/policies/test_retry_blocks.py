@@ -250,6 +250,8 @@ def test_entering_an_attempt_returns_it_and_sets_its_context(threads: World) -> 
     with deadline(5.0) as ctx:
         assert not attempt.__exit__(None, None, None)
         assert current_context() is ctx
+    with pytest.warns(RuntimeWarning, match="Retry: an attempt was not entered"):
+        del attempt
 
 
 def test_a_block_whose_end_was_interrupted_ends_with_its_attempt(threads: World) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Generator, Iterable
+from types import FunctionType, MethodDescriptorType
 from typing import Any, TypeAlias, TypeVar, cast, final
 
 from typing_extensions import override
@@ -45,6 +46,9 @@ _WORK_METHODS = (
     for operator in "add sub mul matmul truediv floordiv mod pow lshift rshift and xor or".split()
     for kind in ("", "r", "i")
 ]
+
+#: What a class has in the place of a method of its instances.
+_OF_INSTANCES = (FunctionType, MethodDescriptorType)
 
 #: Special methods that are forwarded to the client, if it has them.
 _FORWARDED = [
@@ -113,6 +117,8 @@ def _build(client: Any, names: Iterable[str], protect: Protect, policy: str) -> 
             )
         if not callable(method):
             raise TypeError(f"only methods can be protected, not {method!r}")
+        if isinstance(client, type) and isinstance(inspect.getattr_static(client, head, None), _OF_INSTANCES):
+            raise TypeError(f"{client.__name__} is a class, and {head} a method of its instances: proxy an instance")
         here[head] = protect(method)
     for head, rests in nested.items():
         if head in here:  # a method that is a namespace, too

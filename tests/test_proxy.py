@@ -137,6 +137,13 @@ def test_a_proxy_that_would_protect_nothing_is_refused(how: str) -> None:
         make(Client)
 
 
+@pytest.mark.parametrize(("kind", "name"), [(Client, "get"), (dict, "get")])
+def test_a_method_of_the_instances_of_a_class_is_refused(kind: type, name: str) -> None:
+    """The proxy of the class would make instances that are not protected."""
+    with pytest.raises(TypeError, match=f"{kind.__name__} is a class, and get a method of its instances"):
+        quick().proxy(kind, name)
+
+
 def test_named_class_methods_of_a_class_are_protected() -> None:
     class Order:
         tries = 0

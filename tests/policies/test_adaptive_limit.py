@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -29,15 +30,17 @@ from tests.policies.test_machines import Call
 
 
 class Recording:
-    """An algorithm that returns the given limits and records its samples."""
+    """An algorithm that returns the given limits and records its samples; it may do something during each update."""
 
-    def __init__(self, *results: Any) -> None:
+    def __init__(self, *results: Any, doing: Callable[[], object] = int) -> None:
         self.results = list(results)
+        self.doing = doing
         self.updates: list[tuple[float, Sample]] = []
         self.resets = 0
 
     def update(self, limit: float, sample: Sample) -> Any:
         self.updates.append((limit, sample))
+        self.doing()
         return self.results.pop(0) if self.results else limit
 
     def reset(self) -> None:
@@ -327,20 +330,14 @@ def broken() -> None:
 
 def test_an_update_that_overlaps_a_reset_is_discarded() -> None:
     """The algorithm, which is called by one at a time, is reset before its next update."""
-
-    class Resetting(Recording):
-        def update(self, limit: float, sample: Sample) -> Any:
-            adaptive.reset()
-            self.updates.append((self.resets, sample))
-            return 9
-
-    algorithm = Resetting()
+    resets: list[int] = []
+    algorithm = Recording(9, 9, doing=lambda: (adaptive.reset(), resets.append(algorithm.resets)))
     adaptive = AdaptiveLimit(algorithm, initial=3, min_samples=1, headroom=100)
     before = algorithm.resets
     adaptive.call(int)
     adaptive.call(int)
     assert adaptive.stats().limit == 3
-    assert [resets - before for resets, _ in algorithm.updates] == [0, 1]
+    assert resets == [before, before + 1]
 
 
 def test_the_second_of_two_threads_that_are_due_to_update_does_nothing() -> None:
@@ -354,28 +351,14 @@ def test_the_second_of_two_threads_that_are_due_to_update_does_nothing() -> None
 
 
 def test_a_call_that_ends_during_an_update_starts_no_second_update() -> None:
-    class Nesting(Recording):
-        def update(self, limit: float, sample: Sample) -> Any:
-            self.updates.append((limit, sample))
-            if len(self.updates) < 5:
-                adaptive.call(int)
-            return limit
-
-    algorithm = Nesting()
+    algorithm = Recording(doing=lambda: len(algorithm.updates) < 5 and adaptive.call(int))
     adaptive = AdaptiveLimit(algorithm, initial=3, min_samples=1, window=1e-9)
     adaptive.call(int)
     assert len(algorithm.updates) == 1
 
 
 def test_a_call_that_fails_during_an_update_counts_in_the_next_sample(clock: FakeClock) -> None:
-    class Nesting(Recording):
-        def update(self, limit: float, sample: Sample) -> Any:
-            if not self.updates:
-                with pytest.raises(Boom):
-                    adaptive.call(raising(Boom))
-            return super().update(limit, sample)
-
-    algorithm = Nesting(4)
+    algorithm = Recording(4, doing=lambda: len(algorithm.updates) == 1 and adaptive.capture(raising(Boom)))
     adaptive = AdaptiveLimit(algorithm, initial=3, min_samples=1, window=1e-9, on=Boom, headroom=100)
     clock.advance(1)
     adaptive.call(int)

@@ -101,11 +101,6 @@ async def test_if_on_names_groups_no_leaf_makes_a_group_neutral(world: World, le
     assert breaker.state is OPEN
 
 
-async def test_an_error_of_the_library_is_answered_only_if_on_matches_it(world: World) -> None:
-    refusal = CircuitOpen()
-    assert await world.attempt(Fallback("instead", on=Boom), Script(refusal).function()) is refusal
-
-
 async def test_a_group_with_a_misuse_is_no_outcome(world: World) -> None:
     error = group(ArgumentMisuse("no"))
     assert await world.attempt(Fallback("instead"), Script(error).function()) is error

@@ -267,6 +267,7 @@ async def test_a_fallback_answers_rejections_and_deadlines(world: World) -> None
         assert await handles(world, FALLBACK, error), error
         assert await handles(world, FALLBACK, error, on=lambda error: True), error
         assert not await handles(world, FALLBACK, error, ignore=type(error)), error
+        assert not await handles(world, FALLBACK, error, on=Boom), error
 
 
 @each_policy
@@ -435,19 +436,6 @@ def test_the_same_class_name_in_another_package_is_not_recognized() -> None:
         assert not transient(fake(path)("no"))
 
 
-@pytest.mark.parametrize(
-    ("expected", "errors"),
-    [
-        (True, [ConnectionError, ConnectionResetError, ConnectionRefusedError, BrokenPipeError, TimeoutError]),
-        (True, [TimeoutExceeded]),
-        (False, [Exception, OSError, FileNotFoundError, PermissionError, ValueError, KeyError, EOFError]),
-    ],
-)
-def test_builtin_errors_of_the_network_are_transient(expected: bool, errors: list[type[Exception]]) -> None:
-    """`TimeoutExceeded` is a `TimeoutError`; a missing file is no network that is down."""
-    assert [transient(kind()) for kind in errors] == [expected] * len(errors)
-
-
 def carrying(path: str, parent: str = "", **attributes: Any) -> Exception:
     """Make an error of a client, with these attributes."""
     error = fake(path, *([fake(parent)] if parent else []))("no")
@@ -554,11 +542,16 @@ JUDGED: dict[str, tuple[list[Exception], list[Exception]]] = {
         [carrying(path, **{name: it}) for path, name in WRAPPING for it in (requests.exceptions.SSLError("no"), None)],
     ),
     "an OSError of all addresses, by its nearest cause": (
-        [caused_by(OSError("all failed"), ConnectionError())],
+        [caused_by(OSError("all failed"), it) for it in (ConnectionError(), ExceptionGroup("", [ConnectionError()]))],
         [
             caused_by(OSError("all failed"), caused_by(ValueError(), ConnectionError())),
+            caused_by(OSError("all failed"), ExceptionGroup("", [ConnectionError(), PermissionError()])),
             caused_by(fake("app.OddError", OSError)("all failed"), ConnectionError()),
         ],
+    ),
+    "TLS, unless a certificate is the cause": (
+        [caused_by(httpx2.ConnectError("no"), ssl.SSLEOFError(8, "EOF occurred in violation of protocol"))],
+        [caused_by(httpx2.ConnectError("no"), ssl.SSLCertVerificationError("expired"))],
     ),
     "incomplete reads": ([asyncio.IncompleteReadError(b"half", 8), anyio.IncompleteRead()], []),
     "proxies without a status, by the cause": (

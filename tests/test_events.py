@@ -14,6 +14,7 @@ import pytest
 from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Fallback, Policy, Retry, Timeout, events
 from resilience.errors import DeadlineExceeded
 from resilience.outcome import Failure, Success
+from resilience.testing import recording
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.custom import HandingOn
 from tests.functions import raising
@@ -81,12 +82,11 @@ async def test_a_timeout_at_an_unknown_or_ambiguous_place_reports_no_scope(world
 
 async def test_an_event_names_the_pipeline_although_the_execution_keeps_no_record(world: World) -> None:
     """Only listeners of a pipeline, or for `ExecutionFinished` or `CallFinished`, make an execution keep a record."""
-    seen: list[Any] = []
-    unsubscribe = events.subscribe(seen.append, events.TimedOut)
-    await world.attempt(Timeout(0.01, name="alone"), world.hang)
-    await world.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), world.hang)
-    unsubscribe()
-    assert [(event.pipeline, event.scope) for event in seen] == [("alone", "total"), ("p", "attempt")]
+    with recording(events.TimedOut) as recorder:
+        await world.attempt(Timeout(0.01, name="alone"), world.hang)
+        await world.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), world.hang)
+    reported = [(event.pipeline, event.scope) for event in recorder.of(events.TimedOut)]
+    assert reported == [("alone", "total"), ("p", "attempt")]
 
 
 async def test_a_circuit_reports_its_changes_and_refusals(world: World, clock: FakeClock, heard: list[Any]) -> None:
@@ -133,10 +133,8 @@ async def test_a_nested_execution_is_reported_before_the_outer_one(world: World,
 @pytest.fixture
 def calls() -> Iterator[list[Any]]:
     """Collect every call of a function during the test."""
-    seen: list[Any] = []
-    unsubscribe = events.subscribe(seen.append, events.CallFinished)
-    yield seen
-    unsubscribe()
+    with recording(events.CallFinished) as recorder:
+        yield recorder.events
 
 
 async def test_each_call_is_reported_to_listeners_of_calls(world: World, clock: FakeClock, calls: list[Any]) -> None:
@@ -213,12 +211,10 @@ def test_a_function_not_entered_is_no_call(threads: World, calls: list[Any], mon
 async def test_listeners_that_did_not_ask_for_calls_get_none(world: World, calls: list[Any]) -> None:
     """Neither those of a pipeline nor those for every kind, although another listener gets them."""
     own: list[Any] = []
-    everything: list[Any] = []
-    unsubscribe = events.subscribe(everything.append)
     pipeline = Policy.wrap(Retry(), listeners=[own.append])
-    await world.execute(pipeline, Script("fine").function())
-    unsubscribe()
-    assert (len(calls), kinds(own), kinds(everything)) == (1, [events.ExecutionFinished], [events.ExecutionFinished])
+    with recording() as everything:
+        await world.execute(pipeline, Script("fine").function())
+    assert (len(calls), kinds(own), everything.kinds) == (1, [events.ExecutionFinished], [events.ExecutionFinished])
 
 
 async def test_after_the_last_listener_unsubscribed_calls_cost_nothing_extra(world: World) -> None:
@@ -230,9 +226,8 @@ async def test_after_the_last_listener_unsubscribed_calls_cost_nothing_extra(wor
 
     retry = Retry()
     await world.execute(retry, fn)
-    unsubscribe = events.subscribe(lambda event: None, events.CallFinished)
-    await world.execute(retry, fn)
-    unsubscribe()
+    with recording(events.CallFinished):
+        await world.execute(retry, fn)
     await world.execute(retry, fn)
     before, during, *after = frames
     assert during > before
@@ -271,22 +266,17 @@ async def test_no_event_is_built_without_a_listener(world: World, monkeypatch: p
 
     await main()
     assert built == []
-    unsubscribe = events.subscribe(lambda event: None)
-    await main()
-    unsubscribe()
+    with recording():
+        await main()
     assert set(built) == {kind.__name__ for kind in KINDS}, "the patch does not notice each kind"
 
 
 async def test_only_subscribed_kinds_are_built(world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events.AttemptFailed, "__init__", None)
     monkeypatch.setattr(events.ExecutionFinished, "__init__", None)
-    seen: list[Any] = []
-    unsubscribe = events.subscribe(seen.append, events.RetryScheduled)
-    try:
+    with recording(events.RetryScheduled) as recorder:
         assert isinstance(await world.attempt(Retry(2, on=Boom, backoff=[0]), Script(Boom()).function()), Boom)
-    finally:
-        unsubscribe()
-    assert kinds(seen) == [events.RetryScheduled]
+    assert recorder.kinds == [events.RetryScheduled]
 
 
 async def test_an_exceeded_deadline_is_reported_as_the_outcome(world: World, heard: list[Any]) -> None:

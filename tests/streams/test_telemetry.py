@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from resilience import Bulkhead, Context, Failure, Fallback, Pipeline, Success, events
-from resilience.testing import switched_off
+from resilience.testing import recording, switched_off
 from tests.conftest import Boom, FakeClock, World
 from tests.functions import quick
 from tests.streams.sources import Consumed, Source, outcome, streamed
@@ -55,13 +55,10 @@ async def test_listeners_of_a_pipeline_get_each_event_once(world: World) -> None
 
 
 async def test_each_attempt_is_reported_to_listeners_of_call_finished(world: World) -> None:
-    calls: list[Any] = []
-    unsubscribe = events.subscribe(calls.append, events.CallFinished)
-    try:
+    with recording(events.CallFinished) as recorder:
         await streamed(world, quick(), Source(world, [Boom()], [1])).all()
-    finally:
-        unsubscribe()
-    assert [(it.attempt, type(it.outcome).__name__) for it in calls] == [(1, "Failure"), (2, "Success")]
+    calls = [(it.attempt, type(it.outcome)) for it in recorder.of(events.CallFinished)]
+    assert calls == [(1, Failure), (2, Success)]
 
 
 async def test_switched_off_policies_have_no_effect(world: World) -> None:

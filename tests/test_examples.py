@@ -43,10 +43,10 @@ class Run:
             assert any(re.search(pattern, line) for line in lines), f"{pattern!r} is not in order in\n{self.out}"
 
 
-def run(name: str, *arguments: str, patience: float = 60, **environment: str) -> Run:
+def run(*arguments: str, patience: float = 60, **environment: str) -> Run:
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
+        [sys.executable, *arguments],
         cwd=ROOT,
         env={**INHERITED, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **environment},
         capture_output=True,
@@ -61,9 +61,9 @@ def run(name: str, *arguments: str, patience: float = 60, **environment: str) ->
 def runs() -> Iterator[dict[str, Future[Run]]]:
     """Start every run that the tests need; three at once, as they mostly wait."""
     pool = ThreadPoolExecutor(3)
-    right = {name: pool.submit(run, f"{name}.py") for name in ("quickstart", *SHORT)}
-    right["quickstart, narrow"] = pool.submit(run, "quickstart.py", COLUMNS="50")
-    wrong = {what: pool.submit(run, "quickstart.py", "--break", what, FORCE_COLOR="1") for what in BROKEN}
+    right = {name: pool.submit(run, f"examples/{name}.py") for name in ("quickstart", *SHORT)}
+    right["quickstart, narrow"] = pool.submit(run, "examples/quickstart.py", COLUMNS="50")
+    wrong = {what: pool.submit(run, "examples/quickstart.py", "--break", what, FORCE_COLOR="1") for what in BROKEN}
     yield right | wrong
     pool.shutdown(cancel_futures=True)
 
@@ -268,7 +268,7 @@ def test_the_worker_loses_nothing_however_it_is_killed(what: str) -> None:
     """At ten random points, or as many as `RESILIENCE_KILLS`. No job is lost or counted twice."""
     kills = int(os.environ.get("RESILIENCE_KILLS", "10"))
     store = ["--store"] if what != "workers" else []
-    result = run("worker.py", "--kills", str(kills), *store, patience=120 + 3 * kills)
+    result = run("examples/worker.py", "--kills", str(kills), *store, patience=120 + 3 * kills)
     assert (result.status, result.err) == (0, ""), result.out
     result.shows(
         rf"{15 * kills} jobs sent, {15 * kills} in the ledger, 0 lost, 0 wrong", rf"{kills} of {kills} poisonous"

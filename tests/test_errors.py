@@ -96,18 +96,13 @@ def test_each_error_has_its_numbers_as_attributes_and_one_sentence_as_text(name:
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_an_error_without_a_policy_or_a_message_has_no_prefix(name: str) -> None:
-    kind = getattr(errors, name)
-    assert str(kind("no")) == "no"
-    assert (str(kind(policy="p")), str(kind())) == ("", "")
-
-
-@pytest.mark.parametrize("name", FULL)
 def test_each_error_can_be_created_without_arguments(name: str) -> None:
-    """As in tests and mocks. The numbers are then None (attempts: 0)."""
-    numbers = carried(getattr(errors, name)())
+    """As in tests and mocks. The numbers are then None (attempts: 0), and the text has no prefix."""
+    kind = getattr(errors, name)
+    numbers = carried(kind())
     assert numbers.pop("attempts", 0) == 0
     assert set(numbers.values()) == {None}
+    assert (str(kind("no")), str(kind(policy="p")), str(kind())) == ("no", "", "")
 
 
 @pytest.mark.parametrize("name", FULL)

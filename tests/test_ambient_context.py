@@ -15,7 +15,7 @@ import pytest
 
 from resilience import Context, Policy, Retry, Timeout, current_context, deadline
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.custom import INF, PASSING, Doing
+from tests.custom import INF, PASSING
 
 
 def test_outside_an_execution_the_ambient_context_is_new_and_unlimited() -> None:
@@ -71,7 +71,14 @@ async def test_only_the_function_finds_the_context_of_a_timeout(world: World, ti
     def look(where: str) -> None:
         seen.setdefault(where, set()).add(current_context().deadline)
 
-    looking = Doing(lambda ctx: look("policy"), lambda ctx: look("policy"))
+    class Looking(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            look("policy")
+            try:
+                return await call(ctx)
+            finally:
+                look("policy")
+
     timeout = Timeout(60.0)
     retry = Retry(
         2,
@@ -89,7 +96,7 @@ async def test_only_the_function_finds_the_context_of_a_timeout(world: World, ti
         return await script.function()(ctx)
 
     for _ in range(2):
-        await world.attempt(timeout.wrap(looking, retry), fn)
+        await world.attempt(timeout.wrap(Looking(), retry), fn)
     assert all(deadline < INF for deadline in seen.pop("function"))
     assert seen == {"policy": {INF}, "on": {INF}, "on_result": {INF}, "on_retry": {INF}}
 

@@ -6,14 +6,17 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
 from resilience import (
     Bulkhead,
     BulkheadFull,
+    Context,
     Fallback,
     Pipeline,
+    Policy,
     Retry,
     Timeout,
     TimeoutExceeded,
@@ -24,6 +27,14 @@ from tests.conftest import Boom, FakeClock, Virtual, World
 from tests.custom import Doing, Sleeping
 from tests.functions import quick
 from tests.streams.sources import Consumed, Source, outcome, paced, streamed
+
+
+class Sleeps(Policy[Any]):
+    """Waits for a minute, and answers."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        await ctx.sleep(60)
+        return [0]
 
 
 async def test_first_and_idle_each_limit_one_pull(in_virtual_asyncio: Virtual) -> None:
@@ -84,9 +95,9 @@ async def test_a_timeout_cuts_off_a_pull_or_a_wait_but_not_the_consumer(in_virtu
         await anext(Pipeline(Timeout(5), Retry(on=Boom, backoff=[2, 60])).streaming().call(boom))
     assert loop.time() - began == pytest.approx(2)
     with pytest.raises(TimeoutExceeded):  # in the wait of a policy that does not look ahead
-        await anext(Pipeline(Timeout(5), Sleeping(60)).streaming().call(paced))
+        await anext(Pipeline(Timeout(5), Sleeps()).streaming().call(paced))
     assert loop.time() - began == pytest.approx(7)
-    assert await anext(Pipeline(Timeout(500), Sleeping(60)).streaming().call(paced, 0)) == 0
+    assert await anext(Pipeline(Timeout(500), Sleeps()).streaming().call(paced, 0)) == 0
     with bulkhead.slot():
         began = loop.time()
         with pytest.raises(TimeoutExceeded):
@@ -97,11 +108,7 @@ async def test_a_timeout_cuts_off_a_pull_or_a_wait_but_not_the_consumer(in_virtu
 async def test_what_ends_at_the_instant_of_a_timeout_belongs_to_the_timeout(in_virtual_asyncio: Virtual) -> None:
     """A limit of the stream, a place in a queue, or the wait of a policy."""
     bulkhead, total = Bulkhead(1, queue=1, max_wait=60), Timeout(60, name="total")
-    for streaming in (
-        total.streaming(first=60.0),
-        total.wrap(Sleeping(60)).streaming(),
-        total.wrap(bulkhead).streaming(),
-    ):
+    for streaming in (total.streaming(first=60.0), total.wrap(Sleeps()).streaming(), total.wrap(bulkhead).streaming()):
         with bulkhead.slot(), pytest.raises(TimeoutExceeded) as caught:
             await anext(streaming.call(paced, 100))
         assert caught.value.policy == "total"

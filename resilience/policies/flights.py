@@ -19,6 +19,7 @@ from contextlib import suppress
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final, TypeAlias, TypeVar, final
+from weakref import ref
 
 from resilience import forks
 from resilience.context import Context, waits_until
@@ -43,15 +44,26 @@ _NONE: Final[Any] = object()
 class Lead:
     """The running call of a leader, as others see it.
 
-    It does not refer to the leader's task. So the task is garbage if its event loop was closed, and its end wakes the
-    followers.
+    It does not keep the leader's flight alive, which refers to the followers, and so to their tasks, one of which may
+    refer to the leader's task. So all of these are garbage if their event loop was closed, and the end of the leader's
+    task wakes the other followers.
     """
 
-    __slots__ = ("followers", "is_over")
+    __slots__ = ("_flight", "is_over")
 
-    def __init__(self) -> None:
-        self.followers: list[Flight] = []
+    def __init__(self, flight: Flight) -> None:
+        self._flight = ref(flight)
         self.is_over: bool = False  # then, a follower that registers is too late
+
+    @property
+    def followers(self) -> list[Flight]:
+        """The flights of the followers."""
+        flight = self._flight()
+        return [] if flight is None else flight.followers
+
+    def has_ended(self) -> bool:
+        """Whether the leader will wake no further follower: its call is over, or its task is about to be finalized."""
+        return self.is_over or self._flight() is None
 
 
 @final
@@ -92,7 +104,7 @@ class Flights:
             removed = self.leaders.pop(key, lead)
             if removed is not lead:  # `lead` was forgotten between the two steps, and another caller leads
                 self.leaders.setdefault(key, removed)
-                if removed.is_over:  # it has ended meanwhile, and has not found itself
+                if removed.has_ended():  # meanwhile, and has not found itself
                     self.remove(removed, key)
 
 
@@ -110,7 +122,10 @@ class Flight:
         flight.__exit__(None, None, None)  # again: an interrupt may have prevented the first `__exit__`
     """
 
-    __slots__ = ("_ctx", "_flights", "_found", "_key", "_lead", "_result", "_token", "_waiter", "leads")
+    __slots__ = (
+        *("__weakref__", "_ctx", "_flights", "_found", "_key", "_lead", "_result", "_token", "_waiter"),
+        *("followers", "leads"),
+    )
 
     def __init__(self, flights: Flights, key: Hashable, ctx: Context) -> None:
         self._flights = flights
@@ -118,7 +133,9 @@ class Flight:
         self._ctx = ctx
         #: Whether this caller makes the call.
         self.leads: bool = False
-        self._lead = Lead()
+        #: The callers that wait for this one, while it leads.
+        self.followers: list[Flight] = []
+        self._lead = Lead(self)
         self._result = _NONE
         #: What the leader has shared: one list for all its followers. If it is empty, the one that leads next adds its
         #: outcome, also for those that have not run since.
@@ -143,7 +160,7 @@ class Flight:
         """Lead if no other caller does. Return the call that is running."""
         lead = self._flights.leaders.setdefault(self._key, self._lead)
         self.leads = lead is self._lead or lead in _enclosing.get()  # nested in the leader's call
-        if lead.is_over:  # it is about to be removed, or cannot be
+        if lead is not self._lead and lead.has_ended():  # it is about to be removed, or cannot be
             self._flights.remove(lead, self._key)
             return self._join()
         return lead
@@ -169,7 +186,7 @@ class Flight:
         self._waiter = ctx.runtime.waiter()
         lead.followers.append(self)
         try:
-            is_awake = lead.is_over or await self._waiter.wait(waits_until(ctx), ctx._timer)
+            is_awake = lead.has_ended() or await self._waiter.wait(waits_until(ctx), ctx._timer)
         finally:
             with suppress(ValueError):  # the leader has woken all
                 lead.followers.remove(self)
@@ -207,7 +224,7 @@ class Flight:
         try:
             self._flights.remove(self._lead, self._key)
         finally:  # also if the function has changed the key, so that it cannot be hashed: the next `_join` removes it
-            if self._lead.followers:
+            if self.followers:
                 self._wake_followers(self._shareable(error))
             try:  # last: a signal handler that runs before still counts as nested, and must not wait for this call
                 _enclosing.reset(self._token)
@@ -222,10 +239,10 @@ class Flight:
         return [(Success(self._result), None)] if self._result is not _NONE else []
 
     def _wake_followers(self, found: list[Shared]) -> None:
-        for follower in self._lead.followers.copy():  # not removed one by one: an interrupt could lose one
+        for follower in self.followers.copy():  # not removed one by one: an interrupt could lose one
             follower._found = found
             follower._waiter.wake()
-        self._lead.followers.clear()
+        self.followers.clear()
 
 
 #: The running calls that enclose this code.

@@ -17,7 +17,7 @@ import pytest
 from resilience import Context, Pipeline, SingleFlight, SingleFlightStats, Timeout, deadline
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.outcome import Failure, Success
-from resilience.policies.flights import Lead
+from resilience.policies.flights import Flight
 from tests.callers import (
     KeywordsOnly,
     Slow,
@@ -188,7 +188,9 @@ async def test_after_forget_the_next_caller_makes_a_new_call(tasks_world: World)
 
 def test_a_flight_that_is_forgotten_at_its_end_does_not_end_the_next_one() -> None:
     """Flights take no lock: another thread may run between any two steps."""
-    flight, next_leader, was_over = SingleFlight(key=same_key), Lead(), list[bool]()
+    flight, was_over = SingleFlight(key=same_key), list[bool]()
+    next_flight = Flight(flight._flights, "same", Context())
+    next_leader = next_flight._lead
 
     class Leaders(dict[Any, Any]):
         def get(self, key: Any, default: Any = None) -> Any:
@@ -418,6 +420,32 @@ def test_after_a_leader_whose_event_loop_was_closed_a_follower_makes_the_call(li
         gc.collect()
 
     assert followed(flight, lambda: flight.call(lambda: "fine"), collect) == ["fine"]
+
+
+def test_after_a_leader_to_whose_task_another_follower_refers_a_follower_makes_the_call() -> None:
+    """Of several tasks of a closed event loop, for example: `gather` lets each of them refer to the others."""
+    flight, got = SingleFlight(key=same_key), list[Any]()
+    loop = asyncio.new_event_loop()
+
+    async def twice() -> None:
+        await asyncio.gather(*(flight.acall(asyncio.sleep, 60) for _ in range(2)))
+
+    task = loop.create_task(twice())
+    loop.run_until_complete(asyncio.sleep(0.01))
+    for it in asyncio.all_tasks(loop):
+        it._log_destroy_pending = False  # type: ignore[attr-defined]
+    del it
+
+    def collect() -> None:
+        nonlocal task
+        del task
+        loop.close()
+        gc.collect()
+
+    run_all(
+        [lambda: got.append(flight.call(lambda: "fine"))], lambda: wait_until(lambda: followers(flight) == 2), collect
+    )
+    assert got == ["fine"]
 
 
 def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:

@@ -160,7 +160,7 @@ class Flight:
         """Lead if no other caller does. Return the call that is running."""
         lead = self._flights.leaders.setdefault(self._key, self._lead)
         self.leads = lead is self._lead or lead in _enclosing.get()  # nested in the leader's call
-        if lead is not self._lead and lead.has_ended():  # it is about to be removed, or cannot be
+        if lead.has_ended():  # it is about to be removed, or cannot be
             self._flights.remove(lead, self._key)
             return self._join()
         return lead

@@ -448,6 +448,14 @@ def test_after_a_leader_to_whose_task_another_follower_refers_a_follower_makes_t
     assert got == ["fine"]
 
 
+def test_a_caller_does_not_wait_for_a_leader_that_is_about_to_be_finalized() -> None:
+    """Its flight is gone, but has not ended yet."""
+    flight = SingleFlight(key=same_key)
+    flight._flights.leaders["same"] = Flight(flight._flights, "same", Context())._lead
+    assert flight.execute(lambda ctx: "fine", Context(timeout=5)) == "fine"
+    assert flight.stats() == SingleFlightStats(in_flight=0, shared=0)
+
+
 def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
     """It is not kept either, by a flight that a child task keeps."""
     flight, slow = SingleFlight(key=same_key), Slow(lambda: "fine")

@@ -8,6 +8,7 @@ import io
 import itertools
 import re
 import sys
+import time
 import types
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -623,6 +624,11 @@ async def queues_in_a_loop() -> None:
         bulkhead.call(fetch)
 
 
+async def times_out_in_a_loop() -> None:
+    """Wait for a function until the limit passes."""
+    Timeout(0.001).call(time.sleep, 0.01)
+
+
 async def loops_in_a_loop() -> None:
     """Use the block form without `async`."""
     for attempt in Retry(2, on=Boom, backoff=[0.001]).attempts():
@@ -631,7 +637,13 @@ async def loops_in_a_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "error"), [(fails_in_a_loop, Boom), (queues_in_a_loop, BulkheadFull), (loops_in_a_loop, Boom)]
+    ("block", "error"),
+    [
+        (fails_in_a_loop, Boom),
+        (queues_in_a_loop, BulkheadFull),
+        (times_out_in_a_loop, TimeoutExceeded),
+        (loops_in_a_loop, Boom),
+    ],
 )
 async def test_a_blocking_wait_in_an_event_loop_causes_a_warning(
     tasks_world: World, block: Callable[[], Awaitable[None]], error: type[Exception], monkeypatch: pytest.MonkeyPatch

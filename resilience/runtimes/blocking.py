@@ -85,6 +85,7 @@ class PassiveTimer(Timer):
         that found no time left.
         """
         if not job.wait(self.deadline - clock.now()):
+            _warn_in_event_loop("the wait for the function")  # not earlier: most functions are fast
             raise Expired(self)
         result = job.result()
         if job.returned_at >= self.deadline:

@@ -82,7 +82,7 @@ async def test_a_call_without_waits_does_not_suspend(tasks_world: World) -> None
 async def test_blocking_code_inside_a_task_uses_a_worker_for_its_timeout(tasks_world: World) -> None:
     gate = threading.Event()
     assert PIPELINE.execute(lambda ctx: "plain") == "plain"
-    with pytest.raises(TimeoutExceeded):
+    with pytest.warns(RuntimeWarning, match="stops the event loop"), pytest.raises(TimeoutExceeded):
         Timeout(0.005).execute(lambda ctx: gate.wait(10))
     gate.set()
 

@@ -316,8 +316,12 @@ async def test_an_async_generator_closed_in_another_task_leaves_no_deadline_behi
 
     iterator = numbers()
     assert await anext(iterator) == 1
+
+    async def close() -> None:
+        await iterator.aclose()  # type: ignore[attr-defined]
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(iterator.aclose)  # type: ignore[attr-defined]
+        tasks.start_soon(close)
     assert closed
     await anyio.sleep(0.03)
     assert current_context().deadline == INF

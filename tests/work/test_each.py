@@ -26,6 +26,7 @@ from tests.functions import quick, raising
 from tests.policies.blocks import entered
 from tests.policies.retries import Response
 from tests.streams.sources import Consumed
+from tests.versions import is_installed
 
 
 async def read(world: World, block: Any, into: list[Any]) -> None:
@@ -319,6 +320,8 @@ async def test_after_the_block_no_outcome_is_delivered_and_none_is_kept(
     tasks_world: World, ordered: bool, items: int, make: Any
 ) -> None:
     """Whether the items have ended with an error, or are being read."""
+    if tasks_world.name == "trio" and is_installed("trio<0.28"):
+        pytest.skip("trio keeps the errors of tasks in a cycle")
     watched = Watched()
 
     def source() -> Iterator[int]:

@@ -101,6 +101,17 @@ async def test_a_cooperative_timeout_limits_the_clients_socket_operations(side: 
     server.thaw()
 
 
+@pytest.mark.parametrize("side", ["threads"], indirect=True)
+async def test_a_socket_gets_the_time_left_in_whole_milliseconds(side: Side) -> None:
+    """It waits no finer. So its timeout, which takes a system call, rarely has to be set again to read the answer."""
+    client = side.client(Count())
+    with deadline(PATIENCE / 3):
+        client.ping()
+    (connection,) = client.connection_pool._available_connections
+    timeout = connection._sock.gettimeout()
+    assert timeout == round(timeout, 3) < PATIENCE / 2
+
+
 def test_a_blocking_client_refuses_a_timeout_that_is_not_cooperative() -> None:
     """The abandoned thread and the caller would read from one socket."""
     for policy in (Timeout(1), Retry().wrap(Timeout(1, name="attempt"))):

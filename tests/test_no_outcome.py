@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -48,7 +48,15 @@ GREEDY: dict[str, Callable[[list[Any]], Policy[Any]]] = {
     "all of them": lambda seen: Policy.wrap(*(make(seen) for name, make in GREEDY.items() if name != "all of them")),
 }
 
-each_greedy = pytest.mark.parametrize("name", GREEDY)
+
+@pytest.fixture(params=GREEDY)
+def greedy(request: pytest.FixtureRequest) -> Iterator[Policy[Any]]:
+    """Each of them in turn. At the end of the test, it has handled nothing, and holds nothing."""
+    seen: list[Any] = []
+    policy = GREEDY[request.param](seen)
+    yield policy
+    assert seen == []
+    assert released(policy)
 
 
 def released(policy: Policy[Any]) -> bool:
@@ -80,16 +88,13 @@ class Holder:
         return self._fn(*args)
 
 
-@each_greedy
 @pytest.mark.parametrize("way", WAYS)
-def test_an_awaitable_in_a_blocking_execution_is_refused_and_not_handled(name: str, way: str) -> None:
+def test_an_awaitable_in_a_blocking_execution_is_refused_and_not_handled(greedy: Policy[Any], way: str) -> None:
     """The error names the function and the remedy; the coroutine is closed, and the function is called once.
 
     The same at the second call, when the policy has composed its chain.
     """
-    seen: list[Any] = []
     calls: list[object] = []
-    policy = GREEDY[name](seen)
 
     def returns_a_coroutine(*args: object) -> Any:
         calls.append(1)
@@ -98,56 +103,48 @@ def test_an_awaitable_in_a_blocking_execution_is_refused_and_not_handled(name: s
     expected = "Holder.method" if way == "proxy" else "returns_a_coroutine"
     for _ in range(2):
         with nothing_is_left_unawaited(), pytest.raises(TypeError) as caught:
-            WAYS[way](policy, returns_a_coroutine)
+            WAYS[way](greedy, returns_a_coroutine)
         assert expected in str(caught.value)
         assert "aexecute" in str(caught.value)
         assert "acall" in str(caught.value)
     assert calls == [1, 1]
-    assert seen == []
-    assert released(policy)
 
 
-@each_greedy
-async def test_a_plain_result_in_an_asynchronous_execution_is_not_handled(tasks_world: World, name: str) -> None:
-    seen: list[Any] = []
+async def test_a_plain_result_in_an_asynchronous_execution_is_not_handled(
+    tasks_world: World, greedy: Policy[Any]
+) -> None:
     calls: list[object] = []
-    policy = GREEDY[name](seen)
 
     def returns_a_number(*args: object) -> Any:
         calls.append(1)
         return 5
 
     for misuse in (
-        lambda: policy.aexecute(returns_a_number),
-        lambda: policy.acall(returns_a_number, 1),
-        lambda: policy.acapture(returns_a_number),
-        lambda: policy.aproxy(Holder(returns_a_number), "method").method(),
+        lambda: greedy.aexecute(returns_a_number),
+        lambda: greedy.acall(returns_a_number, 1),
+        lambda: greedy.acapture(returns_a_number),
+        lambda: greedy.aproxy(Holder(returns_a_number), "method").method(),
     ):
         with pytest.raises(TypeError, match=r"int, which cannot be awaited") as caught:
             await misuse()
         assert "returns_a_number" in str(caught.value) or "Holder.method" in str(caught.value)
         assert "execute" in str(caught.value)
     assert len(calls) == 4
-    assert seen == []
-    assert released(policy)
 
 
-@each_greedy
-async def test_a_misuse_inside_the_function_is_no_outcome_of_the_outer_policies(world: World, name: str) -> None:
+async def test_a_misuse_inside_the_function_is_no_outcome_of_the_outer_policies(
+    world: World, greedy: Policy[Any]
+) -> None:
     """They neither retry, count nor answer it."""
-    seen: list[Any] = []
     calls: list[int] = []
-    policy = GREEDY[name](seen)
 
     async def fn(ctx: Context) -> Any:
         calls.append(1)
         return Retry().execute(lambda ctx: coroutine())
 
     with nothing_is_left_unawaited(), pytest.raises(TypeError, match="aexecute"):
-        await world.execute(policy, fn)
+        await world.execute(greedy, fn)
     assert calls == [1]
-    assert seen == []
-    assert released(policy)
 
 
 BLOCKS: dict[str, Callable[[], Any]] = {
@@ -224,12 +221,9 @@ def test_each_error_of_this_library_is_a_new_object(threads: World) -> None:
 # --- interrupts ---
 
 
-@each_greedy
-async def test_no_policy_handles_an_interrupt(world: World, name: str) -> None:
+async def test_no_policy_handles_an_interrupt(world: World, greedy: Policy[Any]) -> None:
     """It is not retried, counted, answered, captured or suppressed, and nothing stays held."""
-    seen: list[Any] = []
-    policy = GREEDY[name](seen)
-    ways: Any = (policy.execute, policy.capture) if world.blocking else (policy.aexecute, policy.acapture)
+    ways: Any = (greedy.execute, greedy.capture) if world.blocking else (greedy.aexecute, greedy.acapture)
     interrupts = (KeyboardInterrupt("now"), SystemExit(3), GeneratorExit(), asyncio.CancelledError())
     for interrupt, way in itertools.product(interrupts, ways):
         script = Script(interrupt)
@@ -237,8 +231,6 @@ async def test_no_policy_handles_an_interrupt(world: World, name: str) -> None:
             await world.result(way(world.native(script.function())))
         assert caught.value is interrupt
         assert script.calls == 1
-    assert seen == []
-    assert released(policy)
 
 
 # --- StopIteration -----------------------------------------------------------------------------

@@ -50,8 +50,19 @@ async def test_a_key_of_the_caller_is_kept(world: World, inside: bool) -> None:
     assert await world.execute(pipeline, fn, ctx) == {"idempotency_key": "order-7", "tenant": "blue"}
 
 
-async def test_a_nested_execution_has_its_own_key_or_none(world: World) -> None:
-    """Without an `IdempotencyKey` in its policy it does not send that of the outer call."""
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [({}, ["outer-1", "inner-1", None]), ({"idempotency_key": "order-7"}, ["order-7", "order-7", "order-7"])],
+    ids=["no key", "a key of the caller"],
+)
+async def test_a_nested_execution_has_its_own_key_or_none_or_that_of_the_caller(
+    world: World, given: dict[str, str], keys: list[str | None]
+) -> None:
+    """Without an `IdempotencyKey` in its policy, it does not send that of the outer call.
+
+    A key of the caller applies to nested executions, too, unless they are given another one. Otherwise a client in the
+    call, with its own policy, would send another one.
+    """
     outer, inner, seen = numbered("outer"), numbered("inner"), []
 
     async def innermost(ctx: Context) -> None:
@@ -61,25 +72,10 @@ async def test_a_nested_execution_has_its_own_key_or_none(world: World) -> None:
         seen.append(key_for(ctx))
         await world.execute(Pipeline(quick(2), inner), innermost)
         await world.execute(quick(2), innermost)
+        await world.execute(inner, innermost, Context(properties={"idempotency_key": "second"}))
 
-    await world.execute(Pipeline(outer, quick(2)), fn)
-    assert seen == ["outer-1", "inner-1", None]
-
-
-async def test_a_key_of_the_caller_applies_to_nested_executions(world: World) -> None:
-    """Otherwise a client in the call, with its own policy, would send another one."""
-    seen: list[Any] = []
-
-    async def innermost(ctx: Context) -> None:
-        seen.append(key_for(ctx))
-
-    async def fn(ctx: Context) -> None:
-        await world.execute(numbered(), innermost)
-        await world.execute(quick(2), innermost)
-        await world.execute(numbered(), innermost, Context(properties={"idempotency_key": "second"}))
-
-    await world.execute(numbered(), fn, Context(properties={"idempotency_key": "order-7"}))
-    assert seen == ["order-7", "order-7", "second"]
+    await world.execute(Pipeline(outer, quick(2)), fn, Context(properties=given))
+    assert seen == [*keys, "second"]
 
 
 def test_keys_are_random_uuids_by_default() -> None:

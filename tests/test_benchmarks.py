@@ -218,50 +218,39 @@ def test_a_library_that_is_not_installed_is_left_out_and_named(monkeypatch: pyte
     assert {OURS, HAND_WRITTEN} <= {library.name for library in found}
 
 
+def failing_calls(library: Library, world: str, entry: str, calls: int) -> int:
+    """Make calls that fail, and return how often the function was called."""
+    entered: list[int] = []
+
+    def fail() -> None:
+        entered.append(1)
+        raise FAILURE("reset")
+
+    async def fail_later() -> None:
+        fail()
+
+    protected = library.entries[entry, world](fail if world == SYNC else fail_later)
+
+    async def main() -> None:
+        for _ in range(calls):
+            with pytest.raises(Exception):  # noqa: B017, PT011 - of the function, or of the library
+                await outcome(world, protected)
+
+    timing.run(world, main)
+    return len(entered)
+
+
 @pytest.mark.filterwarnings("ignore:'asyncio.iscoroutinefunction' is deprecated")  # in backoff, from Python 3.14 on
 @pytest.mark.parametrize(("library", "world"), entries("retry at once"))
 def test_every_retry_makes_the_same_number_of_attempts(library: Library, world: str) -> None:
     """Three, then the caller gets an error."""
-    work = Counting(world)
-    protected = library.entries["retry at once", world](work.function)
-
-    async def main() -> None:
-        with pytest.raises(Exception):  # noqa: B017, PT011 - the error of the library
-            await outcome(world, protected)
-
-    timing.run(world, main)
-    assert work.calls == ATTEMPTS
+    assert failing_calls(library, world, "retry at once", calls=1) == ATTEMPTS
 
 
 @pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow")  # in peers, where they are installed
 @pytest.mark.parametrize(("library", "world"), entries("breaker"))
 def test_every_breaker_opens_after_the_same_number_of_failures(library: Library, world: str) -> None:
-    work = Counting(world)
-    protected = library.entries["breaker", world](work.function)
-
-    async def main() -> None:
-        for _ in range(FAILURES + 3):
-            with pytest.raises(Exception):  # noqa: B017, PT011 - of the function, then of the library
-                await outcome(world, protected)
-
-    timing.run(world, main)
-    assert work.calls == FAILURES
-
-
-class Counting:
-    """A function that fails, and counts its calls."""
-
-    def __init__(self, world: str) -> None:
-        self.calls = 0
-
-        def fail() -> None:
-            self.calls += 1
-            raise FAILURE("reset")
-
-        async def fail_later() -> None:
-            fail()
-
-        self.function = fail if world == SYNC else fail_later
+    assert failing_calls(library, world, "breaker", calls=FAILURES + 3) == FAILURES
 
 
 # --- the page that shows a run ---

@@ -132,8 +132,6 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
         "at equality, both give the same result": ["if missing <[>||>=]> self.BATCH:"],
         "all free permits are alike": ["del free[<[-1||- 0]>]"],
         _RETURNS_NONE: ["return None"],
-        "`grant` finds no permit": ["return bool(self.free) or self._made <[<||<=]> self.limit"],
-        "`grant` removes the mark": ["if self._made <[>||>=]> limit:"],
     },
     "policies/retry.py": {
         "the first attempt may have its own context, too": [
@@ -229,7 +227,6 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
     "integrations/prometheus.py": {
         "both have one for each": [
             "if (label, text) in zip(it.labels, <[texts, strict=True||texts||texts, strict=False]>):",
-            "families = dict(zip(_GAUGES, self.describe(<[), strict=True||)||), strict=False]>))",
         ]
     },
     "integrations/dbapi/limits.py": {
@@ -246,9 +243,7 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
         ],
         "CPython closes it when it frees it": ["await maybe_await(cursor.close())"],
     },
-    "integrations/sqlalchemy.py": {
-        _NO_IMPORT: ["if not isinstance(error, SQLAlchemyError): return False", "return False"]
-    },
+    "integrations/sqlalchemy.py": {_NO_IMPORT: ["return False"]},
     "integrations/telemetry/lines.py": {
         "`begin` sets it": [
             "<[self._follows_endings = False||self._follows_endings = True||pass]> # whether each execution has a line"

@@ -7,14 +7,15 @@ that was rolled back.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
 
 from resilience.integrations.extras import needed_by
 
 with needed_by("sqlalchemy"):
-    from sqlalchemy import Connection, Dialect, Engine, event
+    from sqlalchemy import Connection, Dialect, Engine, Pool, event
     from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 
 from typing_extensions import override
@@ -33,6 +34,7 @@ from resilience.runtimes.driving import drive
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction
+    from sqlalchemy.pool import ConnectionPoolEntry
 
 __all__ = ["OutcomeUnknown", "TransactionAborted", "transient", "unit_of_work"]
 
@@ -119,19 +121,12 @@ class _UnitOfWork(UnitOfWork[Any, D]):
         return made.registry() if hasattr(made, "registry") else made
 
     @override
-    @asynccontextmanager
-    async def limits(self, connection: Any) -> AsyncIterator[None]:
+    async def limit(self, connection: Any) -> Callable[[], Awaitable[None]]:
         ctx = current_context()
         ctx.check()
         limits = _Limits(ctx)
-        blocking = _blocking(connection)
-        try:
-            if blocking.in_transaction():
-                await _run(connection, lambda it: limits.begin(it.connection() if _is_session(it) else it))
-            with limits.listening_to(blocking):
-                yield
-        finally:
-            await _run(connection, lambda it: limits.end())
+        await _run(connection, limits.begin)
+        return partial(_run, connection, limits.end)
 
     @override
     async def prepare(self, connection: Any) -> None:
@@ -177,53 +172,68 @@ def _is_postgresql(blocking: Any) -> bool:
 
 @final
 class _Limits:
-    """Limits statements to the time left, from the beginning of each transaction of a session or a connection.
+    """Limits the statements of a session or a connection to the time left.
 
-    Not earlier, because until then a unit may choose its isolation level, or begin the transaction itself. In SQLite
-    the limit is removed before the connection returns to its pool, where another thread may take it at once.
+    From the beginning of each transaction, because until then a unit may choose its isolation level, or begin the
+    transaction itself. A connection of SQLite is limited at once: that prevents neither, and needs no listener.
     """
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._limited: list[tuple[Any, SQLiteLimits]] = []
+        self._endings: list[Callable[[], None]] = []
 
-    @contextmanager
-    def listening_to(self, blocking: Any) -> Iterator[None]:
-        listeners: dict[str, Callable[..., None]] = {"begin": self.begin}
+    def begin(self, blocking: Any) -> None:
         if _is_session(blocking):
-            listeners = {"after_begin": self._begun, "after_commit": self._ended, "after_rollback": self._ended}
-        for name, listener in listeners.items():
-            event.listen(blocking, name, listener)
-        try:
-            yield
-        finally:
-            for name, listener in listeners.items():
-                event.remove(blocking, name, listener)
+            if blocking.in_transaction():
+                self._limit(blocking.connection())
+            self._listen(blocking, "after_begin", self._begun)
+        elif blocking.dialect.name == "sqlite":
+            self._limit(blocking)
+        else:
+            if blocking.in_transaction():
+                self._limit(blocking)
+            self._listen(blocking, "begin", self._limit)
+
+    def end(self, blocking: Any) -> None:
+        """Remove the listener, and the limits that do not end with the transaction."""
+        while self._endings:
+            self._endings.pop()()
+
+    def _listen(self, blocking: Any, name: str, listener: Callable[..., None]) -> None:
+        event.listen(blocking, name, listener)
+        self._endings.append(partial(event.remove, blocking, name, listener))
 
     def _begun(self, session: Session, transaction: SessionTransaction, connection: Connection) -> None:
         if not transaction.nested:
-            self.begin(connection)
+            self._limit(connection)
 
-    def _ended(self, session: Session) -> None:
-        if not session.in_nested_transaction():  # the end of a savepoint is not that of the transaction
-            self.end()
-
-    def begin(self, connection: Connection) -> None:
+    def _limit(self, connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
             current: str = connection.exec_driver_sql(SHOW_STATEMENT_TIMEOUT).scalar_one()
             if statement := shorter_limit(current, self._ctx):
                 connection.exec_driver_sql(statement)
         elif connection.dialect.name == "sqlite":
-            limits = SQLiteLimits(connection.connection.driver_connection)
-            self._limited.append((connection.connection.dbapi_connection, limits))
-            _drive(connection.connection.dbapi_connection, limits.begin(self._ctx))
+            pooled = connection.connection
+            limits = pooled.info[_LIMITS] = SQLiteLimits(pooled.driver_connection)
+            self._endings.append(partial(_end, limits, pooled.dbapi_connection))
+            _drive(pooled.dbapi_connection, limits.begin(self._ctx))
 
-    def end(self) -> None:
-        """Remove the limits that do not end with the transaction."""
-        while self._limited:
-            adapted, limits = self._limited.pop()
-            with suppress(Exception):  # a broken connection raises, and is not used again
-                _drive(adapted, limits.end())
+
+#: The key of a connection's limits in its `info`.
+_LIMITS: Final = "resilience.limits"
+
+
+@event.listens_for(Pool, "reset")
+def _unlimit(adapted: Any, record: ConnectionPoolEntry | None, state: object) -> None:
+    """Remove the limits of a connection of SQLite before it returns to its pool, where another thread may take it."""
+    limits = None if record is None else record.info.pop(_LIMITS, None)
+    if limits is not None:
+        _end(limits, adapted)
+
+
+def _end(limits: SQLiteLimits, adapted: Any) -> None:
+    with suppress(Exception):  # a broken connection raises, and is not used again
+        _drive(adapted, limits.end())
 
 
 def _is_session(blocking: object) -> bool:

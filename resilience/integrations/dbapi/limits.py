@@ -62,17 +62,7 @@ class StatementLimits:
         drive(self.__aexit__(*error))
 
     async def __aenter__(self) -> None:
-        ctx, connection = current_context(), self._connection
-        sqlite = SQLiteLimits(connection)
-        if ctx.deadline < inf:
-            ctx.check()
-            if is_sqlite(connection):
-                await sqlite.begin(ctx)
-            elif is_of("psycopg", "BaseConnection", connection) or is_of("psycopg2", "connection", connection):
-                (current,) = await _execute(connection, SHOW_STATEMENT_TIMEOUT)
-                if statement := shorter_limit(current, ctx):
-                    await _execute(connection, statement)
-        self._entered = sqlite, self._entered
+        self._entered = await limit(self._connection), self._entered
 
     async def __aexit__(self, *error: object) -> None:
         if self._entered is None:
@@ -80,6 +70,20 @@ class StatementLimits:
         sqlite, self._entered = self._entered
         with nullcontext() if error[0] is None else suppress(Exception):  # keep the error of the block
             await sqlite.end()
+
+
+async def limit(connection: Any) -> SQLiteLimits:
+    """Limit the statements of a connection to the deadline of the context; return the limits to remove, if any are."""
+    ctx, limits = current_context(), SQLiteLimits(connection)
+    if ctx.deadline < inf:
+        ctx.check()
+        if is_sqlite(connection):
+            await limits.begin(ctx)
+        elif is_of("psycopg", "BaseConnection", connection) or is_of("psycopg2", "connection", connection):
+            (current,) = await _execute(connection, SHOW_STATEMENT_TIMEOUT)
+            if statement := shorter_limit(current, ctx):
+                await _execute(connection, statement)
+    return limits
 
 
 @final
@@ -105,12 +109,13 @@ class SQLiteLimits:
             raise
 
     async def end(self) -> None:
-        """Remove the limits; a no-op if none were set."""
+        """Remove the limits; a no-op if none were set, or if they have been removed."""
         try:
             _interrupter.remove(self)
         finally:
             if self._busy_timeout is not None:
                 await _execute(self.connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
+                self._busy_timeout = None
 
 
 @final

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from math import inf
 from typing import Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, final, overload
 
@@ -29,7 +28,7 @@ from resilience.integrations._calls import ClientCall
 from resilience.integrations.dbapi.cleanup import close, undo, undo_shielded
 from resilience.integrations.dbapi.drivers import is_aborted
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
-from resilience.integrations.dbapi.limits import StatementLimits
+from resilience.integrations.dbapi.limits import limit
 from resilience.policy import Policy, as_pipeline
 
 P = ParamSpec("P")
@@ -148,9 +147,9 @@ class UnitOfWork(Generic[W, D]):
         """Return the connection to commit and close, if `connect` returns an object that only refers to one."""
         return made
 
-    def limits(self, connection: W) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that limits the statements of a connection to the deadline."""
-        return StatementLimits(connection)
+    async def limit(self, connection: W) -> Callable[[], Awaitable[None]]:
+        """Limit the statements of a connection to the deadline; return a function that removes the limits."""
+        return (await limit(connection)).end
 
     async def prepare(self, connection: W) -> None:
         """Run the checks that may fail before the commit."""
@@ -215,19 +214,19 @@ class _Execution(ClientCall):
         connect = self._unit._connect
         made = await maybe_await(connect()) if self.in_tasks else _connect_for_plain(connect, self._fn)
         connection = self._unit.connection_of(made)
-        limits = AsyncExitStack() if self._unit._limit_statements and deadline < inf else None
+        remove_limits = None
         try:
-            if limits is not None:
-                await limits.enter_async_context(self._unit.limits(connection))
+            if self._unit._limit_statements and deadline < inf:
+                remove_limits = await self._unit.limit(connection)
             result = await maybe_await(self._enter(made, *args, **kwargs))
             await self._unit.prepare(connection)
             await self._commit(connection, deadline)
-            if limits is not None:
-                await limits.aclose()
+            if remove_limits is not None:
+                await remove_limits()
             await close(connection)
             return result
         except BaseException:
-            await (undo_shielded if self.in_tasks else undo)(connection, limits)
+            await (undo_shielded if self.in_tasks else undo)(connection, remove_limits)
             raise
 
     def _enter(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -150,9 +151,9 @@ def test_a_deadline_begins_no_transaction(engine: Engine, source: str) -> None:
     assert notes(engine) == ["a"]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_connection_is_restored_before_it_returns_to_its_pool(file: Path, fails: bool) -> None:
-    """Another thread may check it out immediately, and set its own limits."""
+@pytest.mark.parametrize("end", ["commit", "error", "close"])
+def test_a_connection_is_restored_before_it_returns_to_its_pool(file: Path, end: str) -> None:
+    """Another thread may check it out immediately, and set its own limits. Also if the unit closes its session."""
     engine = create_engine(f"sqlite:///{file}", connect_args={"timeout": PATIENCE})
     Base.metadata.create_all(engine)
     waits: list[int] = []
@@ -163,10 +164,12 @@ def test_a_connection_is_restored_before_it_returns_to_its_pool(file: Path, fail
         with session.begin_nested():
             session.add(Note(text="a"))
         waits.append(session.execute(text("pragma busy_timeout")).scalar_one())
-        if fails:
+        if end == "close":
+            session.close()
+        if end == "error":
             raise ValueError("wrong")
 
-    with deadline(1.0), pytest.raises(ValueError, match="wrong") if fails else nullcontext():
+    with deadline(1.0), pytest.raises(ValueError, match="wrong") if end == "error" else nullcontext():
         add()
     assert [waits[0] <= 1000, *waits[1:]] == [True, int(PATIENCE * 1000)]
     engine.dispose()
@@ -190,6 +193,25 @@ def test_a_session_that_has_already_begun_is_limited(engine: Engine) -> None:
             unit(FOREVER)
         assert unit(LONG) == 100_000
     assert unit_of_work(AGAIN, lambda: scoped)(lambda session: session)() is scoped
+
+
+def test_a_connection_that_outlives_the_session_is_restored(engine: Engine) -> None:
+    """It is the source's own, and does not return to its pool."""
+
+    @unit_of_work(AGAIN, lambda: Session(connection))
+    def twice(session: Session) -> None:
+        for _ in range(2):
+            session.add(Note(text="a"))
+            session.flush()
+            session.rollback()
+
+    with engine.connect() as connection:
+        connection.execute(text("pragma busy_timeout = 20000"))
+        with deadline(0.05):
+            twice()
+        time.sleep(0.1)
+        assert connection.scalar(LONG) == 100_000
+        assert connection.scalar(text("pragma busy_timeout")) == 20000
 
 
 def test_a_unit_does_not_begin_after_its_deadline(engine: Engine, clock: FakeClock) -> None:
@@ -220,6 +242,20 @@ def test_a_unit_that_uses_no_database_needs_none() -> None:
     """Its session has not connected, and does not for the commit."""
     engine = create_engine("postgresql+psycopg://127.0.0.1:1/nothing-listens-here")
     assert unit_of_work(AGAIN, sessionmaker(engine))(lambda session: "done")() == "done"
+
+
+def test_a_connection_that_has_already_begun_is_limited(url: str) -> None:
+    """Its limit cannot wait for the next transaction."""
+    engine = create_engine(url.replace("://", "+psycopg://"))
+
+    def begun() -> Connection:
+        connection = engine.connect()
+        connection.begin()
+        return connection
+
+    with deadline(0.2), pytest.raises(OperationalError, match="statement timeout"):
+        unit_of_work(AGAIN, begun)(lambda connection: connection.execute(text("select pg_sleep(20)")))()
+    engine.dispose()
 
 
 def test_a_session_without_a_single_bind_is_committed(url: str) -> None:

@@ -80,9 +80,11 @@ async def limit(connection: Any) -> SQLiteLimits:
         if is_sqlite(connection):
             await limits.begin(ctx)
         elif is_of("psycopg", "BaseConnection", connection) or is_of("psycopg2", "connection", connection):
-            (current,) = await _execute(connection, SHOW_STATEMENT_TIMEOUT)
+            cursor = _plain_cursor(connection)
+            (current,) = await _first_row(cursor, SHOW_STATEMENT_TIMEOUT)
             if statement := shorter_limit(current, ctx):
-                await _execute(connection, statement)
+                await _first_row(cursor, statement)
+            await maybe_await(cursor.close())
     return limits
 
 
@@ -92,16 +94,22 @@ class SQLiteLimits:
 
     def __init__(self, connection: Any) -> None:
         self.connection: Any = connection
-        self._busy_timeout: int | None = None  # the connection's own, if it was longer than the time left
+        #: The connection's own `busy_timeout`, if it was longer than the time left, and the cursor that sets it again.
+        #: One cursor for all statements, because each call of one of aiosqlite is executed by its thread.
+        self._own: tuple[int, Any] | None = None
 
     async def begin(self, ctx: Context) -> None:
         """Limit the connection to the deadline of a context."""
         milliseconds = milliseconds_left(ctx)
-        (own,) = await _execute(self.connection, "PRAGMA busy_timeout")
         try:
+            cursor = await maybe_await(self.connection.cursor())
+            cursor.row_factory = None
+            (own,) = await _first_row(cursor, "PRAGMA busy_timeout")
             if own > milliseconds:
-                self._busy_timeout = own
-                await _execute(self.connection, f"PRAGMA busy_timeout = {milliseconds}")
+                self._own = own, cursor
+                await _first_row(cursor, f"PRAGMA busy_timeout = {milliseconds}")
+            else:
+                await maybe_await(cursor.close())
             _interrupter.add(self, ctx.deadline)
         except BaseException:
             with suppress(Exception):
@@ -113,9 +121,11 @@ class SQLiteLimits:
         try:
             _interrupter.remove(self)
         finally:
-            if self._busy_timeout is not None:
-                await _execute(self.connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
-                self._busy_timeout = None
+            if self._own is not None:
+                own, cursor = self._own
+                await _first_row(cursor, f"PRAGMA busy_timeout = {own}")
+                self._own = None
+                await maybe_await(cursor.close())
 
 
 @final
@@ -195,22 +205,14 @@ def shorter_limit(current: str, ctx: Context) -> str | None:
     return None if 0 < milliseconds <= left else f"SET LOCAL statement_timeout = {left}"
 
 
-async def _execute(connection: Any, statement: str) -> Any:
-    """Execute a statement on any supported connection; return its first row as a tuple, None if it returns no rows."""
-    cursor = await maybe_await(_plain_cursor(connection))
-    try:
-        if is_sqlite(connection):
-            cursor.row_factory = None
-        await maybe_await(cursor.execute(statement))
-        return await maybe_await(cursor.fetchone()) if cursor.description else None
-    finally:
-        await maybe_await(cursor.close())
-
-
 def _plain_cursor(connection: Any) -> Any:
-    """Make a cursor whose rows are tuples, regardless of the connection's own row factory."""
+    """Make a cursor of PostgreSQL whose rows are tuples, regardless of the connection's own row factory."""
     if is_of("psycopg2", "connection", connection):
         return connection.cursor(cursor_factory=sys.modules["psycopg2"].extensions.cursor)
-    if is_of("psycopg", "BaseConnection", connection):
-        return connection.cursor(row_factory=lambda cursor: tuple)
-    return connection.cursor()
+    return connection.cursor(row_factory=lambda cursor: tuple)
+
+
+async def _first_row(cursor: Any, statement: str) -> Any:
+    """Execute a statement with a cursor of any supported driver; return its first row, None if it returns no rows."""
+    await maybe_await(cursor.execute(statement))
+    return await maybe_await(cursor.fetchone()) if cursor.description else None

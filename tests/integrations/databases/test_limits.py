@@ -84,6 +84,12 @@ def test_the_error_of_a_unit_or_block_that_closed_its_connection_is_raised() -> 
 # --- SQLite ----------------------------------------------------------------------------------
 
 
+def test_a_connection_without_anything_to_restore_may_be_closed_in_its_block() -> None:
+    """Its own wait for a lock is shorter than the time left."""
+    with deadline(PATIENCE * 2), StatementLimits(connection := sqlite3.connect(":memory:")):
+        connection.close()
+
+
 def test_a_deadline_limits_the_wait_for_a_lock_in_its_block(path: Path) -> None:
     """The connection's own `timeout` is longer, and holds again after the block."""
     other = Locked(path)

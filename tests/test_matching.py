@@ -18,7 +18,7 @@ import urllib.error
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import anyio
@@ -148,18 +148,12 @@ def test_the_predicate_does_not_get_ignored_exceptions() -> None:
 # --- in the three policies that have these parameters ---
 
 
-class Case:
+class Case(NamedTuple):
     """One of the three policies, and how it shows that it handled a failure or a result."""
 
-    def __init__(
-        self, name: str, make: Callable[..., Policy[Any]], handled: Callable[[Policy[Any], Script], bool]
-    ) -> None:
-        self.name = name
-        self.make = make
-        self.handled = handled
-
-    def __repr__(self) -> str:
-        return self.name
+    name: str
+    make: Callable[..., Policy[Any]]
+    handled: Callable[[Policy[Any], Script], bool]
 
 
 #: The fallbacks that have answered.
@@ -180,8 +174,8 @@ BREAKER = Case(
     lambda policy, script: policy.stats().opened == 1,  # type: ignore[attr-defined]
 )
 FALLBACK = Case("Fallback", recording_fallback, lambda policy, script: policy in answering)
-each_policy = pytest.mark.parametrize("case", [RETRY, BREAKER, FALLBACK], ids=repr)
-repeats_or_counts = pytest.mark.parametrize("case", [RETRY, BREAKER], ids=repr)
+each_policy = pytest.mark.parametrize("case", [RETRY, BREAKER, FALLBACK], ids=lambda case: case.name)
+repeats_or_counts = pytest.mark.parametrize("case", [RETRY, BREAKER], ids=lambda case: case.name)
 
 
 async def handles(world: World, case: Case, step: Any, **parameters: Any) -> bool:

@@ -169,7 +169,7 @@ async def test_a_blocking_stream_in_a_task_ends_by_itself_at_the_limit_of_the_ta
     async def fn() -> list[int]:
         return list(Timeout(60).streaming().call(items))
 
-    with pytest.raises(TimeoutExceeded):
+    with pytest.warns(RuntimeWarning, match="stops the event loop"), pytest.raises(TimeoutExceeded):
         await Timeout(0.02).acall(fn)
 
 

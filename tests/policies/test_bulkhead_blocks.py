@@ -10,7 +10,7 @@ import anyio.to_thread
 import pytest
 
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Fallback, Timeout, TimeoutExceeded, deadline
-from tests.conftest import Boom, Script, World
+from tests.conftest import Boom, Script, World, drive
 from tests.contention.beside import beside, until
 from tests.policies.blocks import entered
 from tests.policies.bulkheads import LONG, SHORT, counts, works
@@ -96,25 +96,40 @@ async def test_a_slot_waits_at_most_until_the_ambient_deadline(world: World) -> 
     assert counts(bulkhead)[:3] == (1, 0, 0)
 
 
+async def waits(world: World, bulkhead: Bulkhead, errors: list[type[Exception]]) -> None:
+    """Wait for a slot of a full bulkhead, and keep the error."""
+    try:
+        async with entered(world, bulkhead.slot()):
+            pytest.fail("entered")
+    except Exception as error:
+        errors.append(type(error))
+
+
 async def test_a_slot_in_a_child_task_ends_at_the_deadline_of_its_context(tasks_world: World) -> None:
     """A new task inherits the context, but the timer of the Timeout does not cancel it."""
     bulkhead, errors = Bulkhead(1, queue=1, max_wait=LONG), list[type[Exception]]()
-
-    async def waits() -> None:
-        try:
-            async with bulkhead.slot():
-                pytest.fail("entered")
-        except Exception as error:
-            errors.append(type(error))
-
     async with anyio.create_task_group() as tasks, bulkhead.slot():
 
         async def starts_it(ctx: Context) -> None:
-            tasks.start_soon(waits)
+            tasks.start_soon(waits, tasks_world, bulkhead, errors)
             await anyio.sleep(LONG)
 
         with pytest.raises(TimeoutExceeded):
             await Timeout(SHORT).aexecute(starts_it)
+        await until(tasks_world, lambda: errors)
+    assert errors == [DeadlineExceeded]
+
+
+async def test_a_slot_in_a_thread_of_a_task_ends_at_the_deadline_of_its_context(tasks_world: World) -> None:
+    """`anyio.to_thread` copies the context; the error is that of the deadline, not of `max_wait`."""
+    bulkhead, errors = Bulkhead(1, queue=1, max_wait=LONG), list[type[Exception]]()
+
+    async def fn(ctx: Context) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(drive, waits(World("threads"), bulkhead, errors))
+
+    async with bulkhead.slot():
+        await tasks_world.attempt(Timeout(10 * SHORT), fn)  # long enough for a busy machine to start the thread
         await until(tasks_world, lambda: errors)
     assert errors == [DeadlineExceeded]
 

@@ -25,6 +25,7 @@ from resilience import DeadlineExceeded, current_context, deadline
 from resilience.integrations import asgi, wsgi
 from tests.callers import in_threads
 from tests.conftest import World
+from tests.functions import raising
 from tests.integrations.servers import asgi_service, exchange
 
 EXPECTED = "x-envoy-expected-rq-timeout-ms"
@@ -324,6 +325,11 @@ class TestWsgiAfterTheDeadline:
         with pytest.raises(type(steps[-1])):
             server.body()
         assert len(body.closed) == 1
+
+    def test_another_error_of_the_app_is_raised_unchanged(self) -> None:
+        """The server handles it."""
+        with pytest.raises(KeyError, match="bug"):
+            Server(wsgi.DeadlineMiddleware(raising(KeyError("bug"))), **{FIELD: "5000"})
 
 
 class TestTheProtocolOfWsgi:

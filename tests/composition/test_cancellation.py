@@ -45,7 +45,7 @@ from resilience import (
 from resilience.clock import clock as process_clock
 from resilience.testing import virtual_time
 from resilience.work import Gate, IdempotencyKey, KeyInUse, Once
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, Virtual, World
 
 LONG = 60.0
 
@@ -703,7 +703,11 @@ async def in_a_group(client: Client) -> None:
 @pytest.mark.parametrize("make", [SingleFlight, partial(Cache, LONG, keep_errors=ConnectionError)])
 @pytest.mark.parametrize(("load", "error"), [(Client.__call__, ConnectionError), (in_a_group, ExceptionGroup)])
 async def test_no_caller_gets_a_failure_that_hides_the_cancellation_of_another(
-    tasks_world: World, load: Any, error: type[Exception], make: Callable[[], SingleFlight | Cache], limit: float | None
+    virtual_tasks: Virtual,
+    load: Any,
+    error: type[Exception],
+    make: Callable[[], SingleFlight | Cache],
+    limit: float | None,
 ) -> None:
     """Nor a group of such failures."""
     client, policy = Client(), make()

@@ -22,7 +22,6 @@ from typing_extensions import override
 
 from resilience.ambient import current_context
 from resilience.callables import maybe_await
-from resilience.context import Context
 from resilience.integrations import dbapi
 from resilience.integrations.dbapi import OutcomeUnknown, TransactionAborted, UnitOfWork
 from resilience.integrations.dbapi.drivers import is_aborted, is_of
@@ -121,12 +120,8 @@ class _UnitOfWork(UnitOfWork[Any, D]):
         return made.registry() if hasattr(made, "registry") else made
 
     @override
-    async def limit(self, connection: Any) -> Callable[[], Awaitable[None]]:
-        ctx = current_context()
-        ctx.check()
-        limits = _Limits(ctx)
-        await _run(connection, limits.begin)
-        return partial(_run, connection, limits.end)
+    def limits(self, connection: Any) -> _Limits:
+        return _Limits(connection)
 
     @override
     async def prepare(self, connection: Any) -> None:
@@ -178,11 +173,19 @@ class _Limits:
     transaction itself. A connection of SQLite is limited at once: that prevents neither, and needs no listener.
     """
 
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._ctx = current_context()
         self._endings: list[Callable[[], None]] = []
 
-    def begin(self, blocking: Any) -> None:
+    async def __aenter__(self) -> None:
+        self._ctx.check()
+        await _run(self._connection, self._begin)
+
+    async def __aexit__(self, *error: object) -> None:
+        await _run(self._connection, self._end)
+
+    def _begin(self, blocking: Any) -> None:
         if _is_session(blocking):
             if blocking.in_transaction():
                 self._limit(blocking.connection())
@@ -194,7 +197,7 @@ class _Limits:
                 self._limit(blocking)
             self._listen(blocking, "begin", self._limit)
 
-    def end(self, blocking: Any) -> None:
+    def _end(self, blocking: Any) -> None:
         """Remove the listener, and the limits that do not end with the transaction."""
         while self._endings:
             self._endings.pop()()
@@ -215,7 +218,7 @@ class _Limits:
         elif connection.dialect.name == "sqlite":
             pooled = connection.connection
             limits = pooled.info[_LIMITS] = SQLiteLimits(pooled.driver_connection)
-            self._endings.append(partial(_end, limits, pooled.dbapi_connection))
+            self._endings.append(partial(_remove, limits, pooled.dbapi_connection))
             _drive(pooled.dbapi_connection, limits.begin(self._ctx))
 
 
@@ -224,14 +227,14 @@ _LIMITS: Final = "resilience.limits"
 
 
 @event.listens_for(Pool, "reset")
-def _unlimit(adapted: Any, record: ConnectionPoolEntry | None, state: object) -> None:
+def _before_return(adapted: Any, record: ConnectionPoolEntry | None, state: object) -> None:
     """Remove the limits of a connection of SQLite before it returns to its pool, where another thread may take it."""
     limits = None if record is None else record.info.pop(_LIMITS, None)
     if limits is not None:
-        _end(limits, adapted)
+        _remove(limits, adapted)
 
 
-def _end(limits: SQLiteLimits, adapted: Any) -> None:
+def _remove(limits: SQLiteLimits, adapted: Any) -> None:
     with suppress(Exception):  # a broken connection raises, and is not used again
         _drive(adapted, limits.end())
 

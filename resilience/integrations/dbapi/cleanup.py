@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import anyio
 
@@ -19,9 +18,6 @@ from resilience.runtimes.tasks import asyncio_task
 #: How many seconds the caller of an asynchronous unit waits, after a failure or a cancellation, until its connection is
 #: rolled back and closed. A server that works needs milliseconds; one that hangs may never answer.
 ROLLBACK_GRACE: Final = 1.0
-
-#: Removes the limits of the statements of an attempt; None if it has none.
-RemoveLimits: TypeAlias = Callable[[], Awaitable[None]] | None
 
 #: The tasks of the clean-ups: an event loop keeps only weak references to its tasks.
 _tasks: set[asyncio.Task[None]] = set()
@@ -37,15 +33,15 @@ async def close(connection: Any) -> None:
         logger.exception("closing a %s raised", type(connection).__name__)
 
 
-async def undo(connection: Any, remove_limits: RemoveLimits) -> None:
+async def undo(connection: Any, limits: AbstractAsyncContextManager[object] | None) -> None:
     """Roll back and close the connection of an attempt whose error is being raised."""
     try:
-        await _roll_back(connection, remove_limits)
+        await _roll_back(connection, limits)
     finally:
         await close(connection)
 
 
-async def undo_shielded(connection: Any, remove_limits: RemoveLimits) -> None:
+async def undo_shielded(connection: Any, limits: AbstractAsyncContextManager[object] | None) -> None:
     """Roll back and close, shielded from cancellation, while the caller waits for at most `ROLLBACK_GRACE` seconds.
 
     What has not ended by then is cancelled, and a warning is logged. Under asyncio it runs in its own task, for whose
@@ -56,13 +52,13 @@ async def undo_shielded(connection: Any, remove_limits: RemoveLimits) -> None:
         with suppress(Exception):
             await connection.interrupt()  # otherwise its thread would first finish the cancelled statement
     if asyncio_task() is None:
-        for step in (partial(_roll_back, connection, remove_limits), partial(close, connection)):
+        for step in (partial(_roll_back, connection, limits), partial(close, connection)):
             with anyio.move_on_after(ROLLBACK_GRACE, shield=True) as scope:
                 await step()
             if scope.cancelled_caught:
                 _warn_of(connection)
         return
-    task = asyncio.get_running_loop().create_task(undo(connection, remove_limits))
+    task = asyncio.get_running_loop().create_task(undo(connection, limits))
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
     try:
@@ -74,10 +70,10 @@ async def undo_shielded(connection: Any, remove_limits: RemoveLimits) -> None:
             task.cancel()
 
 
-async def _roll_back(connection: Any, remove_limits: RemoveLimits) -> None:
-    if remove_limits is not None:
+async def _roll_back(connection: Any, limits: AbstractAsyncContextManager[object] | None) -> None:
+    if limits is not None:
         with suppress(Exception):
-            await remove_limits()
+            await limits.__aexit__(None, None, None)
     with suppress(Exception):  # a broken connection raises
         await maybe_await(connection.rollback())
 

@@ -62,7 +62,19 @@ class StatementLimits:
         drive(self.__aexit__(*error))
 
     async def __aenter__(self) -> None:
-        self._entered = await limit(self._connection), self._entered
+        ctx, connection = current_context(), self._connection
+        sqlite = SQLiteLimits(connection)
+        if ctx.deadline < inf:
+            ctx.check()
+            if is_sqlite(connection):
+                await sqlite.begin(ctx)
+            elif is_of("psycopg", "BaseConnection", connection) or is_of("psycopg2", "connection", connection):
+                cursor = _plain_cursor(connection)
+                (current,) = await _first_row(cursor, SHOW_STATEMENT_TIMEOUT)
+                if statement := shorter_limit(current, ctx):
+                    await _first_row(cursor, statement)
+                await maybe_await(cursor.close())
+        self._entered = sqlite, self._entered
 
     async def __aexit__(self, *error: object) -> None:
         if self._entered is None:
@@ -70,22 +82,6 @@ class StatementLimits:
         sqlite, self._entered = self._entered
         with nullcontext() if error[0] is None else suppress(Exception):  # keep the error of the block
             await sqlite.end()
-
-
-async def limit(connection: Any) -> SQLiteLimits:
-    """Limit the statements of a connection to the deadline of the context; return the limits to remove, if any are."""
-    ctx, limits = current_context(), SQLiteLimits(connection)
-    if ctx.deadline < inf:
-        ctx.check()
-        if is_sqlite(connection):
-            await limits.begin(ctx)
-        elif is_of("psycopg", "BaseConnection", connection) or is_of("psycopg2", "connection", connection):
-            cursor = _plain_cursor(connection)
-            (current,) = await _first_row(cursor, SHOW_STATEMENT_TIMEOUT)
-            if statement := shorter_limit(current, ctx):
-                await _first_row(cursor, statement)
-            await maybe_await(cursor.close())
-    return limits
 
 
 @final
@@ -101,10 +97,10 @@ class SQLiteLimits:
     async def begin(self, ctx: Context) -> None:
         """Limit the connection to the deadline of a context."""
         milliseconds = milliseconds_left(ctx)
+        cursor = await maybe_await(self.connection.cursor())
+        cursor.row_factory = None
+        (own,) = await _first_row(cursor, "PRAGMA busy_timeout")
         try:
-            cursor = await maybe_await(self.connection.cursor())
-            cursor.row_factory = None
-            (own,) = await _first_row(cursor, "PRAGMA busy_timeout")
             if own > milliseconds:
                 self._own = own, cursor
                 await _first_row(cursor, f"PRAGMA busy_timeout = {milliseconds}")

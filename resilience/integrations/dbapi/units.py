@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from math import inf
 from typing import Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, final, overload
 
@@ -28,7 +29,7 @@ from resilience.integrations._calls import ClientCall
 from resilience.integrations.dbapi.cleanup import close, undo, undo_shielded
 from resilience.integrations.dbapi.drivers import is_aborted
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
-from resilience.integrations.dbapi.limits import limit
+from resilience.integrations.dbapi.limits import StatementLimits
 from resilience.policy import Policy, as_pipeline
 
 P = ParamSpec("P")
@@ -147,9 +148,9 @@ class UnitOfWork(Generic[W, D]):
         """Return the connection to commit and close, if `connect` returns an object that only refers to one."""
         return made
 
-    async def limit(self, connection: W) -> Callable[[], Awaitable[None]]:
-        """Limit the statements of a connection to the deadline; return a function that removes the limits."""
-        return (await limit(connection)).end
+    def limits(self, connection: W) -> AbstractAsyncContextManager[object]:
+        """Return a context manager that limits the statements of a connection to the deadline."""
+        return StatementLimits(connection)
 
     async def prepare(self, connection: W) -> None:
         """Run the checks that may fail before the commit."""
@@ -214,19 +215,21 @@ class _Execution(ClientCall):
         connect = self._unit._connect
         made = await maybe_await(connect()) if self.in_tasks else _connect_for_plain(connect, self._fn)
         connection = self._unit.connection_of(made)
-        remove_limits = None
+        limits = None
         try:
             if self._unit._limit_statements and deadline < inf:
-                remove_limits = await self._unit.limit(connection)
+                block = self._unit.limits(connection)
+                await block.__aenter__()
+                limits = block
             result = await maybe_await(self._enter(made, *args, **kwargs))
             await self._unit.prepare(connection)
             await self._commit(connection, deadline)
-            if remove_limits is not None:
-                await remove_limits()
+            if limits is not None:
+                await limits.__aexit__(None, None, None)
             await close(connection)
             return result
         except BaseException:
-            await (undo_shielded if self.in_tasks else undo)(connection, remove_limits)
+            await (undo_shielded if self.in_tasks else undo)(connection, limits)
             raise
 
     def _enter(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -186,10 +186,10 @@ class Alarm:
         try:
             now = max(now, clock.now())
         finally:
-            inheriting = find_inheriting_alarm(self.loop)
-            if inheriting is not None and inheriting.rings_at <= now:
-                inheriting._fire_due(now)  # before others cancel tasks: its timers read `cancelling()` now
-            self._fire_due(now)
+            # All alarms that are due ring together: a handle is late if the thread stood still after reading the clock.
+            # Those that give way ring first, to read `cancelling()` before others cancel tasks.
+            for alarm in sorted({self, *find_due_alarms(self.loop, now)}, key=_is_firm):
+                alarm._fire_due(now)
 
     def _fire_due(self, now: float) -> None:
         """Fire all entries that are due by now, and set the alarm for the earliest deadline left."""
@@ -216,6 +216,7 @@ def cancel(task: Any) -> None:
 
 
 _deadline = attrgetter("deadline")
+_is_firm = attrgetter("is_firm")
 
 
 @final
@@ -271,7 +272,7 @@ def _find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: 
     return known.by_limit.setdefault(limit, Alarm(loop, is_firm=limit is not None))
 
 
-def find_inheriting_alarm(loop: asyncio.AbstractEventLoop) -> Alarm | None:
-    """Return the alarm of the timers that inherit a deadline, if the loop that runs in this thread has one."""
+def find_due_alarms(loop: asyncio.AbstractEventLoop, now: float) -> list[Alarm]:
+    """Return the alarms of the loop that runs in this thread that ring by now."""
     known = _of_thread.alarms
-    return known.by_limit.get(None) if known.loop is loop else None
+    return [it for it in known.by_limit.values() if it.rings_at <= now] if known.loop is loop else []

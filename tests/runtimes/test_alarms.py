@@ -67,6 +67,35 @@ async def test_an_awaitable_whose_cancellation_raises_stops_no_other_timeout(in_
     assert await not_cancelled == "came back"
 
 
+async def test_an_outer_limit_whose_handle_is_late_interrupts_no_clean_up_twice(
+    in_asyncio: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread may stand still after it has read the clock. The timers of the children are exact."""
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+    late = iter([0.02])  # the first handle is that of the outer limit
+    monkeypatch.setattr(
+        loop, "call_later", lambda delay, *args, **kwargs: call_later(delay + next(late, 0.0), *args, **kwargs)
+    )
+    cleaned_up = []
+
+    async def child() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.sleep(0.04)
+            cleaned_up.append("child")
+
+    async def parent() -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(Timeout(60).acall(child))
+
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(0.01).acall(parent)
+    assert cleaned_up == ["child", "child"]
+
+
 def test_an_interrupt_just_before_an_alarm_rings_does_not_stop_later_timeouts() -> None:
     """The loop drops the handle of the alarm, and goes on when it is run again."""
 

@@ -61,7 +61,8 @@ def answer_to(error: BaseException) -> Answer | None:
         longest = max(known, key=lambda it: (it.status != 504, it.retry_after or 0), default=None)
         return longest if len(known) == len(answers) else None
     if isinstance(error, Rejected):
-        answer, wait = _TOO_MANY if isinstance(error, RateLimited) else _REFUSED, error.retry_after
+        wait = getattr(error, "retry_after", None)  # a user's subclass may not have called `super().__init__`
+        answer = _TOO_MANY if isinstance(error, RateLimited) else _REFUSED
         return answer if wait is None or not isfinite(wait) else answer._replace(retry_after=max(1, ceil(wait)))
     if isinstance(error, TimeoutExceeded):
         return TOO_LATE if isinstance(error, DeadlineExceeded) else _TOO_SLOW

@@ -59,6 +59,12 @@ class Secret(CircuitOpen):
         return "https://example.org/?token=secret"
 
 
+class Blank(CircuitOpen):
+    """A refusal of a user's own, without the attributes of the others."""
+
+    def __init__(self) -> None: ...
+
+
 # --- one service, in each framework ----------------------------------------------------------
 
 
@@ -197,6 +203,7 @@ def raising(error: Exception, *, late: bool = False) -> Endpoint:
         pytest.param(ExceptionGroup("all", [TimeoutExceeded("s"), BulkheadFull("f")]), 503, None, id="slow-and-full"),
         pytest.param(RateLimited("no", retry_after=2.5), 429, 3, id="rate"),
         pytest.param(RateLimited("no"), 429, None, id="rate-that-is-never-free"),
+        pytest.param(Blank(), 503, None, id="refusal-without-its-attributes"),
         pytest.param(KeyError("bug"), None, None, id="bug"),
         pytest.param(BaseExceptionGroup("all", [OVER, KeyboardInterrupt()]), None, None, id="group-with-an-interrupt"),
     ],

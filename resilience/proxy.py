@@ -117,7 +117,8 @@ def _build(client: Any, names: Iterable[str], protect: Protect, policy: str) -> 
             )
         if not callable(method):
             raise TypeError(f"only methods can be protected, not {method!r}")
-        if isinstance(client, type) and isinstance(inspect.getattr_static(client, head, None), _OF_INSTANCES):
+        is_unbound = isinstance(method, _OF_INSTANCES) and method is inspect.getattr_static(client, head, None)
+        if isinstance(client, type) and is_unbound:
             raise TypeError(f"{client.__name__} is a class, and {head} a method of its instances: proxy an instance")
         here[head] = protect(method)
     for head, rests in nested.items():

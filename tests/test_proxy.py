@@ -159,6 +159,20 @@ def test_named_class_methods_of_a_class_are_protected() -> None:
     assert Order.tries == 3
 
 
+def test_named_methods_of_a_metaclass_and_static_methods_of_a_class_are_protected() -> None:
+    class Kind(type):
+        def get(cls) -> str:
+            return cls.__name__
+
+    class Order(metaclass=Kind):
+        @staticmethod
+        def post() -> int:
+            return 1
+
+    order = quick().proxy(Order, "get", "post")
+    assert (order.get(), order.post()) == ("Order", 1)
+
+
 def test_a_callable_object_in_an_attribute_is_not_a_method() -> None:
     """Such as a callback or a namespace of the client: it is protected only if it is named."""
 

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
 from resilience import DeadlineExceeded, deadline
+from resilience.integrations.dbapi import UnitOfWork
 from resilience.integrations.sqlalchemy import transient, unit_of_work
 from resilience.testing import script
 from tests.conftest import FakeClock
@@ -193,6 +194,25 @@ def test_a_session_that_has_already_begun_is_limited(engine: Engine) -> None:
             unit(FOREVER)
         assert unit(LONG) == 100_000
     assert unit_of_work(AGAIN, lambda: scoped)(lambda session: session)() is scoped
+
+
+def test_a_session_is_not_limited_after_an_interrupted_unit(
+    engine: Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even if the interrupt came just after the unit had limited it."""
+    limit = UnitOfWork.__subclasses__()[0].limit
+
+    async def interrupted(unit: Any, connection: Any) -> Any:
+        await limit(unit, connection)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(UnitOfWork.__subclasses__()[0], "limit", interrupted)
+    scoped = scoped_session(sessionmaker(engine))
+    with deadline(1), pytest.raises(KeyboardInterrupt):
+        unit_of_work(AGAIN, scoped)(lambda session: None)()
+    clock.advance(2)
+    assert scoped.scalar(text("select 1")) == 1
+    scoped.remove()
 
 
 def test_a_connection_that_outlives_the_session_is_restored(engine: Engine) -> None:

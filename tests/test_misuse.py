@@ -590,8 +590,7 @@ async def test_a_loop_that_is_left_at_an_attempt_that_was_not_entered_causes_a_w
         contextlib.suppress(Boom),
     ):
         await loop()
-    first = loop.__code__.co_firstlineno
-    assert [(it.filename, it.lineno - first) for it in caught] == [(__file__, 2 if world.blocking else 7)]
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 async def test_an_attempt_that_was_entered_causes_no_warning_when_the_loop_is_left(world: World) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping
 from math import inf
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
@@ -35,8 +33,6 @@ from resilience.runtimes.tasks import TASKS
 T = TypeVar("T")
 
 _DEFAULT_BACKOFF = Exponential(0.1, cap=10.0)
-
-_warned: dict[str | tuple[str, type[Warning], int], int] = {}  # as `__warningregistry__` of a module
 
 _BLOCK = "write `for attempt in retry.attempts():` and in it `with attempt:` around the work"
 
@@ -219,7 +215,7 @@ class Retry(Policy[Never]):
         attempt 1
         attempt 2
         """
-        return Attempts(self._rules, sys._getframe(1))
+        return Attempts(self._rules)
 
     if not TYPE_CHECKING:  # pragma: no branch (type checkers know that it is not iterable)
 
@@ -267,10 +263,10 @@ class Retry(Policy[Never]):
 class Attempts:
     """The attempts of one block, for `for` and `async for`. Each is a context manager."""
 
-    def __init__(self, rules: RetryRules, caller: FrameType) -> None:
-        self._began: float | None = None  # when the first attempt began
+    _began: float | None = None  # when the first attempt began; set here for `__del__`, which may precede `__init__`
+
+    def __init__(self, rules: RetryRules) -> None:
         self._rules = rules
-        self._place = (caller.f_code.co_filename, caller.f_lineno)  # of the loop; a frame would keep its variables
         self.ctx: Context = block_context()
         self._state: RetryState | None = None
         self._failed: Exception | None = None  # what the last block raised, if another attempt follows
@@ -323,8 +319,7 @@ class Attempts:
     def _warn_if_not_entered(self) -> None:
         if not self.was_entered:
             self.was_entered = True  # as far as it matters: one warning is enough
-            message = f"{self._rules.policy}: an attempt was not entered, so it is not retried: {_BLOCK}"
-            warnings.warn_explicit(message, RuntimeWarning, *self._place, registry=_warned)
+            checks.warn(f"{self._rules.policy}: an attempt was not entered, so it is not retried: {_BLOCK}")
 
     def holds_back(self, error: Exception) -> bool:
         """Return true if another attempt follows a failed block, false if its error is raised."""

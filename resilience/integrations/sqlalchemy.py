@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
-from weakref import WeakMethod
 
 from resilience.integrations.extras import needed_by
 
@@ -203,13 +202,7 @@ class _Limits:
         while self._endings:
             self._endings.pop()()
 
-    def _listen(self, blocking: Any, name: str, limit: Callable[..., None]) -> None:
-        alive = WeakMethod(limit)  # an interrupt may prevent `end`, and the session may be used again after the unit
-
-        def listener(*begun: Any) -> None:
-            if (still := alive()) is not None:
-                still(*begun)
-
+    def _listen(self, blocking: Any, name: str, listener: Callable[..., None]) -> None:
         event.listen(blocking, name, listener)
         self._endings.append(partial(event.remove, blocking, name, listener))
 

@@ -218,9 +218,8 @@ class _Execution(ClientCall):
         limits = None
         try:
             if self._unit._limit_statements and deadline < inf:
-                block = self._unit.limits(connection)
-                await block.__aenter__()
-                limits = block
+                limits = self._unit.limits(connection)
+                await limits.__aenter__()  # if an interrupt ends this early, `undo` removes what it has set
             result = await maybe_await(self._enter(made, *args, **kwargs))
             await self._unit.prepare(connection)
             await self._commit(connection, deadline)

@@ -19,7 +19,6 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
 from resilience import DeadlineExceeded, deadline
-from resilience.integrations.dbapi import UnitOfWork
 from resilience.integrations.sqlalchemy import transient, unit_of_work
 from resilience.testing import script
 from tests.conftest import FakeClock
@@ -200,16 +199,17 @@ def test_a_session_is_not_limited_after_an_interrupted_unit(
     engine: Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even if the interrupt came just after the unit had limited it."""
-    limit = UnitOfWork.__subclasses__()[0].limit
+    scoped = scoped_session(sessionmaker(engine))
+    unit = unit_of_work(AGAIN, scoped)
+    begin = type(unit.limits(scoped())).__aenter__
 
-    async def interrupted(unit: Any, connection: Any) -> Any:
-        await limit(unit, connection)
+    async def interrupted(limits: Any) -> None:
+        await begin(limits)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(UnitOfWork.__subclasses__()[0], "limit", interrupted)
-    scoped = scoped_session(sessionmaker(engine))
+    monkeypatch.setattr(type(unit.limits(scoped())), "__aenter__", interrupted)
     with deadline(1), pytest.raises(KeyboardInterrupt):
-        unit_of_work(AGAIN, scoped)(lambda session: None)()
+        unit(lambda session: None)()
     clock.advance(2)
     assert scoped.scalar(text("select 1")) == 1
     scoped.remove()

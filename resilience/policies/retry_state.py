@@ -70,7 +70,6 @@ class RetryState:
     __slots__ = ("_began", "_ctx", "_delay", "_delays", "_earlier", "_last", "_rules", "_since", "attempt")
 
     _delay: float  # the wait before the next attempt, in seconds; 0 after it
-    _last: Any  # the last failure, a `Failed`; None once it is released
 
     def __init__(self, rules: RetryRules, ctx: Context, began: float | None) -> None:
         self._rules = rules
@@ -79,6 +78,7 @@ class RetryState:
         self._began = clock.now() if began is None else began
         self._since = " after the first failure" if began is None else ""
         self._delays = rules.backoff.delays(rules.rng)
+        self._last: Any = None  # the last failure, a `Failed`, until it is released
         self._earlier: History | None = None  # the failures before the last one, which most executions do not have
         self.attempt: int = 1  # the number of the running attempt, or of the next one
 

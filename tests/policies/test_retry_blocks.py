@@ -10,6 +10,7 @@ import pytest
 
 from resilience import Context, Retry, current_context, deadline, events
 from resilience.errors import BulkheadFull, CircuitOpen, DeadlineExceeded
+from resilience.policies.retry_state import RetryState
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
 from tests.policies.retries import Attempts, RetryAfter, notes_of, oversleep
 
@@ -252,6 +253,18 @@ def test_entering_an_attempt_returns_it_and_sets_its_context(threads: World) -> 
         assert current_context() is ctx
     with pytest.warns(RuntimeWarning, match="Retry: an attempt was not entered"):
         del attempt
+
+
+def test_an_interrupt_just_before_a_failure_is_recorded_propagates(
+    threads: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*failed: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RetryState, "continues", interrupted)
+    attempt = next(iter(Retry(on=Boom).attempts()))
+    with pytest.raises(KeyboardInterrupt), attempt:
+        raise Boom
 
 
 def test_a_block_whose_end_was_interrupted_ends_with_its_attempt(threads: World) -> None:

@@ -123,8 +123,17 @@ class Flight:
     """
 
     __slots__ = (
-        *("__weakref__", "_ctx", "_flights", "_found", "_key", "_lead", "_result", "_token", "_waiter"),
-        *("followers", "leads"),
+        "__weakref__",
+        "_ctx",
+        "_flights",
+        "_found",
+        "_key",
+        "_lead",
+        "_result",
+        "_token",
+        "_waiter",
+        "followers",
+        "leads",
     )
 
     def __init__(self, flights: Flights, key: Hashable, ctx: Context) -> None:

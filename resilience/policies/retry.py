@@ -263,7 +263,7 @@ class Retry(Policy[Never]):
 class Attempts:
     """The attempts of one block, for `for` and `async for`. Each is a context manager."""
 
-    _began: float | None = None  # when the first attempt began; set here for `__del__`, which may precede `__init__`
+    _began: float | None = None  # when the first attempt began; here for `__del__`: an interrupt may prevent `__init__`
 
     def __init__(self, rules: RetryRules) -> None:
         self._rules = rules
@@ -318,7 +318,7 @@ class Attempts:
 
     def _warn_if_not_entered(self) -> None:
         if not self.was_entered:
-            self.was_entered = True  # as far as it matters: one warning is enough
+            self.was_entered = True  # as far as `__del__` is concerned: one warning is enough
             checks.warn(f"{self._rules.policy}: an attempt was not entered, so it is not retried: {_BLOCK}")
 
     def holds_back(self, error: Exception) -> bool:

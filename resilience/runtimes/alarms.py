@@ -275,4 +275,6 @@ def _find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: 
 def find_due_alarms(loop: asyncio.AbstractEventLoop, now: float) -> list[Alarm]:
     """Return the alarms of the loop that runs in this thread that ring by now."""
     known = _of_thread.alarms
-    return [it for it in known.by_limit.values() if it.rings_at <= now] if known.loop is loop else []
+    if known.loop is not loop:
+        return []
+    return [it for it in tuple(known.by_limit.values()) if it.rings_at <= now]  # a copy: a finalizer may add an alarm

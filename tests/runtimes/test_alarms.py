@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from resilience import Context, Hedge, Timeout, TimeoutExceeded
-from resilience.runtimes import base
-from resilience.runtimes.alarms import OTHER_LIMITS, Alarm, find_alarm
+from resilience.clock import clock
+from resilience.runtimes import alarms, base
+from resilience.runtimes.alarms import OTHER_LIMITS, Alarm, find_alarm, find_due_alarms
 from resilience.runtimes.races.asyncio_race import AsyncioRace
 from tests.conftest import Virtual, World
 from tests.policies.timeouts import SHORT
@@ -94,6 +95,23 @@ async def test_an_outer_limit_whose_handle_is_late_interrupts_no_clean_up_twice(
     with pytest.raises(TimeoutExceeded):
         await Timeout(0.01).acall(parent)
     assert cleaned_up == ["child", "child"]
+
+
+async def test_a_finalizer_may_add_an_alarm_while_those_that_are_due_are_looked_for(in_asyncio: World) -> None:
+    """Garbage may be collected between any two of them, and its finalizers may set timers."""
+    loop = asyncio.get_running_loop()
+
+    class Finalizing:
+        @property
+        def rings_at(self) -> float:
+            find_alarm(loop, 2.0, clock.now())
+            return 0.0
+
+    find_alarm(loop, 1.0, clock.now())
+    by_limit: Any = alarms._latest.by_limit
+    by_limit[1.0] = due = Finalizing()
+    assert find_due_alarms(loop, 1.0) == [due]
+    assert set(by_limit) == {1.0, 2.0}
 
 
 def test_an_interrupt_just_before_an_alarm_rings_does_not_stop_later_timeouts() -> None:

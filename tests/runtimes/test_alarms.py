@@ -114,6 +114,19 @@ async def test_a_finalizer_may_add_an_alarm_while_those_that_are_due_are_looked_
     assert set(by_limit) == {1.0, 2.0}
 
 
+def test_an_alarm_rings_alone_if_another_loop_of_its_thread_needed_alarms_meanwhile() -> None:
+    """Those of the first loop are no longer known, except to their timers."""
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    task = first.create_task(Timeout(SHORT).acall(hang))
+    first.run_until_complete(asyncio.sleep(0))
+    second.run_until_complete(Timeout(5).acall(asyncio.sleep, 0))
+    assert find_due_alarms(first, inf) == []
+    with pytest.raises(TimeoutExceeded):
+        first.run_until_complete(task)
+    for loop in (first, second):
+        loop.close()
+
+
 def test_an_interrupt_just_before_an_alarm_rings_does_not_stop_later_timeouts() -> None:
     """The loop drops the handle of the alarm, and goes on when it is run again."""
 

@@ -55,6 +55,18 @@ async def test_calls_wait_in_the_queue_and_the_next_one_is_refused(world: World)
     assert counts(bulkhead) == (1, 0, 0, 1)
 
 
+async def test_a_raised_limit_lets_waiting_calls_begin(world: World) -> None:
+    bulkhead = Bulkhead(1, queue=2)
+    async with beside(world) as group:
+        await group.inside(bulkhead)
+        waiting = [await group.queued(bulkhead) for _ in range(2)]
+        bulkhead.resize(3)
+        for call in waiting:
+            call.let_go()
+            assert await call.result() == "fine"
+        assert counts(bulkhead) == (3, 1, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("shortest", "expected", "policy"),
     [

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 import weakref
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -443,6 +444,38 @@ class Interrupted(Policy[Any]):
 def test_an_interrupt_in_an_attempt_that_an_outer_timeout_cuts_off_is_not_lost(threads: World) -> None:
     with pytest.raises(KeyboardInterrupt):
         Timeout(0.05).wrap(Hedge(0), Interrupted()).execute(threads.native(threads.hang))
+
+
+async def test_an_interrupt_in_a_nested_hedge_is_not_lost_if_the_outer_one_is_decided_meanwhile(
+    anywhere: Virtual,
+) -> None:
+    """The nested hedge waits for the clean-up of its other attempt, while the outer one gets a result."""
+    begun: list[int] = []
+
+    class Outer(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            if ctx.hedge:
+                await ctx.sleep(0.2)
+                return "result"
+            return await call(ctx)
+
+    class Inner(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            begun.append(ctx.hedge)
+            if begun == [0]:
+                await ctx.sleep(0.1)
+                raise KeyboardInterrupt
+            try:
+                return await call(ctx)
+            finally:
+                with anyio.CancelScope(shield=True) if anywhere.name == "trio" else nullcontext():
+                    await ctx.sleep(0.5)
+
+    async def fn(ctx: Context) -> None:
+        await anywhere.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        await anywhere.execute(Policy.wrap(Hedge(0), Outer(), Hedge(0.05), Inner()), fn)
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True], ids=["timeout", "interrupt"])

@@ -59,6 +59,9 @@ class Race(ABC):
         except GeneratorExit:  # a coroutine that is being closed cannot await
             is_closed = True
             raise
+        except (KeyboardInterrupt, SystemExit) as error:
+            self._error = error
+            raise
         finally:
             self._end()
             try:

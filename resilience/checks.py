@@ -29,7 +29,7 @@ C = TypeVar("C", bound=Callable[..., object] | None)
 def number(name: str, value: object) -> float:
     """Return `value` as a float; refuse NaN and anything that is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {value!r}")
+        raise TypeError(f"{name} must be a number (an int or a float), not {value!r}")
     try:
         converted = float(value)
     except OverflowError:
@@ -63,7 +63,7 @@ def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = Fa
     if isinstance(value, timedelta):
         value = value.total_seconds()
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be seconds (a number) or a timedelta, not {value!r}")
+        raise TypeError(f"{name} must be seconds (an int or a float) or a timedelta, not {value!r}")
     converted = number(name, value)
     if converted < 0 or (converted == 0 and not zero):
         raise ValueError(f"{name} must be {'zero or more' if zero else 'more than zero'} seconds, not {value!r}")
@@ -89,7 +89,8 @@ def optional_seconds(name: str, value: object, *, zero: bool = False) -> float |
 def whole(name: str, value: object, *, least: int = 1, most: float = math.inf) -> int:
     """Return a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
+        raise TypeError(f"{name} must be a whole number (an int), not {value!r}")
+    number(name, value)  # refuses one that is too large for a float
     if not least <= value <= most:
         limit = f"at least {least}" if value < least else f"at most {most}"
         raise ValueError(f"{name} must be {limit}, not {value!r}")

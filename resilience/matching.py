@@ -50,7 +50,7 @@ class Matcher:
         self.on: On = on
         self.ignore: On = ignore
         self._on = _condition(name, on)
-        self._ignored = None if ignore == () else _condition("ignore", ignore)
+        self._ignored = None if names_nothing(ignore) else _condition("ignore", ignore)
         self._reserved = Misuse if own else _RESERVED
 
     def judge(self, error: Exception) -> bool | None:
@@ -75,6 +75,11 @@ class Matcher:
     def names(self, refusal: type[Exception]) -> bool:
         """Whether `on` names this class of refusals, a superclass or a subclass of it."""
         return any(issubclass(refusal, it) or issubclass(it, refusal) for it in _types_in(self.on, _OWN))
+
+
+def names_nothing(on: On) -> bool:
+    """Whether a condition is the empty tuple. A comparison would call the `__eq__` of a wrong argument."""
+    return isinstance(on, tuple) and not on
 
 
 def _types_in(on: On, kinds: type[BaseException] | tuple[type[BaseException], ...]) -> tuple[type[Any], ...]:

@@ -16,7 +16,7 @@ from enum import IntEnum
 from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Never, TypeAlias
 
 import pytest
 
@@ -68,6 +68,15 @@ class Later:
     """An object whose `__call__` is a coroutine function."""
 
     async def __call__(self, *args: object) -> None: ...
+
+
+class Incomparable:
+    """As an array of numpy: a comparison with it has no truth value."""
+
+    def __eq__(self, other: object) -> Never:
+        raise ValueError("the truth value is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def plain(*args: object) -> None: ...
@@ -148,7 +157,7 @@ NO_DURATION = wrong(
     [0, 0.0, -1, -0.5, NAN, INF, -INF, timedelta(0), timedelta(-1), 10**400],
 )
 NO_DELAY = wrong(["1", True, [1]], [-1, -0.5, NAN, INF, timedelta(seconds=-1)])
-NO_COUNT = wrong(["3", 3.0, True, False, [3], NAN], [0, -1])
+NO_COUNT = wrong(["3", 3.0, True, False, [3], NAN], [0, -1, 10**400])
 NO_RATIO = wrong(["0.5", True, None, [0.5]], [0, -0.1, 1.1, NAN, INF])
 NO_RATE = wrong(["0.5", True, [0.5]], [-0.1, 1.1, NAN, INF])
 NO_AMOUNT = wrong(["1", True, [1]], [0, -1, NAN, INF, -INF])
@@ -158,7 +167,9 @@ NO_RANDOMNESS = wrong([5, "random", 0, False, random.Random], [])
 NO_NAME = wrong([5, b"db", ["db"]], [""])
 NO_LISTENER = wrong([5, "print", [print], later, partial(later), Later()], [])
 NO_PREDICATE = wrong([5, "yes", [plain], True, later], [])
-NO_EXCEPTIONS = wrong([5, "ValueError", Boom("instance"), [ValueError], int, (ValueError, 5), (int,), None, later], [])
+NO_EXCEPTIONS = wrong(
+    [5, "ValueError", Boom("instance"), [ValueError], int, (ValueError, 5), (int,), None, later, Incomparable()], []
+)
 NO_BACKOFF = wrong(
     [5, 0.5, "1", b"1", {1, 2}, ["1"], [True], [None], Constant, None, object(), later, iter([1.0])],
     [[], (), [-1], [1, NAN], [INF], [timedelta(seconds=-1)]],

@@ -30,7 +30,7 @@ from resilience.events.dispatch import report_use, subscribers
 from resilience.formats import format_number
 from resilience.innermost import raise_if_cut_off
 from resilience.log import logger
-from resilience.matching import Matcher, On
+from resilience.matching import Matcher, On, names_nothing
 from resilience.policies.copies import without_frames
 from resilience.policies.flights import Flights, concerns_all
 from resilience.policies.keys import Key, key_in_words, key_of, refuse_foreign, refuse_unhashable
@@ -144,7 +144,7 @@ class Cache(Policy[Never]):
         self._max_size = checks.whole("max_size", max_size)
         self._stale = checks.seconds("stale", stale, zero=True)
         self._answered = Matcher(on, ignore, own=True)
-        self._kept = None if keep_errors == () else Matcher(keep_errors, (), own=True, name="keep_errors")
+        self._kept = None if names_nothing(keep_errors) else Matcher(keep_errors, (), own=True, name="keep_errors")
         self._errors_ttl = checks.seconds("errors_ttl", errors_ttl)
         if store is not None:
             checks.instance("store", store, MutableMapping, "a mutable mapping")

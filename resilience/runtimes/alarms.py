@@ -80,8 +80,9 @@ class AsyncioTimer(Timer):
 
     @override
     def covers_this_code(self) -> bool:
+        task = getattr(self, "task", None)
         try:
-            return getattr(self, "task", None) is _asyncio().current_task()
+            return task is not None and task is _asyncio().current_task()
         except RuntimeError:  # a worker thread
             return False
 

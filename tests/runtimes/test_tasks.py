@@ -28,6 +28,7 @@ from resilience import (
     Call,
     CircuitBreaker,
     Context,
+    DeadlineExceeded,
     Fallback,
     Policy,
     Retry,
@@ -110,6 +111,26 @@ async def test_a_block_that_a_function_leaves_open_does_not_keep_its_context_amb
         assert current_context().remaining() == inf
         await opened_stream.aclose()
         assert current_context().remaining() == inf
+
+
+async def test_a_callback_of_the_loop_is_not_cut_off_by_the_timer_of_a_call_that_has_ended(in_asyncio: World) -> None:
+    """It inherits the context of that call, whose deadline ends its wait, but it runs in no task."""
+    bulkhead, ended = Bulkhead(1, queue=1), asyncio.get_running_loop().create_future()
+
+    def callback() -> None:
+        try:
+            bulkhead.slot().__enter__()
+        except BaseException as error:
+            ended.set_result(error)
+
+    async def fn(ctx: Context) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
+    with bulkhead.slot():
+        await Timeout(0.01).aexecute(fn)
+        with pytest.warns(RuntimeWarning, match="stops the event loop"):
+            error = await ended
+    assert isinstance(error, DeadlineExceeded)
 
 
 @pytest.mark.parametrize("in_handler", [False, True])

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from weakref import ref
 
 from resilience.notes import is_handled_outside
-from resilience.outcome import describe_error
+from resilience.outcome import message_of
 
 #: Top-level package -> names of its exception classes for network errors: a connection could not be made or broke, or
 #: an answer did not come in time. Nothing is imported. None of them is a builtin `ConnectionError`.
@@ -237,7 +237,7 @@ def _proxy_may_connect(error: Any) -> bool:
         return transient(inner)
     status = proxy_status(error)
     if status is None:
-        return not _LOGIN.search(describe_error(error))
+        return not _LOGIN.search(message_of(error))
     return status >= 500 or status in {408, 425, 429}
 
 
@@ -247,7 +247,7 @@ def proxy_status(error: Any) -> int | None:
     if not is_of_tunnel and _test_of(type(error)) is not _proxy_may_connect:
         return None
     status = getattr(error, "status", None)
-    match = _STATUS.match(describe_error(error))
+    match = _STATUS.match(message_of(error))
     return status if isinstance(status, int) else int(match[1]) if match else None
 
 
@@ -285,12 +285,12 @@ def _without_sqlstate(error: Any) -> bool:
 
 def refuses_login(error: Exception) -> bool:
     """Whether PostgreSQL has refused a password, in English: errors of connecting have no SQLSTATE in libpq."""
-    return _REFUSED_LOGIN.search(describe_error(error)) is not None
+    return _REFUSED_LOGIN.search(message_of(error)) is not None
 
 
 def _is_of_closed_connection(error: Any) -> bool:
     """Whether an error from asyncpg means that its connection was lost before, or in a transaction that it ends."""
-    return "connection is closed" in describe_error(error)
+    return "connection is closed" in message_of(error)
 
 
 def _has(attribute: str, value: object, default: object = None) -> _Test:
@@ -328,7 +328,7 @@ def _has_unreadable_answer(error: Any) -> bool:
 
 def _is_of_ended_connection(error: Any) -> bool:
     """Whether an error from httpx means that the server has ended an HTTP/2 connection, or allows no more requests."""
-    text = describe_error(error)
+    text = message_of(error)
     return "ConnectionState.CLOSED" in text or "Max outbound streams is 0" in text
 
 

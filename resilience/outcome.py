@@ -98,7 +98,7 @@ class ErrorAnswer:
 LONGEST_MESSAGE: Final = 200
 
 
-def describe_error(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the message of `error`, or a placeholder if its `__str__` raises."""
     try:
         return str(error)
@@ -106,8 +106,8 @@ def describe_error(error: BaseException) -> str:
         return "<no message: its __str__ raised>"
 
 
-def describe(failed: Failed) -> tuple[str, str]:
+def type_and_message(failed: Failed) -> tuple[str, str]:
     """Return the type and message of a failed attempt; for a result, "result" and the name of its type."""
     if isinstance(failed, Exception):
-        return type(failed).__name__, describe_error(failed)
+        return type(failed).__name__, message_of(failed)
     return "result", type(failed.value).__name__

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, Protocol, final
 
 from resilience.clock import clock
 from resilience.errors import Misuse
-from resilience.outcome import LONGEST_MESSAGE, Failed, describe
+from resilience.outcome import LONGEST_MESSAGE, Failed, type_and_message
 
 __all__ = ["FailedAttempt"]
 
@@ -35,7 +35,7 @@ class History(list[tuple[str, str]]):
 
     def add(self, failed: Failed) -> None:
         """Add a failure."""
-        kind, message = describe(failed)
+        kind, message = type_and_message(failed)
         if len(message) > LONGEST_MESSAGE:
             message = f"{message[:LONGEST_MESSAGE]}..."
         self.append((kind, message))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from resilience import Failure, Success
-from resilience.outcome import StoppedIteration, describe, unwrap_stop_iteration
+from resilience.outcome import StoppedIteration, type_and_message, unwrap_stop_iteration
 from tests.conftest import Boom
 
 
@@ -85,8 +85,8 @@ def test_a_stop_iteration_is_unwrapped_from_its_carrier() -> None:
 
 def test_a_failure_is_described_by_type_and_message_and_a_result_by_its_type_only() -> None:
     """A result may be secret or large."""
-    assert describe(Boom("x")) == ("Boom", "x")
-    assert describe(Success({"password": "secret"})) == ("result", "dict")
+    assert type_and_message(Boom("x")) == ("Boom", "x")
+    assert type_and_message(Success({"password": "secret"})) == ("result", "dict")
 
 
 def test_an_exception_whose_str_raises_is_still_described() -> None:
@@ -96,6 +96,6 @@ def test_an_exception_whose_str_raises_is_still_described() -> None:
         def __str__(self) -> str:
             raise RuntimeError("no message")
 
-    kind, message = describe(Mute())
+    kind, message = type_and_message(Mute())
     assert kind == "Mute"
     assert "__str__" in message

@@ -131,7 +131,7 @@ def optional_listener(name: str, value: Listener | None) -> Listener | None:
 
 
 def emit(
-    kind: type[Event], policy: str, ctx: Context | None, callback: Listener | None = None, /, **numbers: object
+    kind: type[Event], policy: str, ctx: Context | None, callback: Listener | None = None, /, **fields: object
 ) -> None:
     """Build an event, and call the policy's own callback, the pipelines' listeners and the subscribers, if any."""
     listeners = subscribers.by_kind[kind]
@@ -140,7 +140,7 @@ def emit(
     if callback is not None:
         listeners = (callback, *listeners)
     if listeners:
-        announce(listeners, kind, policy, ctx, time=clock.now(), **numbers)
+        announce(listeners, kind, policy, ctx, time=clock.now(), **fields)
 
 
 def report_refusal(error: R, ctx: Context, waited: float = 0.0, *, shadow: bool = False) -> R:
@@ -158,12 +158,12 @@ def report_use(policy: str, ctx: Context, how: Literal["fresh", "stale", "shared
         emit(CacheUsed, policy, ctx, how=how)
 
 
-def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context | None, /, **numbers: object) -> None:
+def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context | None, /, **fields: object) -> None:
     """Build an event, and call each of these listeners with it.
 
     If one raises, the exception is logged, and the next one is called.
 
-    :param numbers: the time, and all fields of the kind besides those of `Event`, including those that have a default.
+    :param fields: the time, and all fields of the kind besides those of `Event`, including those that have a default.
     """
     operation = pipeline = called = None
     properties: dict[str, Any] = {}
@@ -174,13 +174,13 @@ def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context
         pipeline = None if ctx._executed is None else ctx._executed.name
         if info.properties:
             properties = dict(info.properties)  # a plain dictionary, so that an event can be copied and pickled
-    numbers["policy"] = policy
-    numbers["operation"] = operation
-    numbers["properties"] = properties
-    numbers["pipeline"] = pipeline
-    numbers["_called"] = called
+    fields["policy"] = policy
+    fields["operation"] = operation
+    fields["properties"] = properties
+    fields["pipeline"] = pipeline
+    fields["_called"] = called
     event = kind.__new__(kind)  # the `__init__` of a frozen dataclass would take a quarter of the call
-    _set(event, "__dict__", numbers)
+    _set(event, "__dict__", fields)
     for listener in listeners:
         try:
             listener(event)

@@ -1,6 +1,6 @@
 """The classes of events.
 
-Each event carries the policy's name, the operation, the call, the time, and the numbers of its kind.
+Each event carries the policy's name, the operation, the call, the time, and the fields of its kind.
 """
 
 from __future__ import annotations

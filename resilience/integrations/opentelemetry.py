@@ -39,7 +39,7 @@ from resilience.integrations.telemetry import (
     facts,
     kind_of,
 )
-from resilience.outcome import describe_error, unwrap_stop_iteration
+from resilience.outcome import message_of, unwrap_stop_iteration
 from resilience.policy import Call, Policy
 
 __all__ = ["Tracing", "instrument"]
@@ -241,7 +241,7 @@ class Tracing(Policy[Never]):
         if not self._record_exceptions:
             span.set_status(Status(StatusCode.ERROR, kind))
             return
-        span.set_status(Status(StatusCode.ERROR, f"{kind}: {describe_error(error)}"))
+        span.set_status(Status(StatusCode.ERROR, f"{kind}: {message_of(error)}"))
         with suppress(Exception):  # the SDK calls `str` of it, which may raise
             span.record_exception(error)
 

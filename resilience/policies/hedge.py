@@ -308,8 +308,8 @@ class HedgePlan:
         attempts, self.attempts = self.attempts, 0
         if attempts < 2:
             return
-        numbers = {"won": self.won, "attempts": attempts, "elapsed": clock.now() - self._began}
-        emit(HedgeFinished, self._policy.name, self._ctx, **numbers)
+        fields = {"won": self.won, "attempts": attempts, "elapsed": clock.now() - self._began}
+        emit(HedgeFinished, self._policy.name, self._ctx, **fields)
         if not isinstance(self.answer, Failure):
             return
         record = self._ctx._info.record

@@ -26,7 +26,7 @@ from resilience.events.dispatch import emit, report_refusal, subscribers
 from resilience.events.kinds import CircuitChanged
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult, rejects
-from resilience.outcome import LONGEST_MESSAGE, Failed, Success, describe, unwrap_stop_iteration
+from resilience.outcome import LONGEST_MESSAGE, Failed, Success, type_and_message, unwrap_stop_iteration
 from resilience.policies.marks import is_marked, mark
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.tasks import replaces_cancellation
@@ -383,5 +383,5 @@ def _is_nested(admission: Admission) -> bool:
 
 
 def _text_of(failed: Failed) -> str:
-    kind, message = describe(failed)
+    kind, message = type_and_message(failed)
     return f"{kind}: {message[:LONGEST_MESSAGE]}"

@@ -106,9 +106,9 @@ class RetryState:
             self._give_up(reason)
             return False
         if is_observed or rules.on_retry is not None:
-            numbers = {"attempt": self.attempt, "delay": self._delay, "outcome": as_outcome(failed)}
+            fields = {"attempt": self.attempt, "delay": self._delay, "outcome": as_outcome(failed)}
             try:
-                emit(RetryScheduled, rules.policy, ctx, rules.on_retry, **numbers)
+                emit(RetryScheduled, rules.policy, ctx, rules.on_retry, **fields)
             except BaseException:  # interrupted in a listener
                 self._give_back()
                 raise
@@ -219,8 +219,8 @@ class RetryState:
     def _give_up(self, reason: _Reason) -> None:
         if subscribers.retries or self._ctx._info.listeners:
             elapsed, outcome = clock.now() - self._began, as_outcome(self._last)
-            numbers = {"attempts": self.attempt, "elapsed": elapsed, "outcome": outcome, "reason": reason}
-            emit(RetryGaveUp, self._rules.policy, self._ctx, **numbers)
+            fields = {"attempts": self.attempt, "elapsed": elapsed, "outcome": outcome, "reason": reason}
+            emit(RetryGaveUp, self._rules.policy, self._ctx, **fields)
 
     # --- the end ---
 

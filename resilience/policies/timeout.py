@@ -128,8 +128,8 @@ class Timeout(Policy[Never]):
         if ctx._info.record is not None:
             ctx._info.record.replace_failure(deadline_error, error)
         if self._on_timeout is not None or ctx._info.listeners or subscribers.by_kind[TimedOut]:
-            numbers = {"timeout": limit, "by_deadline": budget is not None, "scope": self._scope(ctx)}
-            emit(TimedOut, self.name, ctx, self._on_timeout, **numbers)
+            fields = {"timeout": limit, "by_deadline": budget is not None, "scope": self._scope(ctx)}
+            emit(TimedOut, self.name, ctx, self._on_timeout, **fields)
         return error
 
     def _scope(self, ctx: Context) -> Literal["attempt", "total"] | None:

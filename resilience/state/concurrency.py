@@ -185,8 +185,7 @@ class Seeking:
         raise TypeError(f"{self!r} cannot be copied or pickled, because it learns from all calls: build another one")
 
     def __repr__(self) -> str:
-        numbers = (self._dither, self._gain, self._target)
-        return f"Seeking(dither={numbers[0]:g}, gain={numbers[1]:g}, target={numbers[2]:g})"
+        return f"Seeking(dither={self._dither:g}, gain={self._gain:g}, target={self._target:g})"
 
 
 def _elasticity(one: tuple[float, float], other: tuple[float, float]) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from resilience.circuit_state import CircuitState
 from resilience.events import CallFinished, Event, ExecutionFinished, Parked, TimedOut
 from resilience.network_errors import grpc_status
-from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, describe_error
+from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, message_of
 
 _LEFT_OUT = frozenset({"policy", "operation", "time", "properties", "pipeline", "outcome", "by_deadline", "shadow"})
 
@@ -59,7 +59,7 @@ def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
     elif outcome is not None:
         found["error_type"] = error_type(outcome)
     if messages and isinstance(outcome, Failure):
-        found["error"] = describe_error(outcome.error)[:LONGEST_MESSAGE]
+        found["error"] = message_of(outcome.error)[:LONGEST_MESSAGE]
     if not messages:
         found.pop("last_failure", None)
     values = ((name, value.value if isinstance(value, CircuitState) else value) for name, value in found.items())

@@ -27,7 +27,7 @@ from resilience.endings import end_execution
 from resilience.errors import ArgumentMisuse, AwaitableMisuse
 from resilience.events.dispatch import subscribers
 from resilience.info import BARE, NO_INFO, ExecutionInfo, Listener
-from resilience.innermost import NOT_ENTERED, enter, enter_awaitable, enter_driven, enter_task
+from resilience.innermost import ENTERING, enter, enter_awaitable, enter_driven, enter_task
 from resilience.outcome import StoppedIteration
 from resilience.record import Named, Record
 from resilience.runtimes.base import Runtime
@@ -133,7 +133,7 @@ def refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> No
     function = without_partials(function)
     code = result.cr_code
     called = [getattr(it, "__code__", None) for it in (function, type(function).__call__)]
-    has_not_begun = code in (*NOT_ENTERED, *called, _plain.__code__, _without_event_loop.__code__)
+    has_not_begun = code in (*ENTERING, *called, _plain.__code__, _without_event_loop.__code__)
     if has_not_begun or code.co_name in ("around", "enter_stream"):  # of a policy, or of a stream
         close_coroutine(result)
         theirs = [f"{type(it).__qualname__}.around" for it in executed._resilience_chain() if not _is_ours(it)]
@@ -159,7 +159,8 @@ def run(
     :param arguments: None if it is called with its context instead.
     :param ctx: the context that the caller passed in, if any.
     """
-    is_bare = arguments is not None and not executed._resilience_uses_workers  # nothing looks beyond a thread
+    # A function on a worker needs an ambient context: it is not in the thread in which `current_context` would look.
+    is_bare = arguments is not None and not executed._resilience_uses_workers
     inner = new_context(executed, function, arguments, keywords, BARE if is_bare else NO_INFO, BLOCKING)
     stage = executed._resilience_stage(None)
     try:

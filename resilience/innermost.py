@@ -196,8 +196,8 @@ async def _await_in_context(ctx: Context) -> Any:
     return result
 
 
-#: The code objects of the coroutines that enter the function. If a chain returns one of these, it was not awaited.
-NOT_ENTERED: Final[frozenset[CodeType]] = frozenset(
+#: The code objects of the coroutines that enter the function. If a chain returns such a coroutine, it was not awaited.
+ENTERING: Final[frozenset[CodeType]] = frozenset(
     it.__code__ for it in (enter_driven, enter_awaitable, _await_in_context, _await_result)
 )
 

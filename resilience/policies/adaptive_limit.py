@@ -135,7 +135,7 @@ class AdaptiveLimit(Policy[Never]):
                 await self._permits.wait(ctx, ctx.runtime)
                 break
             if not self._permits.make_room(ctx):
-                return await call(ctx)
+                return await call(ctx)  # without a permit, as it only observes
         try:
             period, began = self._period, clock.now()
             try:

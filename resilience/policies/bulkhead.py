@@ -92,7 +92,7 @@ class Bulkhead(Policy[Never]):
                 await self._permits.wait(ctx, ctx.runtime)
                 break
             if not self._permits.make_room(ctx):
-                return await call(ctx)
+                return await call(ctx)  # without a permit, as it only observes
         try:
             return await call(ctx)
         finally:

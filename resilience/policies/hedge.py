@@ -182,8 +182,19 @@ class HedgePlan:
     """The plan of one call, for the race of the runtime: a `Plan`."""
 
     __slots__ = (
-        *("_began", "_ctx", "_delay", "_first_runs", "_others", "_policy", "_running"),
-        *("answer", "attempts", "discarded", "due", "is_repeatable", "won"),
+        "_began",
+        "_ctx",
+        "_delay",
+        "_first_runs",
+        "_others",
+        "_policy",
+        "_running",
+        "answer",
+        "attempts",
+        "discarded",
+        "due",
+        "is_repeatable",
+        "won",
     )
 
     def __init__(self, policy: Hedge, ctx: Context, delay: float) -> None:

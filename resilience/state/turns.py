@@ -57,8 +57,18 @@ class Turn(Generic[W]):
     """
 
     __slots__ = (
-        *("costs", "due", "gave_way_at", "grace", "has_begun", "instant", "is_late", "joined", "latest", "patience"),
-        *("waiter", "waits"),
+        "costs",
+        "due",
+        "gave_way_at",
+        "grace",
+        "has_begun",
+        "instant",
+        "is_late",
+        "joined",
+        "latest",
+        "patience",
+        "waiter",
+        "waits",
     )
 
     def __init__(self, costs: Units, latest: float, waiter: W) -> None:
@@ -91,8 +101,17 @@ class Turns(Generic[W]):
     """The state machine. Methods that can make turns begin earlier return the turns to wake."""
 
     __slots__ = (
-        *("_all", "_has_fast_path", "_lock", "_plan", "_plan_error", "_queue"),
-        *("bucket", "fast_path", "quota", "rates", "rejected"),
+        "_all",
+        "_has_fast_path",
+        "_lock",
+        "_plan",
+        "_plan_error",
+        "_queue",
+        "bucket",
+        "fast_path",
+        "quota",
+        "rates",
+        "rejected",
     )
 
     def __init__(self, rates: tuple[Spread | SlidingLog, ...], quota: Quota) -> None:

@@ -161,18 +161,27 @@ async def test_a_slow_guarded_block_counts_as_a_slow_call(world: World, clock: F
 
 
 def test_an_interrupted_block_is_not_recorded_and_releases_a_probes_slot(threads: World, clock: FakeClock) -> None:
-    breaker = CircuitBreaker(1, open_for=5.0)
+    """A success would reset the count, and close a half-open circuit."""
+    breaker = CircuitBreaker(2, open_for=5.0)
+    breaker.capture(raising(Boom()))
     with pytest.raises(KeyboardInterrupt), breaker.guard():
         raise KeyboardInterrupt
-    assert breaker.state is CLOSED
-    breaker.capture(lambda ctx: 1 / 0)
+    breaker.capture(raising(Boom()))
+    assert breaker.state is OPEN
     clock.advance(5.0)
     with pytest.raises(KeyboardInterrupt), breaker.guard():
         raise KeyboardInterrupt
-    assert breaker.stats().probes == 0
+    assert (breaker.state, breaker.stats().probes) == (HALF_OPEN, 0)
     with breaker.guard():
         pass
     assert breaker.state is CLOSED
+
+
+async def test_a_guard_inside_a_guard_of_another_circuit_counts_for_its_own(world: World) -> None:
+    outer, inner = CircuitBreaker(1), CircuitBreaker(1)
+    async with entered(world, outer.guard()):
+        await Block(world, inner)(Boom("down"))
+    assert (outer.state, inner.state) == (CLOSED, OPEN)
 
 
 async def test_an_error_of_a_predicate_is_raised_from_a_guarded_block(world: World) -> None:

@@ -110,7 +110,8 @@ class Aimd:
             self._stays_at = None
         if not sample.dropped and max(sample.latency, sample.latency_of_all) <= self.slower_than:
             self._decreases.clear()
-            return (limit + 1, "room") if sample.inflight * 2 >= limit else (limit, "idle")
+            # Half of the whole number that is in use: 8 of 16 for a limit of 16.2.
+            return (limit + 1, "room") if sample.inflight * 2 >= int(limit) else (limit, "idle")
         return self._step_down(limit, sample)
 
     def _step_down(self, limit: float, sample: Sample) -> tuple[float, str]:

@@ -33,7 +33,8 @@ def slow(latency: float = 1.0, **numbers: Any) -> Sample:
         (30, slow(), (27, "slow")),
         (30, Sample(0.3, 30, False, False), (31, "room")),
         (30, fast(latency_of_all=0.4), (27, "slow")),
-        (16.2, fast(9), (17.2, "room")),
+        (16.2, fast(8), (17.2, "room")),
+        (16.2, fast(7), (16.2, "idle")),
     ],
 )
 def test_aimd_adds_one_or_loses_a_tenth_on_overload(limit: float, sample: Sample, expected: tuple[float, str]) -> None:

@@ -245,9 +245,11 @@ class AdaptiveLimit(Policy[Never]):
         rejected = self._permits.machine.rejected
         sample = period.sample(now, self._window, rejected > self._rejected_before)
         self._rejected_before, limit = rejected, self._limit
-        answer = self._algorithm.update(limit, sample)
-        wanted, reason = answer if isinstance(answer, tuple) else (answer, type(self._algorithm).__name__)
+        answer: Any = self._algorithm.update(limit, sample)
+        is_pair = isinstance(answer, tuple) and len(answer) == 2
+        wanted, reason = answer if is_pair else (answer, type(self._algorithm).__name__)
         wanted = checks.number("the limit that update(limit, sample) returned", wanted)
+        checks.instance("the reason that update(limit, sample) returned", reason, str, "a string")
         # A limit far above the actual use falls, but slowly: a quiet night should not lower it at once.
         wanted = min(wanted, max(limit - 1, sample.inflight * self._headroom))
         self._set(min(float(self._most), max(float(self._least), wanted)), reason, period, ctx)

@@ -275,7 +275,10 @@ async def test_a_limit_far_above_the_usage_falls_by_one_in_each_update(threads: 
     assert seen == [7, 6, 5, 5, 5, 5]
 
 
-@pytest.mark.parametrize(("wrong", "error"), [(float("nan"), ValueError), ("5", TypeError), (None, TypeError)])
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [(float("nan"), ValueError), *((it, TypeError) for it in ("5", None, (), (5,), (5, 3), (5, "a reason", 3)))],
+)
 async def test_an_algorithm_that_returns_no_usable_limit_loses_no_permit(
     threads: World, clock: FakeClock, wrong: Any, error: type[Exception]
 ) -> None:

@@ -90,7 +90,6 @@ def whole(name: str, value: object, *, least: int = 1, most: float = math.inf) -
     """Return a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number (an int), not {value!r}")
-    number(name, value)  # refuses one that is too large for a float
     if not least <= value <= most:
         limit = f"at least {least}" if value < least else f"at most {most}"
         raise ValueError(f"{name} must be {limit}, not {value!r}")

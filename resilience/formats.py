@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def format_number(value: float) -> str:
     """Return a number with all of its digits, but without a trailing `.0`."""
-    return repr(float(value)).removesuffix(".0")
+    return str(value) if isinstance(value, int) else repr(float(value)).removesuffix(".0")  # an int may be too large
 
 
 def format_count(number: float, noun: str) -> str:

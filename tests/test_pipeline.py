@@ -265,6 +265,8 @@ DESCRIPTIONS: dict[str, Policy[Any]] = {
     "search: lets 1.5 calls through for each that was accepted in the last 10 s, and holds back at most 50 %": (
         AdaptiveThrottle(1.5, window=10, most=0.5, name="search")
     ),
+    f"AdaptiveThrottle: lets 2 calls through for each that was accepted in the last 30 s, and rejects at most 90 %, "
+    f"from {10**400} calls on": AdaptiveThrottle(min_calls=10**400),
     "users: keeps values for 60 s, 5 s more if a refresh fails, by function and its arguments, at most 1024": (
         Cache(60, stale=5, name="users")
     ),

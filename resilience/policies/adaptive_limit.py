@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ class AdaptiveLimit(Policy[Never]):
         self._resilience_set_up(locals())
         self._algorithm = _as_algorithm(slower_than)
         self._least = checks.whole("least", least)
-        self._most = checks.whole("most", most, least=least)
+        self._most = checks.whole("most", most, least=least, most=sys.float_info.max)
         self._initial = checks.whole("initial", initial, least=least, most=most)
         self._window = checks.seconds("window", window)
         self._min_samples = checks.whole("min_samples", min_samples, most=MAX_SAMPLES)  # no more are kept

@@ -262,7 +262,7 @@ DESCRIPTIONS: dict[str, Policy[Any]] = {
     ),
     "AdaptiveLimit: 1 to 200 at once, 20 now, by Seeking(dither=0.15, gain=0.25, target=0.5); 3 may wait, "
     "at most 2 s; only observes": AdaptiveLimit(Seeking(), queue=3, max_wait=2, observe_only=True),
-    "search: lets 1.5 calls through for each that was accepted in the last 10 s, and holds back at most 50 %": (
+    "search: lets 1.5 calls through for each that was accepted in the last 10 s, and rejects at most 50 %": (
         AdaptiveThrottle(1.5, window=10, most=0.5, name="search")
     ),
     f"AdaptiveThrottle: lets 2 calls through for each that was accepted in the last 30 s, and rejects at most 90 %, "
@@ -276,6 +276,9 @@ DESCRIPTIONS: dict[str, Policy[Any]] = {
     ),
     "cap: at most 2 retries and hedges in everything inside, nested calls included": RepeatCap(2, name="cap"),
     "Hedge: another attempt beside one that takes longer than 0.5 s": Hedge(0.5, budget=None),
+    "Hedge: another attempt beside one that fails or takes longer than 0.5 s": Hedge(0.5, eager=True, budget=None),
+    "Hedge: another attempt at once with the first": Hedge(0, budget=None),
+    "Hedge: up to 2 more attempts at once with the first": Hedge([0], hedges=2, budget=None),
     "Hedge: up to 3 more attempts, one after another, beside one that takes longer than 0.5 s, then 0.25 s, then 0 s": (
         Hedge([0.5, 0.25, 0], hedges=3, budget=None)
     ),
@@ -284,8 +287,8 @@ DESCRIPTIONS: dict[str, Policy[Any]] = {
     "reset: raises ConnectionError in 1 % of the calls; off": Chaos(error=ConnectionError, name="reset"),
     "Chaos: raises Boom('x') in 25 % of the calls; off": Chaos(0.25, error=Boom("x")),
     "Chaos: returns None in 1 % of the calls; off": Chaos(result=None),
-    "Chaos: delays by 2 s 1 % of the calls; off": Chaos(delay=2),
-    "Chaos: delays by abs 1 % of the calls; off": Chaos(delay=abs),
+    "Chaos: delays 1 % of the calls by 2 s; off": Chaos(delay=2),
+    "Chaos: delays 1 % of the calls by abs; off": Chaos(delay=abs),
     "Chaos: calls print before 1 % of the calls; off": Chaos(action=print),
 }
 

@@ -158,7 +158,7 @@ class AdaptiveThrottle(Policy[Never]):
     def describe(self) -> str:
         text = (
             f"{self.name}: lets {format_count(self._k, 'call')} through for each that was accepted in the last "
-            f"{format_number(self._seconds)} s, and holds back at most {format_percent(self._most)}"
+            f"{format_number(self._seconds)} s, and rejects at most {format_percent(self._most)}"
         )
         if self._min_calls != 10:
             text += f", from {format_count(self._min_calls, 'call')} on"

@@ -228,7 +228,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
         switch = self._find_switch()
         rate = self._rate if switch is None else switch.rate
         state = "off" if switch is None else f"on for {max(0.0, switch.until - clock.now()):.0f} s more"
-        return f"{self.name}: {_in_words(self._effect, self._value)} {format_percent(rate)} of the calls; {state}"
+        return f"{self.name}: {_in_words(self._effect, self._value, f'{format_percent(rate)} of the calls')}; {state}"
 
     # --- private ---
 
@@ -323,11 +323,11 @@ _CHECKS: dict[_Effect, Callable[[Any], Any]] = {
 }
 
 
-def _in_words(effect: _Effect, value: Any) -> str:
+def _in_words(effect: _Effect, value: Any, calls: str) -> str:
     if effect == "error":
-        return f"raises {repr(value) if isinstance(value, Exception) else name_of(value)} in"
+        return f"raises {repr(value) if isinstance(value, Exception) else name_of(value)} in {calls}"
     if effect == "result":
-        return f"returns {value!r} in"
+        return f"returns {value!r} in {calls}"
     if effect == "delay":
-        return f"delays by {name_of(value) if callable(value) else f'{format_number(value)} s'}"
-    return f"calls {name_of(value)} before"
+        return f"delays {calls} by {name_of(value) if callable(value) else f'{format_number(value)} s'}"
+    return f"calls {name_of(value)} before {calls}"

@@ -168,13 +168,17 @@ class Hedge(Policy[Never]):
 
     @override
     def describe(self) -> str:
-        what = "another attempt" if self._hedges == 1 else f"up to {self._hedges} more attempts, one after another,"
         after = ", then ".join(f"{format_number(delay)} s" for delay in self._delays)
         if self._latencies is not None:
             quantile = self._latencies.quantile
             after = f"{format_percent(quantile.share)} of the calls take, by {quantile!r}"
+        when = f"beside one that {'fails or ' if self._eager else ''}takes longer than {after}"
+        several = f"up to {self._hedges} more attempts, one after another,"
+        if self._delays == (0.0,):
+            when, several = "at once with the first", f"up to {self._hedges} more attempts"
+        what = "another attempt" if self._hedges == 1 else several
         paid = "" if self._budget is None else f"; paid for by {self._budget!r}"
-        return f"{self.name}: {what} beside one that takes longer than {after}{paid}"
+        return f"{self.name}: {what} {when}{paid}"
 
 
 @final

@@ -86,11 +86,9 @@ def _call_in_context(ctx: Context) -> Any:
         else:
             try:
                 job = timer.begin(function, arguments, ctx._keywords)
-            except WorkersExhausted as refusal:  # no thread could be started, so the function was not entered
-                if record is not None:
-                    record.attempts -= 1
-                    record = None
-                report_refusal(refusal, ctx)
+            except WorkersExhausted as refusal:
+                record = None
+                _report_no_thread(refusal, ctx)
                 raise
             result = function(*arguments, **ctx._keywords) if job is None else timer.wait_for(job)
     except BaseException as error:
@@ -122,7 +120,13 @@ async def _enter_racing(ctx: Context) -> Any:
     try:
         job = runtime.job(function, (ctx,) if arguments is None else arguments, ctx._keywords)
         job.variables.run(set_ambient, ctx)
-        result = await runtime.run_job(job, policy)
+        try:
+            job.begin(policy)
+        except WorkersExhausted as refusal:
+            record = None
+            _report_no_thread(refusal, ctx)
+            raise
+        result = await job.outcome()
     except BaseException as error:
         if isinstance(error, TypeError):
             refuse_mismatch(ctx, error)
@@ -135,6 +139,13 @@ async def _enter_racing(ctx: Context) -> Any:
     if type(result) not in NON_AWAITABLE_TYPES:
         _check_result(function, result)
     return result
+
+
+def _report_no_thread(refusal: WorkersExhausted, ctx: Context) -> None:
+    """Report that no thread could be started for the function, which was not entered, although it was counted."""
+    if ctx._info.record is not None:
+        ctx._info.record.attempts -= 1
+    report_refusal(refusal, ctx)
 
 
 # --- in tasks ---

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
 
-from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Policy, Timeout, WorkersExhausted
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    CircuitState,
+    Context,
+    Hedge,
+    Policy,
+    RetryBudget,
+    Success,
+    Timeout,
+    WorkersExhausted,
+)
 from resilience.events import CallRejected
 from resilience.runtimes import workers
 from resilience.testing import recording
@@ -100,6 +112,29 @@ def test_a_call_is_refused_if_no_thread_can_be_started(monkeypatch: pytest.Monke
     assert breaker.state is CircuitState.CLOSED
     assert bulkhead.stats().in_flight == 0
     assert pipeline.call(len, "four") == 4
+
+
+@pytest.mark.parametrize("workers_left", [0, 1])
+def test_an_attempt_of_a_hedge_that_gets_no_thread_is_refused(
+    monkeypatch: pytest.MonkeyPatch, workers_left: int
+) -> None:
+    """The function was not entered, so it does not count as an attempt. The first attempt runs on without the hedge."""
+    may_start = iter(range(workers_left))
+
+    def start(worker: workers.Worker) -> None:
+        if next(may_start, None) is None:
+            refused(worker)
+        threading.Thread.start(worker)
+
+    ctx, budget = Context(), RetryBudget(0)
+    monkeypatch.setattr(workers, "pool", workers.Pool())
+    with monkeypatch.context() as patch, recording(CallRejected) as recorder:
+        patch.setattr(workers.Worker, "start", start)
+        outcome = Hedge(0.01, budget=budget).capture(lambda ctx: time.sleep(0.1), ctx)
+    assert isinstance(outcome, Success) == bool(workers_left)
+    assert (ctx.attempts, ctx.failures) == (workers_left, ())
+    assert [it.reason for it in recorder.of(CallRejected)] == ["WorkersExhausted"]
+    assert budget.balance == 10
 
 
 def test_a_call_that_leaves_no_stack_to_start_a_worker_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:

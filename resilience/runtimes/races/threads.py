@@ -128,29 +128,15 @@ class RacingRuntime(EngineRuntime):
     @override
     async def _run_until(self, timer: Timer, function: Callable[[], Any], policy: str) -> Any:
         workers.pool.refuse_if_exhausted(policy)
-        return await self.run_job(self.job(lambda: drive(self._host.run(function)), (), {}), policy)
+        job = self.job(lambda: drive(self._host.run(function)), (), {})
+        job.begin(policy)
+        return await job.outcome()
 
     def job(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> RacingJob:
         """Make the job that calls the function, in a copy of the current `contextvars`."""
         job = RacingJob(function, arguments, keywords)
         job.host, job.waiter = self._host, self.waiter()
         return job
-
-    async def run_job(self, job: RacingJob, policy: str) -> Any:
-        """Run the job on a worker, and return its result. If this is cut off, abandon the job."""
-        if not workers.pool.begin(job, policy):  # the interpreter is shutting down
-            job.run()
-        else:
-            try:
-                await job.waiter.wait(inf, None)
-            except BaseException:
-                if not job.abandon():
-                    job.drop()
-                raise
-        try:
-            return job.result()
-        except StopIteration as stop:
-            raise StoppedIteration(stop) from None
 
 
 @final
@@ -161,6 +147,28 @@ class RacingJob(workers.Job):
 
     host: Runtime  # closes a result that arrives too late
     waiter: EngineWaiter
+
+    def begin(self, policy: str) -> None:
+        """Begin the function on a worker, or run it here if the interpreter is shutting down.
+
+        :raises WorkersExhausted: if no thread can be started.
+        """
+        if not workers.pool.begin(self, policy):
+            self.run()
+            self.deliver()
+
+    async def outcome(self) -> Any:
+        """Return the result of the function, or raise its error. If this is cut off, abandon the job."""
+        try:
+            await self.waiter.wait(inf, None)
+        except BaseException:
+            if not self.abandon():
+                self.drop()
+            raise
+        try:
+            return self.result()
+        except StopIteration as stop:
+            raise StoppedIteration(stop) from None
 
     @override
     def deliver(self) -> None:

@@ -263,13 +263,14 @@ class Retry(Policy[Never]):
 class Attempts:
     """The attempts of one block, for `for` and `async for`. Each is a context manager."""
 
-    _began: float | None = None  # when the first attempt began; here for `__del__`: an interrupt may prevent `__init__`
+    # Here for `__del__`, because an interrupt may prevent `__init__`:
+    _began: float | None = None  # when the first attempt began
+    _state: RetryState | None = None
+    _failed: Exception | None = None  # what the last block raised, if another attempt follows
 
     def __init__(self, rules: RetryRules) -> None:
         self._rules = rules
         self.ctx: Context = block_context()
-        self._state: RetryState | None = None
-        self._failed: Exception | None = None  # what the last block raised, if another attempt follows
         self.was_entered: bool = False  # of the last attempt; keeping the attempt itself would be a reference cycle
 
     def __iter__(self) -> Iterator[Attempt]:
@@ -313,7 +314,9 @@ class Attempts:
         return Attempt(self, self._state.begin_next().attempt)
 
     def __del__(self) -> None:
-        if self._began is not None and self._state is None:  # the loop was left, at the first attempt
+        if self._failed is not None and self._state is not None:  # the loop was left, after a failed block
+            self._state.give_back()
+        elif self._began is not None and self._state is None:  # the loop was left, at the first attempt
             self._warn_if_not_entered()
 
     def _warn_if_not_entered(self) -> None:

@@ -110,7 +110,7 @@ class RetryState:
             try:
                 emit(RetryScheduled, rules.policy, ctx, rules.on_retry, **fields)
             except BaseException:  # interrupted in a listener
-                self._give_back()
+                self.give_back()
                 raise
             return not self.give_up_if_late()
         return True
@@ -165,7 +165,7 @@ class RetryState:
                 await runtime.sleep(self._delay, self._ctx._timer)
                 self._delay = 0.0
         except BaseException:
-            self._give_back()
+            self.give_back()
             raise
         if not self.give_up_if_late():
             return True
@@ -181,7 +181,7 @@ class RetryState:
         reason = self._why_late()
         if reason is None:
             return False
-        self._give_back()
+        self.give_back()
         self._give_up(reason)
         return True
 
@@ -212,7 +212,7 @@ class RetryState:
             self._earlier.add(self._last)
             self._last = None
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
         """Refund the cost of a retry that was not made."""
         give_back_repeat(self._ctx._info.cap, self._rules.budget)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from resilience import CircuitBreaker, Context, Rate, RateLimiter, Retry, RetryB
 from resilience.errors import CircuitOpen, DeadlineExceeded, RateLimited, Rejected
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.functions import quick, raising
-from tests.policies.retries import Response, bad, notes_of, run
+from tests.policies.retries import Attempts, Response, bad, notes_of, run
 from tests.test_repeats import CustomBudget
 
 
@@ -177,6 +178,21 @@ async def test_a_block_earns_pays_and_refunds_like_a_call(threads: World, clock:
         for attempt in Retry(9, on=Boom, budget=budget).attempts():
             with attempt:
                 raise Rejected("full")
+    assert budget.balance == 1
+
+
+async def test_a_retry_is_refunded_if_the_loop_is_left_after_a_failed_block(world: World, clock: FakeClock) -> None:
+    budget = RetryBudget(0, saved=1)
+
+    async def leave() -> None:
+        async for attempt in Attempts(world, Retry(on=Boom, backoff=[1], budget=budget)):
+            with attempt:
+                raise Boom
+            assert budget.balance == 0
+            break
+
+    await leave()
+    gc.collect()  # the error, its traceback, the frame of the loop and the attempts are a cycle
     assert budget.balance == 1
 
 

@@ -6,7 +6,6 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from resilience import checks
-from resilience.clock import FOREVER
 
 
 def asked_delay(carrier: Any) -> float:
@@ -33,7 +32,7 @@ def as_delay(asked: Any) -> float:
     if asked is None:
         return 0.0
     try:
-        return min(checks.seconds("retry_after", asked, zero=True, infinite=True), FOREVER)
+        return checks.seconds("retry_after", asked, zero=True, infinite=True)
     except ValueError:
         return 0.0
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 from resilience import checks, forks
 from resilience.ambient import block_context
 from resilience.checks import Duration
-from resilience.clock import FOREVER, clock
+from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import RateLimited, is_refusal
 from resilience.events.dispatch import report_refusal
@@ -293,7 +293,7 @@ class RateLimiter(Policy[Never]):
     def _pause_after(self, error: Exception) -> None:
         """Close for as long as an error of the service asks for; not for infinity, or a refusal by a policy of ours."""
         asked = 0.0 if is_refusal(error) else asked_delay(error)
-        if 0 < asked < FOREVER:
+        if 0 < asked < inf:
             self.pause(min(asked, self._longest_pause))
 
     def _learn_from_headers(self, remaining: float, seconds: float) -> None:

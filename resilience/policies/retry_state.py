@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, final
 
 from resilience.backoff import Backoff, Randomness
 from resilience.checks import Duration
-from resilience.clock import clock
+from resilience.clock import FOREVER, clock
 from resilience.context import Context, derive
 from resilience.errors import DeadlineExceeded, RetriesExhausted, closable, is_refusal
 from resilience.events.dispatch import emit, subscribers
@@ -131,7 +131,7 @@ class RetryState:
             if asked > delay:
                 if asked > rules.max_retry_after:
                     return "retry_after"
-                delay = asked
+                delay = min(asked, FOREVER)
         self._delay = delay
         if refused_until > -inf and clock.now() + delay < refused_until:
             return "circuit_open"

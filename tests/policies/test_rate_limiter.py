@@ -303,7 +303,10 @@ def test_a_resize_reschedules_waiting_callers() -> None:
 
 @pytest.mark.parametrize(
     ("retry_after", "pause"),
-    [(2, 2), (timedelta(0, 3), 3), (600, 60), (None, 0), (0, 0), (-1, 0), (nan, 0), (inf, 0), ("2", 0), (True, 0)],
+    [
+        *((2, 2), (timedelta(0, 3), 3), (600, 60), (1.8e12, 60), (timedelta.max, 60)),
+        *((None, 0), (0, 0), (-1, 0), (nan, 0), (inf, 0), ("2", 0), (True, 0)),
+    ],
 )
 async def test_an_error_with_retry_after_pauses_the_limiter_for_at_most_a_minute(
     threads: World, virtual: VirtualClock, retry_after: Any, pause: float

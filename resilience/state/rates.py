@@ -66,7 +66,7 @@ class Spread:
         A use that began before the bucket was last full gets no refund: the bucket has been refilled since.
         """
         if units > 0:
-            self.full_at = max(self.full_at, now) + units * self.interval
+            self.take(units, now, now)
         elif began >= self._busy_since and self.full_at > now:
             self.full_at = max(self.full_at + units * self.interval, now)
 

@@ -290,6 +290,14 @@ def test_units_that_were_refilled_since_are_not_given_back() -> None:
     assert arrivals.began == {"a": 0, "b": 10, "c": 14}
 
 
+def test_units_that_a_reset_has_discarded_are_not_given_back() -> None:
+    """After it, one call turns out to have used more than it was charged before, and another one less."""
+    used = iter([10, 0, 4])
+    limiter = RateLimiter(Rate(1, burst=8, cost=4, actual=lambda result: next(used)))
+    arrivals = Arrivals(limiter).at(0, "more", lasts=2).at(0, "less", lasts=3).then(1, limiter.reset)
+    assert arrivals.at(3.5, "next").run().began == {"more": 0, "less": 0, "next": 4}
+
+
 def test_a_resize_reschedules_waiting_callers() -> None:
     limiter = RateLimiter(Rate(1, burst=1))
     arrivals = Arrivals(limiter).at(0, *"abcd").then(0.5, lambda: limiter.resize(2)).run()

@@ -180,15 +180,17 @@ def test_a_bucket_credits_at_most_up_to_its_size() -> None:
 
 
 @pytest.mark.parametrize("at", [4.0, 5.0])
-@pytest.mark.parametrize("taken", ["in time", "from the queue"])
+@pytest.mark.parametrize("taken", ["in time", "from the queue", "beyond the cost of an earlier use"])
 def test_a_bucket_does_not_credit_units_that_were_refilled_since(taken: str, at: float) -> None:
     """It was full again after the first use, whose credit must not reduce the second use."""
     rate = Spread(1, 1.0, 4)
     rate.take(4, 0.0, 0.0)
     if taken == "in time":
         assert take_now(rate, 4, at)
-    else:
+    elif taken == "from the queue":
         rate.take(4, at, at)
+    else:
+        rate.correct(4, 0.0, at)
     rate.correct(-3, 0.0, 6.0)
     assert rate.full_at == at + 4.0
     rate.correct(-3, at, 6.0)

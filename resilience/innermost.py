@@ -158,16 +158,16 @@ def enter_task(ctx: Context) -> Awaitable[Any]:
     function: Callable[..., Awaitable[Any]] = ctx._function
     arguments: Any = ctx._arguments  # never None, because a bare context is not passed to the function
     try:
-        return function(*arguments, **ctx._keywords) if ctx._keywords else function(*arguments)
+        awaitable = function(*arguments, **ctx._keywords) if ctx._keywords else function(*arguments)
     except TypeError as error:
         refuse_mismatch(ctx, error)
         raise
+    return awaitable if type(awaitable) is CoroutineType else _await_result(function, awaitable)
 
 
 async def enter_awaitable(ctx: Context) -> Any:
     """Call the function, whose call may begin its work, only once this coroutine is awaited; await the result."""
-    awaitable = enter_task(ctx)
-    return await (awaitable if type(awaitable) is CoroutineType else _await_result(ctx._function, awaitable))
+    return await enter_task(ctx)
 
 
 async def _await_result(function: Callable[..., Any], awaitable: Any) -> Any:

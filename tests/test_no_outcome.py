@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -113,23 +115,36 @@ def test_an_awaitable_in_a_blocking_execution_is_refused_and_not_handled(greedy:
 async def test_a_plain_result_in_an_asynchronous_execution_is_not_handled(
     tasks_world: World, greedy: Policy[Any]
 ) -> None:
+    """Nor if the function is marked as one that returns an awaitable."""
     calls: list[object] = []
 
     def returns_a_number(*args: object) -> Any:
         calls.append(1)
         return 5
 
+    marked = marked_as_asynchronous(lambda *args: returns_a_number())
     for misuse in (
         lambda: greedy.aexecute(returns_a_number),
         lambda: greedy.acall(returns_a_number, 1),
         lambda: greedy.acapture(returns_a_number),
         lambda: greedy.aproxy(Holder(returns_a_number), "method").method(),
+        lambda: greedy.call(marked, 1),
+        lambda: greedy.acall(marked, 1),
+        lambda: greedy(marked)(1),
     ):
         with pytest.raises(TypeError, match=r"int, which cannot be awaited") as caught:
             await misuse()
-        assert "returns_a_number" in str(caught.value) or "Holder.method" in str(caught.value)
+        assert any(name in str(caught.value) for name in ("returns_a_number", "Holder.method", "<lambda>"))
         assert "execute" in str(caught.value)
-    assert len(calls) == 4
+    assert len(calls) == 7
+
+
+def marked_as_asynchronous(fn: Any) -> Any:
+    """Mark a function as the standard library does, so that it counts as a coroutine function."""
+    if sys.version_info >= (3, 12):
+        return inspect.markcoroutinefunction(fn)
+    fn._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+    return fn
 
 
 async def test_a_misuse_inside_the_function_is_no_outcome_of_the_outer_policies(

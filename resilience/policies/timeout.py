@@ -139,10 +139,10 @@ class Timeout(Policy[Never]):
         """
         found: set[Literal["attempt", "total"]] = set()
         is_repeated = False
-        for policy in getattr(ctx._executed, "policies", (ctx._executed,)):
+        for policy in () if ctx._executed is None else ctx._executed._resilience_chain():
             if policy is self:
                 found.add("attempt" if is_repeated else "total")
-            is_repeated = is_repeated or getattr(policy, "_resilience_repeats", False)
+            is_repeated = is_repeated or policy._resilience_repeats
         return found.pop() if len(found) == 1 else None
 
     def _warn_of_overrun(self, ctx: Context, began: float, deadline: float) -> None:

@@ -59,8 +59,8 @@ class Race(ABC):
         except GeneratorExit:  # a coroutine that is being closed cannot await
             is_closed = True
             raise
-        except (KeyboardInterrupt, SystemExit) as error:
-            self._error = error
+        except (KeyboardInterrupt, SystemExit) as interrupt:
+            self._error = interrupt
             raise
         finally:
             self._end()

@@ -134,7 +134,7 @@ OF_TYPES: list[tuple[str, Callable[[], object]]] = [
     (r"mean Retry\(\.\.\.\)\.wrap\(\.\.\.\)", lambda: Retry.wrap()),
     (r"mean Retry\(\.\.\.\)\.wrap\(\.\.\.\)", lambda: Retry.wrap(Timeout(1.0), Retry())),
     (r"Pipeline\(\*policies\)", lambda: Pipeline([Retry()])),
-    (r"seconds \(a number\) or a timedelta", lambda: Timeout("1")),
+    (r"seconds \(an int or a float\) or a timedelta", lambda: Timeout("1")),
     (
         r"a condition such as ConsecutiveFailures\(5\), or an int, not 0\.5; .*FailureRatio\(0\.5\)\?",
         lambda: CircuitBreaker(0.5),

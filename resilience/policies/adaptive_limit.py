@@ -217,7 +217,8 @@ class AdaptiveLimit(Policy[Never]):
     def _ended(self, began_in: Period, began: float, ctx: Context) -> None:
         """Record how long a call took; evaluate the limit, if it is time."""
         now, period, permits = clock.now(), self._period, self._permits.machine
-        number = period.note(now - began, began_in, permits.in_flight(), bool(permits.waiting), now)
+        is_waited_for = bool(permits.waiting) and permits.counts()[2] > 0  # the queue may hold a mark, and no caller
+        number = period.note(now - began, began_in, permits.in_flight(), is_waited_for, now)
         if number >= self._min_samples and now >= period.next_evaluation:
             self._in_turn(partial(self._evaluate, period, now, ctx))
 

@@ -188,6 +188,20 @@ async def test_a_sample_is_full_after_a_refusal_or_while_a_call_waits(threads: W
     assert [sample.full for _, sample in algorithm.updates][:1] == [True]
 
 
+async def test_running_calls_beyond_a_lowered_limit_do_not_make_a_sample_full(threads: World, clock: FakeClock) -> None:
+    """No call was refused or had to wait."""
+    algorithm = Recording(1)
+    limit = AdaptiveLimit(algorithm, initial=3, min_samples=1)
+    async with beside(threads) as group:
+        calls = [await group.inside(limit) for _ in range(3)]
+        for call in calls:
+            clock.advance(2)
+            call.let_go()
+            await call.result()
+    await call_lasting(threads, clock, limit, 2)
+    assert [(limit, sample.full) for limit, sample in algorithm.updates] == [(3, False), (1, False)]
+
+
 async def test_a_call_begun_under_an_earlier_limit_is_left_out_of_the_latency(threads: World, clock: FakeClock) -> None:
     """It counts in `latency_of_all` only."""
     algorithm = Recording(21)

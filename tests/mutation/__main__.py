@@ -59,6 +59,8 @@ policies/cache: policies/{cache,cache_machine} EVERY_POLICY
 policies/keyed: policies/keyed integrations/{standard,limits} EVERY_POLICY
 policies/timeout: TIMEOUT runtimes/{workers,abandoned,tasks} context EVERY_POLICY
 streams/{driver,iterators,pulls,runtime,source,streaming}: STREAMS
+execution: called context ambient_context deadlines mismatch decorator own_policy find_policies
+    runtimes/{driven,driving,lowering,tasks} streams/usage composition/outer_limits EVERY_POLICY
 repeats: repeats policies/{retry_budget,repeat_cap} bad_input misuse composition/copies
 integrations/{answers,asgi,wsgi}: integrations/{answers,deadline_middlewares}
 integrations/{wire,_serving}: integrations/{wire,serving,deadline_middlewares,wrong_arguments}
@@ -85,6 +87,8 @@ events/kinds: called EVERY_POLICY
 events/dispatch: events listeners called bad_input
 runtimes/blocking: runtimes/{blocking,abandoned,races} streams/time policies/circuit_breaker_probe
     composition/outer_limits own_policy TIMEOUT BULKHEAD RETRY EVERY_POLICY
+runtimes/races/{__init__,asyncio_race,threads,trio_race}: HEDGE own_policy context runtimes/{virtual,workers,abandoned}
+    policies/circuit_breaker_probe streams/usage composition/cancellation
 network_errors: matching transient_for_real integrations/sdks
 work/claims: work/once integrations/redis/once
 work/for_each: work/each bad_input
@@ -116,6 +120,7 @@ state/permits: state/permits_steps
 repeats: composition/processes
 policies/live_permits: composition/{processes,signals}
 policies/live_circuit: composition/interrupts
+runtimes/races/{__init__,asyncio_race,threads,trio_race}: composition/interrupts
 policies/circuit_breaker: composition/{processes,interrupts} contention/contention
 policies/fallback: composition/{memory,interrupts}
 """

@@ -125,7 +125,7 @@ class Trials:
         return _fork(lambda: _import_and_run(self.module, mutant, self.apart, LONGEST_TEST))
 
     def _start(self, session: pytest.Session, survey: Survey, mutant: Mutant) -> int:
-        name = "resilience." + self.module.removesuffix(".py").replace("/", ".")
+        name = "resilience." + self.module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         items = survey.of_line(mutant.line, session.items)
 
         def work() -> int:

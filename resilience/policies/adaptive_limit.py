@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Never, TypeVar, final
+from typing import Any, Never, TypeVar, cast, final
 
 from typing_extensions import override
 
@@ -306,12 +306,14 @@ class LimitSlot:
 
 
 def _as_algorithm(value: Any) -> Algorithm:
-    if isinstance(value, Algorithm) and not isinstance(value, type):
+    # Not with `isinstance`: from Python 3.12 on, a protocol does not see what `__getattr__` answers.
+    methods = [getattr(value, name, None) for name in ("update", "reset")]
+    if all(map(callable, methods)) and not isinstance(value, type):
         checks.plain_function("slower_than.update", value.update, ("limit", "sample"))
         checks.plain_function("slower_than.reset", value.reset, ())
-        return value
+        return cast("Algorithm", value)
     checks.not_bare("@AdaptiveLimit(0.5)", value)
-    if hasattr(value, "update"):
+    if methods[0] is not None:
         raise TypeError(f"slower_than must be seconds, or have update(limit, sample) and reset(), not {value!r}")
     return Aimd(checks.seconds("slower_than", value))
 

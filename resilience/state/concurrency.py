@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from math import exp, log
-from typing import Any, Final, Protocol, TypeAlias, final, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, final
 
 from resilience import checks
 from resilience.formats import format_number
@@ -56,7 +56,6 @@ class Sample:
 Answer: TypeAlias = "float | tuple[float, str]"
 
 
-@runtime_checkable
 class Algorithm(Protocol):
     """An algorithm that learns a limit. One thread at a time calls it, without a lock."""
 

@@ -289,6 +289,21 @@ async def test_a_limit_far_above_the_usage_falls_by_one_in_each_update(threads: 
     assert seen == [7, 6, 5, 5, 5, 5]
 
 
+async def test_an_algorithm_may_be_an_object_that_passes_its_calls_on(threads: World, clock: FakeClock) -> None:
+    """Such as one that logs them, or a mock: its class has no `update`."""
+
+    class Passing:
+        def __init__(self, algorithm: Recording) -> None:
+            self.algorithm = algorithm
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.algorithm, name)
+
+    limit = AdaptiveLimit(Passing(Recording(3)), initial=2, min_samples=1)
+    await call_lasting(threads, clock, limit, 1)
+    assert limit.stats().limit == 3
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [(float("nan"), ValueError), *((it, TypeError) for it in ("5", None, (), (5,), (5, 3), (5, "a reason", 3)))],

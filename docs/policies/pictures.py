@@ -22,6 +22,7 @@ from resilience import (  # noqa: E402
     Keyed,
     Rate,
     RateLimiter,
+    RepeatCap,
     Retry,
     RetryBudget,
     SingleFlight,
@@ -79,6 +80,30 @@ def retry_budget(axes: Any) -> None:
         at = [30 * slot + 15 for slot in range(len(course))]
         axes.plot(at, [100 * it for it in course], color=color, linestyle=line, label=label)
     axes.set_ylabel("% answered in time")
+
+
+def repeat_cap(axes: Any) -> None:
+    """Draw an outage of a minute, below three layers that each make three attempts."""
+    _band(axes, 60, 120, "outage")
+    for label, color, policy in (("without", OTHERS, Retry(1)), ("under RepeatCap(2)", OURS, RepeatCap(2))):
+        reached = simulated.layered(policy, 10.0, 180, down=(60, 120))
+        axes.plot(_means(reached), color=color, label=label)
+    axes.axhline(10, color=OTHERS, linestyle=":", label="calls that are made")
+    axes.set_ylabel("calls at the bottom\nper second")
+
+
+def chaos(axes: Any) -> None:
+    """Draw the faults of a minute in which a fifth of the attempts fail, and the errors that clients get."""
+    _band(axes, 60, 120, "on(rate=0.2, lasts=60)")
+    for label, color, line, attempts in (
+        ("no retries", OTHERS, "-", 1),
+        ("Retry(2)", OURS, "--", 2),
+        ("Retry(3)", OURS, "-", 3),
+    ):
+        retry = Retry(attempts, backoff=[0.05])
+        faults = simulated.injected(retry, 0.2, 50.0, 180, on_at=60.0, lasts=60.0)
+        axes.plot(_means(faults.errors), color=color, linestyle=line, label=label)
+    axes.set_ylabel("errors that clients get\nper second")
 
 
 def rate_limiter(axes: Any) -> None:
@@ -182,6 +207,8 @@ PICTURES = {
     "hedge": hedge,
     "rate-limiter": rate_limiter,
     "retry-budget": retry_budget,
+    "repeat-cap": repeat_cap,
+    "chaos": chaos,
     "adaptive-limit": adaptive_limit,
     "adaptive-throttle": adaptive_throttle,
 }

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import resilience
-from resilience import Pipeline, Policy, backoff, events
+from resilience import Pipeline, Policy, RetryBudget, backoff, events
 from resilience.integrations.http import Rules, standard
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.test_public_api import home_of, modules, public_names
@@ -22,12 +22,13 @@ PUBLIC = [getattr(resilience, name) for name in resilience.__all__]
 POLICIES: list[type[Policy[Any]]] = [
     it for it in PUBLIC if isinstance(it, type) and issubclass(it, Policy) and it not in (Policy, Pipeline)
 ]
+WITH_PAGES: list[type] = [*POLICIES, RetryBudget]  # which is no policy, but has a page like one
 PARTS = ["About", "Usage", "Defaults", "What happens", "What it promises", "Telemetry", "Patterns", "Anti-patterns"]
 #: The documented defaults of parameters whose real default only marks that they were not given.
 MEANT: dict[tuple[str, str], Any] = {("Fallback", "value"): None, ("RateLimiter", "more"): ()}
 
 
-def page_of(policy: type[Policy[Any]]) -> str:
+def page_of(policy: type) -> str:
     name = re.sub(r"(?<!^)(?=[A-Z])", "-", policy.__name__).lower()
     return (PAGES / "policies" / f"{name}.md").read_text(encoding="utf-8")
 
@@ -41,8 +42,8 @@ def parameters_under(page: str, heading: str) -> dict[str, str]:
     return {name: default for name, default, *_ in rows}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_page_of_a_policy_lists_each_parameter_with_its_default(policy: type[Policy[Any]]) -> None:
+@pytest.mark.parametrize("policy", WITH_PAGES)
+def test_the_page_of_a_policy_lists_each_parameter_with_its_default(policy: type) -> None:
     """In the order of the signature; the default is an expression that the constructor accepts."""
     parameters = inspect.signature(policy).parameters
     described = parameters_under(page_of(policy), "Defaults")
@@ -74,8 +75,8 @@ def test_the_page_of_an_integration_lists_its_parameters(page: str, heading: str
         assert repr(written) == repr(parameter.default) or written == parameter.default
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_page_of_a_policy_has_the_common_sections(policy: type[Policy[Any]]) -> None:
+@pytest.mark.parametrize("policy", WITH_PAGES)
+def test_the_page_of_a_policy_has_the_common_sections(policy: type) -> None:
     """In the same order, with a diagram."""
     page = page_of(policy)
     headings = [heading for heading in re.findall(r"^## (.+)$", page, re.MULTILINE) if heading in PARTS]

@@ -7,7 +7,18 @@ from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from resilience import AdaptiveLimit, AdaptiveThrottle, Bulkhead, LimitExceeded, RateLimiter, Retry, Throttled
+from resilience import (
+    AdaptiveLimit,
+    AdaptiveThrottle,
+    Bulkhead,
+    Chaos,
+    Context,
+    LimitExceeded,
+    Policy,
+    RateLimiter,
+    Retry,
+    Throttled,
+)
 from resilience.testing import Simulation
 
 
@@ -158,3 +169,79 @@ def begun(limiter: RateLimiter, callers: int, closed_at: float, closed_for: floa
         simulation.start(close())
         simulation.run()
     return instants
+
+
+def layered(policy: Policy[Any], demand: float, seconds: int, *, down: tuple[float, float], seed: int = 2) -> list[int]:
+    """Return how many calls reach a service, second by second, below three layers of three attempts each.
+
+    Clients come as a Poisson stream, and `policy` is around each of their calls. The service fails while it is down.
+    """
+    reached = [0] * seconds
+    layer = Retry(3, backoff=[0.1])
+    with Simulation(seed) as simulation:
+
+        async def service(ctx: Context) -> None:
+            now = simulation.now()
+            reached[min(seconds - 1, int(now))] += 1
+            if down[0] <= now < down[1]:
+                raise ConnectionError("down")
+
+        async def library(ctx: Context) -> None:
+            await simulation.execute(layer, service)
+
+        async def program(ctx: Context) -> None:
+            await simulation.execute(layer, library)
+
+        async def client() -> None:
+            try:
+                await simulation.execute(policy.wrap(layer), program)
+            except ConnectionError:
+                pass
+
+        start_clients(simulation, client, demand, seconds)
+        simulation.run(until=seconds)
+    return reached
+
+
+class Faults(NamedTuple):
+    """The faults of a service, and the errors of its clients, second by second."""
+
+    injected: list[int]
+    errors: list[int]
+
+
+def injected(
+    retry: Retry, rate: float, demand: float, seconds: int, *, on_at: float, lasts: float, seed: int = 6
+) -> Faults:
+    """Simulate a Poisson stream of clients who retry, of a service that only a `Chaos` makes fail, for a while."""
+    faults = Faults([0] * seconds, [0] * seconds)
+    with Simulation(seed) as simulation:
+        chaos = Chaos(error=ConnectionError)
+
+        def note(counts: list[int]) -> None:
+            counts[min(seconds - 1, int(simulation.now()))] += 1
+
+        async def call(ctx: Context) -> None:
+            await simulation.sleep(0.02)
+
+        async def attempt(ctx: Context) -> None:
+            try:
+                await simulation.execute(chaos, call)
+            except ConnectionError:
+                note(faults.injected)
+                raise
+
+        async def client() -> None:
+            try:
+                await simulation.execute(retry, attempt)
+            except ConnectionError:
+                note(faults.errors)
+
+        async def switch_on() -> None:
+            await simulation.sleep(on_at)
+            chaos.on(rate, lasts)
+
+        simulation.start(switch_on())
+        start_clients(simulation, client, demand, seconds)
+        simulation.run(until=seconds)
+    return faults

@@ -13,6 +13,7 @@ from resilience import Chaos, Context, DeadlineExceeded, Failure, Retry, Success
 from resilience.testing import seeded
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.contention.storm import Storm
+from tests.policies.simulated import injected
 
 
 class Draws:
@@ -303,6 +304,15 @@ def test_a_chaos_has_exactly_one_effect(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="exactly one of error, result, delay and action") as raised:
         make(**given)
     assert all(f"{name}={value!r}" in str(raised.value) for name, value in given.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+def test_retries_hide_all_but_a_power_of_the_faults_until_it_switches_itself_off(attempts: int) -> None:
+    """If a fifth of the attempts fails, a fifth, a 25th or a 125th of the callers get an error."""
+    faults = injected(Retry(attempts, backoff=[0.05]), 0.2, 100.0, 300, on_at=60.0, lasts=180.0)
+    assert sum(faults.errors[60:240]) / (100 * 180) == pytest.approx(0.2**attempts, rel=0.2)
+    assert sum(faults.injected[:60]) == sum(faults.injected[241:]) == 0
 
 
 # --- concurrency ---------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from resilience import Context, Policy, RepeatCap, Retry, RetryBudget, current_c
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.retries import run
+from tests.policies.simulated import layered
 
 LAYER = Retry(3, on=Boom, backoff=[0])
 
@@ -156,3 +157,16 @@ async def test_a_retry_that_is_cancelled_during_its_wait_does_not_count(in_async
 
     await in_asyncio.execute(RepeatCap(1), fn)
     assert script.calls == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_cap_bounds_the_load_below_three_layers_in_an_outage(seed: int) -> None:
+    """The service gets 27 calls for each one that is made, or three under a cap of 2."""
+
+    def reached(policy: Policy[Any]) -> int:
+        return sum(layered(policy, 10.0, 100, down=(20, 100), seed=seed)[30:90])
+
+    never = sum(layered(Retry(1), 10.0, 100, down=(0, 0), seed=seed)[30:90])
+    assert reached(Retry(1)) / never == pytest.approx(27, rel=0.1)
+    assert reached(RepeatCap(2)) / never == pytest.approx(3, rel=0.1)

@@ -17,7 +17,7 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import RateLimited, is_refusal
 from resilience.events.dispatch import report_refusal
-from resilience.formats import format_number, format_seconds
+from resilience.formats import format_count, format_number, format_seconds
 from resilience.hints import asked_delay
 from resilience.info import BARE
 from resilience.outcome import ErrorAnswer
@@ -252,7 +252,8 @@ class RateLimiter(Policy[Never]):
     def _given_costs(self, costs: tuple[float, ...]) -> Units:
         """Return the costs that a caller has passed, one for each rate."""
         if len(costs) != len(self._rates):
-            raise TypeError(f"{self.name} has {len(self._rates)} rates, and these are {len(costs)} costs: {costs!r}")
+            rates = format_count(len(self._rates), "rate")
+            raise TypeError(f"{self.name} has {rates} and takes a cost for each, not {costs!r}")
         return (*(checks.within("cost", it, 0) for it in costs), _ONE_CALL)
 
     async def _wait(self, costs: Units, ctx: Context, runtime: Runtime) -> float:

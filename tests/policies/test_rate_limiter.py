@@ -428,8 +428,10 @@ def test_a_turn_takes_one_cost_for_each_rate() -> None:
     assert limiter.try_take(0, 0) == 0
     assert limiter.try_take(1, 0) > 0
     assert limiter.try_take(0, 1) > 0
-    with pytest.raises(TypeError, match="2 rates"):
+    with pytest.raises(TypeError, match=r"has 2 rates and takes a cost for each, not \(3,\)"):
         limiter.turn(3)
+    with pytest.raises(TypeError, match=r"has 1 rate and takes a cost for each, not \(1, 2\)"):
+        RateLimiter(1).try_take(1, 2)
     with pytest.raises(ValueError, match="-1"):
         limiter.try_take(1, -1)
 

@@ -17,6 +17,7 @@ from resilience.runtimes import workers
 from resilience.runtimes.base import Plan
 from resilience.runtimes.engine import EngineTimer
 from resilience.testing import Simulation, virtual_time
+from tests.callers import wait_until
 from tests.conftest import Virtual, World
 from tests.policies.hedges import Service
 
@@ -252,3 +253,33 @@ def test_a_result_that_comes_as_its_attempt_ends_is_closed(threads: World, monke
     with virtual_time(), pytest.raises(TimeoutError):
         Policy.wrap(Timeout(0.1), Hedge(5)).execute(fn)
     assert closed == ["closed"]
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_result_is_closed_if_an_interrupt_comes_as_its_function_begins(
+    threads: World, monkeypatch: pytest.MonkeyPatch, has_ended: bool
+) -> None:
+    """No caller waits for the function, which runs on."""
+    begun, closed = threading.Event(), threading.Event()
+
+    class Result:
+        def close(self) -> None:
+            closed.set()
+
+    def fn(ctx: Context) -> Result:
+        assert has_ended or begun.wait(5)
+        return Result()
+
+    begin = workers.pool.begin
+
+    def interrupted(job: Any, policy: str) -> bool:
+        begin(job, policy)
+        if has_ended:
+            wait_until(lambda: job._claim.locked())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers.pool, "begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Hedge(5).execute(fn)
+    begun.set()
+    assert closed.wait(5)

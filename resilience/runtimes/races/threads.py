@@ -153,9 +153,14 @@ class RacingJob(workers.Job):
 
         :raises WorkersExhausted: if no thread can be started.
         """
-        if not workers.pool.begin(self, policy):
-            self.run()
-            self.deliver()
+        try:
+            if not workers.pool.begin(self, policy):
+                self.run()
+                self.deliver()
+        except BaseException:  # interrupted: it may have begun, so a worker may still have to close its result
+            if not self.claim():
+                self.drop()
+            raise
 
     async def outcome(self) -> Any:
         """Return the result of the function, or raise its error. If this is cut off, abandon the job."""

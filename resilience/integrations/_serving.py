@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias, final
 
 from resilience.ambient import block_context, get_ambient, set_ambient
 from resilience.clock import clock
@@ -10,6 +11,12 @@ from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.network_errors import grpc_status, transient
 from resilience.runtimes.base import has_come
+
+# The types of ASGI.
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 
 def budget(seconds: float) -> Context:

@@ -8,9 +8,9 @@ body had stopped), and a new task inherits the context in which it is created.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable
 from math import inf
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 import anyio.lowlevel
 
@@ -19,17 +19,13 @@ from resilience.ambient import get_ambient
 from resilience.checks import Duration
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
-from resilience.integrations._serving import Steps, budget, ran_out
+from resilience.integrations._serving import Message, Receive, Scope, Send, Steps, budget, ran_out
 from resilience.integrations.answers import TOO_LATE, Answer, Answering, FrameworkErrors, answer_to
 from resilience.integrations.wire import HEADERS, Acceptance
 from resilience.runtimes.tasks import TASKS
 
 __all__ = ["DeadlineMiddleware", "ResilienceMiddleware"]
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, Final, TypeAlias, final
+from collections.abc import Iterable
+from typing import Any, Final, final
 from urllib.parse import quote
 from weakref import finalize
 
@@ -22,15 +22,11 @@ import anyio
 from resilience import checks
 from resilience.checks import Duration
 from resilience.clock import clock
+from resilience.integrations._serving import Receive, Scope, Send
 from resilience.integrations.dashboard.page import HEADERS, page
 from resilience.integrations.dashboard.state import state
 from resilience.integrations.dashboard.watch import Watch
 from resilience.integrations.telemetry import Observed
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 #: Seconds after which a stream ends, and the milliseconds that a browser then waits before it reconnects.
 STREAM_LASTS: Final = 20.0

@@ -256,6 +256,7 @@ def test_a_caller_whose_cost_exceeds_a_resized_limit_is_refused_and_blocks_no_ot
 async def test_a_pause_delays_calls_although_units_are_free(world: World, virtual: VirtualClock) -> None:
     """Each pause does: a call that finds free units takes no lock, and sees the pause anyway."""
     limiter = RateLimiter(Rate(1000, burst=1000))
+    limiter.pause(0)
     for resumed_at in (5, 10):
         assert [await works(world, limiter), await works(world, limiter)] == ["fine", "fine"]
         limiter.pause(5)
@@ -325,6 +326,12 @@ async def test_an_error_with_retry_after_pauses_the_limiter_for_at_most_a_minute
     assert limiter.stats().next_turn == pause
     assert await works(threads, limiter) == "fine"
     assert virtual.now() == pause
+
+
+def test_statistics_assume_a_cost_of_one_if_it_is_computed(virtual: VirtualClock) -> None:
+    limiter = RateLimiter(Rate(10, burst=10, cost=lambda ctx: 10))
+    limiter.call(int)
+    assert limiter.stats().next_turn == pytest.approx(0.1)
 
 
 async def test_rejections_and_switched_off_hints_do_not_pause(world: World, virtual: VirtualClock) -> None:

@@ -25,7 +25,7 @@ from resilience.callables import (
     why_lazy,
 )
 from resilience.errors import AwaitableMisuse, BlockMisuse
-from resilience.runtimes.base import trio_task
+from resilience.runtimes.current import trio_task
 
 C = TypeVar("C")
 Run: TypeAlias = Callable[..., Any]

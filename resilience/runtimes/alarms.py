@@ -35,6 +35,7 @@ from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.runtimes.base import Expired, Timer
+from resilience.runtimes.current import asyncio_task
 
 if TYPE_CHECKING:
     import asyncio
@@ -81,10 +82,7 @@ class AsyncioTimer(Timer):
     @override
     def covers_this_code(self) -> bool:
         task = getattr(self, "task", None)
-        try:
-            return task is not None and task is _asyncio().current_task()
-        except RuntimeError:  # a worker thread
-            return False
+        return task is not None and task is asyncio_task()
 
     @override
     def start(self) -> None:
@@ -134,14 +132,9 @@ class AsyncioTimer(Timer):
             self.alarm.pending.pop(self, None)
         # If more are left, another request concerns the block, and its cancellation must not end here.
         elif task.uncancel() <= self._cancelling:
-            mine = isinstance(error, (_asyncio().CancelledError, Expired))
+            mine = isinstance(error, (sys.modules["asyncio"].CancelledError, Expired))  # an import would cost 400 ns
         self.fired = mine
         return mine
-
-
-def _asyncio() -> Any:
-    """Return asyncio. A task with a timer has imported it already (see tasks.py); an import would cost 400 ns."""
-    return sys.modules["asyncio"]
 
 
 @final

@@ -6,7 +6,6 @@ suspend in its event loop.
 
 from __future__ import annotations
 
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, MutableSequence
@@ -244,12 +243,3 @@ async def close_each(close: Callable[[Any], Awaitable[None]], resources: Mutable
 def timeout_exceeded(seconds: float, policy: str) -> TimeoutExceeded:
     """Return the error for a function that took too long."""
     return TimeoutExceeded(f"no result within {format_number(seconds)} s", policy=policy, timeout=seconds)
-
-
-def trio_task() -> Any:
-    """Return the current trio task; None in other code."""
-    current = getattr(sys.modules.get("trio.lowlevel"), "current_task", None)  # None also during its import
-    try:
-        return current and current()
-    except RuntimeError:  # outside of a task; `in_trio_task`, which would tell, needs trio 0.29
-        return None

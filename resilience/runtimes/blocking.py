@@ -23,7 +23,8 @@ from resilience.clock import FOREVER, clock
 from resilience.log import logger
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
-from resilience.runtimes.base import Expired, Plan, Runtime, Timer, Waiter, refuse_undeclared_race, trio_task
+from resilience.runtimes.base import Expired, Plan, Runtime, Timer, Waiter, refuse_undeclared_race
+from resilience.runtimes.current import trio_task
 from resilience.runtimes.driving import drive
 
 T = TypeVar("T")

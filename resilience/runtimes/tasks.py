@@ -24,8 +24,9 @@ from resilience.clock import clock
 from resilience.log import logger
 from resilience.notes import is_handled_outside
 from resilience.runtimes.alarms import OTHER_LIMITS, AsyncioTimer, find_alarm
-from resilience.runtimes.base import Expired, Plan, Runtime, Timer, Waiter, refuse_undeclared_race, trio_task
+from resilience.runtimes.base import Expired, Plan, Runtime, Timer, Waiter, refuse_undeclared_race
 from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.current import asyncio_task, trio_task
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,29 +35,6 @@ if TYPE_CHECKING:
     from resilience.runtimes.races.trio_race import TrioRace
 
 T = TypeVar("T")
-
-
-def _load_current_task() -> asyncio.Task[Any] | None:
-    """Replace this function by `current.current_task` once asyncio is imported, and return the result of that.
-
-    Code that runs a task has imported asyncio. An import here would take as long as all other imports together.
-    """
-    global current_task
-    if sys.modules.get("asyncio") is None:  # None also if its import is blocked
-        return None
-    from resilience.runtimes import current
-
-    current_task = current.current_task
-    return current_task()
-
-
-#: Returns the current asyncio task; None without one, and under trio, even if trio is a guest in an asyncio loop.
-current_task: Callable[[], asyncio.Task[Any] | None] = _load_current_task
-
-
-def asyncio_task() -> asyncio.Task[Any] | None:
-    """Return what `current_task` returns now; for other modules, as that variable changes."""
-    return current_task()
 
 
 def replaces_cancellation(error: BaseException) -> bool:
@@ -76,7 +54,7 @@ def ends_cancellation(error: BaseException) -> bool:
     """
     if error.__context__ is None and not issubclass(type(error), BaseExceptionGroup):
         return False
-    if (task := current_task()) is None or not task.cancelling():
+    if (task := asyncio_task()) is None or not task.cancelling():
         return False
     return _comes_from(sys.modules["asyncio"].CancelledError, error)
 
@@ -153,7 +131,7 @@ class AsyncioWaiter(Waiter):
         # A task of the same loop may set the future: the loop checks what is ready before it waits again. In a signal
         # handler or a finalizer outside a task, it may wait already: only the socket of `call_soon_threadsafe` (5 us)
         # wakes it then.
-        task, loop = current_task(), self._future.get_loop()
+        task, loop = asyncio_task(), self._future.get_loop()
         if task is None or task.get_loop() is not loop:
             try:
                 loop.call_soon_threadsafe(self._end, True)
@@ -240,12 +218,12 @@ class TaskRuntime(Runtime):
     @override
     async def sleep(self, seconds: float, timer: Timer | None) -> None:
         # The code that runs an asyncio task has imported asyncio. anyio would take 700 ns to detect that asyncio runs.
-        library = _library() if current_task() is None else sys.modules["asyncio"]
+        library = _library() if asyncio_task() is None else sys.modules["asyncio"]
         await library.sleep(clock.shorten(seconds))
 
     @override
     def timer(self, deadline: float, limit: float | None = None, policy: str = "") -> Timer:
-        task = current_task()
+        task = asyncio_task()
         if task is None:
             return ScopeTimer(deadline)
         timer = AsyncioTimer()
@@ -257,13 +235,13 @@ class TaskRuntime(Runtime):
 
     @override
     def waiter(self) -> Waiter:
-        task = current_task()
+        task = asyncio_task()
         return TrioWaiter() if task is None else AsyncioWaiter(task.get_loop())
 
     @override
     async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
         refuse_undeclared_race(ctx)
-        task = current_task()
+        task = asyncio_task()
         if task is None:
             await _trio_race()(self, call, plan).run()
         else:
@@ -319,7 +297,7 @@ def cut_off_at(deadline: float, awaitable: Awaitable[T], late: Callable[[], Exce
     steps: Generator[Any, Any, T] = awaitable.__await__()
     awaited: object = _NOT_BEGUN
     try:
-        if current_task() is not None:
+        if asyncio_task() is not None:
             awaited = next(steps)
         # After the deadline it gives way to no other timer: a result that has arrived meanwhile would be faster.
         with TASKS.timer(deadline, OTHER_LIMITS if clock.now() >= deadline else None):
@@ -347,7 +325,7 @@ def shielded_timer(deadline: float) -> Timer | None:
 
 def find_runtime() -> Runtime:
     """Return the runtime of the calling code."""
-    return BLOCKING if current_task() is None and trio_task() is None else TASKS
+    return BLOCKING if asyncio_task() is None and trio_task() is None else TASKS
 
 
 def _detected(method: str) -> Any:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import gc
-import importlib.util
 import sys
 import threading
 import time
@@ -568,34 +567,23 @@ async def test_no_function_begins_before_its_call_is_awaited(tasks_world: World,
 # --- without an event loop ---
 
 
-def first_loaded() -> Any:
-    """Return the runtime of tasks as it is in a process that has not run a task yet."""
-    spec = importlib.util.spec_from_file_location("resilience.runtimes.first_loaded", tasks.__file__)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.mark.parametrize("name", ["asyncio.tasks", "trio.lowlevel"])
+def test_no_task_is_found_in_a_library_that_is_not_imported(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The search imports nothing. Another thread may be importing the library, or its import may be forbidden."""
+    monkeypatch.delitem(sys.modules, name)
+    assert tasks.find_runtime() is BLOCKING
+    assert name not in sys.modules
+    for unusable in (types.ModuleType(name), None):
+        monkeypatch.setitem(sys.modules, name, unusable)  # type: ignore[arg-type]
+        assert tasks.find_runtime() is BLOCKING
 
 
-def test_no_task_is_found_if_asyncio_was_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search does not import it, and a forbidden import, for which `sys.modules` holds None, is no error."""
-    runtimes = first_loaded()
-    monkeypatch.delitem(sys.modules, "asyncio")
-    assert runtimes.find_runtime() is BLOCKING
-    assert "asyncio" not in sys.modules
-    monkeypatch.setitem(sys.modules, "asyncio", None)  # type: ignore[arg-type]
-    assert runtimes.find_runtime() is BLOCKING
+def test_a_task_of_asyncio_is_found() -> None:
+    async def find() -> object:
+        return tasks.find_runtime()
 
-
-def test_the_first_task_of_a_process_is_found() -> None:
-    runtimes = first_loaded()
-
-    async def find() -> list[object]:
-        return [runtimes.find_runtime(), runtimes.find_runtime()]
-
-    assert asyncio.run(find()) == [runtimes.TASKS] * 2
-    assert runtimes.find_runtime() is BLOCKING
+    assert asyncio.run(find()) is tasks.TASKS
+    assert tasks.find_runtime() is BLOCKING
 
 
 def test_a_task_of_trio_is_found_in_its_older_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.integrations.dbapi.drivers import is_of
 from resilience.log import logger
-from resilience.runtimes.tasks import asyncio_task
+from resilience.runtimes.current import asyncio_task
 
 #: How many seconds the caller of an asynchronous unit waits, after a failure or a cancellation, until its connection is
 #: rolled back and closed. A server that works needs milliseconds; one that hangs may never answer.

@@ -20,7 +20,7 @@ import types
 from collections.abc import Coroutine, Generator
 from typing import Any, Final
 
-from resilience.runtimes.tasks import asyncio_task
+from resilience.runtimes.current import asyncio_task
 
 _CANCEL: Final = 8  # the error code of HTTP/2 for a stream that is no longer needed
 _INTERNALS: Final = ("_connections", "_requests", "_assign_requests_to_connections", "_close_connections")

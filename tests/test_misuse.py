@@ -167,6 +167,7 @@ OF_TYPES: list[tuple[str, Callable[[], object]]] = [
     (r"slower_than.update must be a plain function", lambda: AdaptiveLimit(algorithm(update=coroutine))),
     (r"slower_than.update is called as .*update\(limit, sample\)", lambda: AdaptiveLimit(algorithm(update=len))),
     (r"slower_than.reset must be a plain function", lambda: AdaptiveLimit(algorithm(reset=coroutine))),
+    (r"or have update\(limit, sample\) and reset\(\), not", lambda: AdaptiveLimit(object_with("update"))),
     (r"budget must be .*, not .*; it has no method withdraw\(\)", lambda: Retry(budget=object_with("succeeded"))),
     (r"budget must be .*, not .*, and not a class", lambda: Retry(budget=CustomBudget)),
     (r"budget\.withdraw must be a plain", lambda: Retry(budget=budget(coroutine))),

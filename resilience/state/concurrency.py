@@ -154,6 +154,7 @@ class Seeking:
     def reset(self) -> None:
         """Discard everything that was learned."""
         self._centre: float | None = None
+        self._answer: float | None = None  # to the last sample of calls that used the whole limit
         self._is_high = True
         self._before: tuple[float, float] | None = None  # limit and throughput of the first period of a pair
         self._elasticity: float | None = None  # smoothed
@@ -163,7 +164,7 @@ class Seeking:
         centre = limit if self._centre is None else self._centre
         reason = "probing"
         if not sample.full:
-            self._before, self._centre = None, centre
+            self._before, self._answer, self._centre = None, None, centre
             return centre, "idle"
         if self._before is None:
             self._before = (limit, sample.throughput)
@@ -175,10 +176,13 @@ class Seeking:
                 self._elasticity = elasticity = compared if old is None else old + (compared - old) * _SMOOTHING
                 centre *= exp(self._gain * max(-1.0, min(1.0, elasticity - self._target)))
                 reason = "more brings more" if elasticity > self._target else "more brings nothing"
-        self._centre = centre
+        if self._answer is not None and limit != self._answer:  # a bound: beyond it, both limits would be the same
+            centre = min(centre, limit) if limit < self._answer else max(centre, limit)
+        self._centre = centre = max(1.0, centre)
         self._is_high = not self._is_high
         delta = max(1.0, centre * self._dither)
-        return max(1.0, centre + delta if self._is_high else centre - delta), reason
+        self._answer = max(1.0, centre + delta if self._is_high else centre - delta)
+        return self._answer, reason
 
     def __reduce__(self) -> Any:
         """Refuse to be copied: each copy would see only some of the calls."""

@@ -215,6 +215,30 @@ def test_seeking_follows_throughput(
         assert given == pytest.approx(result)
 
 
+@pytest.mark.parametrize(
+    ("least", "most", "workers", "later", "expected"),
+    [(1, 20, 1000, 5, (3, 8)), (10, 1000, 2, 50, (40, 65)), (1, 1000, 1, 50, (40, 65))],
+    ids=["at most", "at least", "at one"],
+)
+def test_seeking_moves_away_from_a_bound_when_the_server_changes(
+    least: int, most: int, workers: int, later: int, expected: tuple[int, int]
+) -> None:
+    """At a bound, it still compares two limits. Beyond it, both would be the bound."""
+    seeking, limit = Seeking(), 15.0
+    for at_once in [workers] * 200 + [later] * 100:
+        wanted, _ = seeking.update(limit, slow(throughput=10.0 * min(int(limit), at_once)))
+        limit = min(most, max(least, wanted))
+    assert expected[0] <= limit <= expected[1]
+
+
+def test_seeking_returns_after_idleness_to_where_it_was() -> None:
+    """Meanwhile, `headroom` has lowered the limit."""
+    seeking = Seeking()
+    seeking.update(100, slow(throughput=1.0))
+    assert seeking.update(85, fast()) == (100, "idle")
+    assert seeking.update(10, slow(throughput=1.0))[0] == pytest.approx(115)
+
+
 def test_seeking_gives_the_reason_of_a_change() -> None:
     """It compares periods in pairs, and a period in which the limit was not reached belongs to no pair."""
     seeking, limit, reasons = Seeking(), 20.0, []

@@ -286,7 +286,7 @@ CASES: list[Case] = [
     *every(
         RateLimiter,
         {"rate": 1},
-        rate=required(NO_AMOUNT),
+        rate={**required(NO_AMOUNT), "value_errors": [*NO_AMOUNT["value_errors"], 0.4]},
         max_wait=NO_DELAY,
         longest_pause=wrong(["1", True, None], [0, -1, NAN]),
         told=NO_PREDICATE,

@@ -363,7 +363,12 @@ def _as_rate(rate: object) -> Rate:
         return rate
     if isinstance(rate, bool) or not isinstance(rate, (int, float)):
         raise TypeError(f"rate must be a Rate, or a number of calls in a second, not {rate!r}")
-    return Rate(checks.positive("rate", rate))
+    limit = checks.positive("rate", rate)
+    if limit < 1:
+        raise ValueError(
+            f"rate must be at least 1 call in a second, not {rate!r}; did you mean Rate(1, per={1 / limit:g})?"
+        )
+    return Rate(limit)
 
 
 def _as_further_rate(rate: object, first: Rate) -> Rate:

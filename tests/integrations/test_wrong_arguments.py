@@ -88,6 +88,8 @@ CASES = [
         ({"max_hosts": 0}, ValueError, "max_hosts must be at least 1"),
         ({"total_timeout": -1}, ValueError, "total_timeout must be more than zero"),
         ({"rate": 0}, ValueError, "rate"),
+        ({"hedge": -1}, ValueError, "hedge must be zero or more seconds, not -1"),
+        ({"hedge": [0.1]}, TypeError, r"hedge must be seconds .* or a timedelta, not \[0.1\]"),
         ({"listeners": print}, TypeError, "listeners must be a sequence of functions, not <built-in function print>"),
     ),
     *of(

@@ -427,6 +427,11 @@ async def test_the_cost_of_a_block_is_computed_from_the_current_context(world: W
     assert await world.execute(Fallback("?"), fn, Context(properties={"cost": 6})) == 1
 
 
+def test_less_than_one_call_a_second_needs_a_longer_period() -> None:
+    with pytest.raises(ValueError, match=r"at least 1 call in a second, not 0.2; did you mean Rate\(1, per=5\)\?"):
+        RateLimiter(0.2)
+
+
 def test_a_turn_takes_one_cost_for_each_rate() -> None:
     limiter = RateLimiter(Rate(10, per=60), Rate(100, per=60))
     with limiter.turn(3, 90):

@@ -109,6 +109,8 @@ def standard(
     _check(total_timeout, attempt_timeout, window)
     checks.whole("concurrency", concurrency)
     checks.ratio("failure_ratio", failure_ratio)
+    if not isinstance(hedge, Quantile):
+        checks.optional_seconds("hedge", hedge, zero=True)
     listeners = checks.several("listeners", listeners, "a sequence of functions")
     # All hosts share the policies that hold no state.
     total = Timeout(total_timeout, cooperative=cooperative, name="total timeout")

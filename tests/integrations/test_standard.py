@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 import anyio
@@ -13,7 +14,7 @@ import httpx
 import pytest
 import yarl
 
-from resilience import CircuitOpen, Hedge, Rate, Retry, RetryBudget, TimeoutExceeded, events
+from resilience import CircuitOpen, Hedge, Quantile, Rate, Retry, RetryBudget, TimeoutExceeded, events
 from resilience.backoff import Exponential
 from resilience.integrations.http import PerHost, standard
 from resilience.integrations.http.perhost import _origin_in, policy_for
@@ -155,6 +156,15 @@ async def slow_at_first(policy: Any) -> AsyncIterator[tuple[httpx.AsyncClient, l
 
     async with httpx.AsyncClient(transport=AsyncResilienceTransport(policy, httpx.MockTransport(handler))) as client:
         yield client, sent
+
+
+def test_each_host_has_a_hedge_that_observes_the_latency_of_its_requests() -> None:
+    quantile = Quantile(0.9, warm_up=1)
+    policies = standard(hedge=quantile)
+    quick, unknown = (policies.for_host(f"https://{host}.example/").find(Hedge) for host in "ab")
+    quick.call(int)
+    assert quick.settings()["delay"] == quantile
+    assert quick.delay() < inf == unknown.delay()
 
 
 async def test_only_a_repeatable_request_is_hedged(virtual_tasks: Virtual) -> None:

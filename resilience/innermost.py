@@ -126,7 +126,7 @@ async def _enter_racing(ctx: Context) -> Any:
             record = None
             _report_no_thread(refusal, ctx)
             raise
-        result = await job.outcome()
+        result = await job.outcome(ctx._timer)
     except BaseException as error:
         if isinstance(error, TypeError):
             refuse_mismatch(ctx, error)

@@ -302,6 +302,27 @@ async def test_an_inner_timeout_holds_for_each_attempt(anywhere: Virtual) -> Non
     assert (type(error), seconds) == (TimeoutExceeded, 0.3)
 
 
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        (Timeout(0.5).wrap(Hedge(0.25)), [0.5, 5]),
+        (Timeout(0.5).wrap(Hedge(0.25)), [5, 0.25]),
+        (Hedge(1).wrap(Timeout(0.5)), [0.5, 5]),
+    ],
+    ids=["outer, first attempt", "outer, hedge", "inner"],
+)
+async def test_a_result_that_comes_as_a_timeout_is_due_is_too_late(
+    anywhere: Virtual, policy: Policy[Any], seconds: list[float]
+) -> None:
+    """In threads it exists, and is closed."""
+    result = Response()
+    error, after = await Service(anywhere, *((each, result) for each in seconds)).under(policy)
+    assert (type(error), after) == (TimeoutExceeded, 0.5)
+    if anywhere.blocking:
+        await anywhere.sleep(0.25)
+        assert result.closed == 1
+
+
 async def test_an_outer_retry_repeats_the_hedged_call(anywhere: Virtual) -> None:
     """`ctx.attempt` counts retries, `ctx.hedge` hedges, `ctx.attempts` both."""
     seen: list[tuple[int, int]] = []

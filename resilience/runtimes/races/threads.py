@@ -130,7 +130,7 @@ class RacingRuntime(EngineRuntime):
         workers.pool.refuse_if_exhausted(policy)
         job = self.job(lambda: drive(self._host.run(function)), (), {})
         job.begin(policy)
-        return await job.outcome()
+        return await job.outcome(timer)
 
     def job(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> RacingJob:
         """Make the job that calls the function, in a copy of the current `contextvars`."""
@@ -156,20 +156,27 @@ class RacingJob(workers.Job):
         try:
             if not workers.pool.begin(self, policy):
                 self.run()
+                self.returned_at = -inf  # it ran without a limit
                 self.deliver()
         except BaseException:  # interrupted: it may have begun, so a worker may still have to close its result
             if not self.claim():
                 self.drop()
             raise
 
-    async def outcome(self) -> Any:
-        """Return the result of the function, or raise its error. If this is cut off, abandon the job."""
+    async def outcome(self, timer: Timer | None) -> Any:
+        """Return the result of the function, or raise its error. If this is cut off, abandon the job.
+
+        :param timer: the tightest timer around the call. A result that comes when it is due is dropped.
+        """
         try:
             await self.waiter.wait(inf, None)
         except BaseException:
             if not self.abandon():
                 self.drop()
             raise
+        if timer is not None and self.returned_at >= timer.deadline:
+            self.drop()
+            raise Expired(timer)
         try:
             return self.result()
         except StopIteration as stop:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -30,55 +32,73 @@ class Waiting:
     latest: float
 
 
+class Use(NamedTuple):
+    """Units that were charged, or given back (negative)."""
+
+    when: float
+    units: float
+    leaves: float  # the units leave a window one period after this instant
+    calls: int = 1  # 0 if only the units of an earlier call are corrected
+
+
+def use(when: float, units: float) -> Use:
+    return Use(when, units, leaves=when)
+
+
 @dataclass
 class Model:
     """Computes from all uses when each waiter begins."""
 
     rates: tuple[Rate, ...]
-    uses: list[tuple[float, float]] = field(default_factory=list)  # (when, units)
+    uses: list[Use] = field(default_factory=list)
+    changed_at: float = -inf  # when something last let waiters begin earlier: none of them begins before
     closed_until: float = 0.0
     quotas: list[tuple[float, float, float]] = field(default_factory=list)  # (since, remaining, until)
     queue: list[Waiting] = field(default_factory=list)
 
-    def instant(self, uses: list[tuple[float, float]], cost: float, floor: float) -> float:
+    def instant(self, uses: list[Use], cost: float, floor: float) -> float:
         """Return the first instant that all limits allow."""
         candidates = {floor, self.closed_until, *(until for _, _, until in self.quotas)}
         for rate in self.rates:
             if rate.burst is None:
-                candidates |= {when + rate.per for when, _ in uses}
+                candidates |= {it.leaves + rate.per for it in uses}
             else:
                 candidates.add(self.full(rate, uses) + (min(cost, rate.burst) - rate.burst) * rate.per / rate.limit)
         fits = [it for it in candidates if it >= floor and self.allows(uses, cost, it)]
         return min(fits, default=inf)
 
-    def full(self, rate: Rate, uses: list[tuple[float, float]]) -> float:
-        full_at = -inf
-        for when, units in uses:
-            full_at = max(full_at, when) + units * rate.per / rate.limit
+    def full(self, rate: Rate, uses: list[Use]) -> float:
+        full_at = busy_since = -inf
+        for it in uses:
+            if it.units < 0 and (it.leaves < busy_since or full_at <= it.when):
+                continue  # refilled since
+            if it.when >= full_at:
+                full_at = busy_since = it.when
+            full_at = max(full_at + it.units * rate.per / rate.limit, it.when)
         return full_at
 
-    def allows(self, uses: list[tuple[float, float]], cost: float, at: float) -> bool:
+    def allows(self, uses: list[Use], cost: float, at: float) -> bool:
         if at < self.closed_until:
             return False
         for since, remaining, until in self.quotas:
-            if at < until and sum(since <= when for when, _ in uses) + 1 > remaining:
+            if at < until and sum(it.calls for it in uses if since <= it.when) + 1 > remaining:
                 return False
         for rate in self.rates:
             if rate.burst is None:
-                if sum(units for when, units in uses if when > at - rate.per) + cost > rate.limit:
+                if sum(it.units for it in uses if it.leaves > at - rate.per) + cost > rate.limit:
                     return False
             elif self.full(rate, uses) + (min(cost, rate.burst) - rate.burst) * rate.per / rate.limit > at:
                 return False
         return True
 
-    def plan(self) -> tuple[dict[int, float], list[tuple[float, float]], float]:
+    def plan(self) -> tuple[dict[int, float], list[Use], float]:
         """Return the instant at which each waiter begins, all uses after that, and the last of these instants."""
-        uses, at, instants = list(self.uses), -inf, {}
+        uses, at, instants = list(self.uses), self.changed_at, {}
         for it in self.queue:
             instants[it.name] = instant = self.instant(uses, it.cost, max(at, it.joined))
             if instant <= it.latest:
                 at = instant
-                uses.append((at, it.cost))
+                uses.append(use(at, it.cost))
         return instants, uses, at
 
     def next_instant(self, cost: float, now: float) -> float:
@@ -88,6 +108,10 @@ class Model:
     def forget(self, name: int) -> None:
         self.queue = [it for it in self.queue if it.name != name]
 
+    def correct(self, more: float, began: float, now: float) -> None:
+        self.uses.append(Use(now, more, leaves=now if more > 0 else began, calls=0))
+        self.changed_at = now
+
 
 class LimiterAgainstModel(TasksInVirtualTime):
     """Tasks of one loop in virtual time. They begin exactly at the instants of the model, or are refused."""
@@ -95,12 +119,17 @@ class LimiterAgainstModel(TasksInVirtualTime):
     @initialize(rates=st.sampled_from(CASES), max_wait=st.none() | st.sampled_from([0.0, 1.0, 3.0]))
     def build(self, rates: tuple[Rate, ...], max_wait: float | None) -> None:
         self.open()
-        costed = [Rate(it.limit, it.per, burst=it.burst, cost=lambda ctx: ctx.properties["cost"]) for it in rates]
+        costed = [
+            Rate(it.limit, it.per, burst=it.burst, cost=lambda ctx: ctx.properties["cost"], actual=lambda used: used)
+            for it in rates
+        ]
         self.limiter = RateLimiter(*costed, max_wait=max_wait)
         self.max_wait = inf if max_wait is None else max_wait
         self.model = Model(rates)
         self.began: dict[int, float] = {}
         self.expected: dict[int, float] = {}
+        self.answers: dict[int, asyncio.Future[float]] = {}
+        self.costs: dict[int, float] = {}
         self.rejected = 0
 
     def settle(self, seconds: float = 0.0) -> None:
@@ -127,16 +156,18 @@ class LimiterAgainstModel(TasksInVirtualTime):
 
     def begin(self, name: int, at: float, cost: float) -> None:
         self.expected[name] = at
-        self.model.uses.append((at, cost))
+        self.model.uses.append(use(at, cost))
 
     @rule(cost=st.sampled_from([1.0, 1.0, 2.0, 0.5]), budget=st.none() | st.sampled_from([0.75, 2.0]))
     def arrive(self, cost: float, budget: float | None) -> None:
         name, now = len(self.tasks), self.clock.now()
 
-        async def fn(ctx: Context) -> None:
+        async def fn(ctx: Context) -> float:
             self.began[name] = self.clock.now()
+            return await self.answers[name]
 
         before = self.limiter.stats()
+        self.answers[name], self.costs[name] = self.loop.create_future(), cost
         ctx = Context(timeout=budget, properties={"cost": cost})
         self.tasks[name] = self.loop.create_task(self.limiter.aexecute(fn, ctx))
         at = self.model.next_instant(cost, now)
@@ -158,8 +189,23 @@ class LimiterAgainstModel(TasksInVirtualTime):
         name = data.draw(st.sampled_from([it.name for it in self.model.queue]))
         self.tasks[name].cancel()
         self.model.forget(name)
+        self.model.changed_at = self.clock.now()
         self.settle()
         assert self.tasks[name].cancelled()
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data(), used=st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 4.0]))
+    def answer(self, data: st.DataObject, used: float) -> None:
+        self.end(data.draw(st.sampled_from(self.running())), used)
+        self.settle()
+
+    def running(self) -> list[int]:
+        return [name for name, answer in self.answers.items() if name in self.began and not answer.done()]
+
+    def end(self, name: int, used: float) -> None:
+        self.answers[name].set_result(used)
+        if used != self.costs[name]:
+            self.model.correct(used - self.costs[name], self.began[name], self.clock.now())
 
     @rule(seconds=st.sampled_from([0.25, 0.5, 1.0, 2.5]))
     def wait(self, seconds: float) -> None:
@@ -183,10 +229,13 @@ class LimiterAgainstModel(TasksInVirtualTime):
     def counted_from(self, now: float) -> None:
         """Let the model count only uses after `now`: an answer includes the calls that began at its own instant."""
         since, remaining, until = self.model.quotas.pop()
-        self.model.quotas.append((since, remaining + sum(when == now for when, _ in self.model.uses), until))
+        self.model.quotas.append((since, remaining + sum(it.calls for it in self.model.uses if it.when == now), until))
 
     @rule()
     def reset(self) -> None:
+        for name in self.running():
+            self.end(name, self.costs[name])  # so that no use is corrected that is discarded here
+        self.settle()
         self.limiter.reset()
         self.model.uses, self.model.quotas, self.model.closed_until = [], [], self.clock.now()
         self.settle()

@@ -100,7 +100,7 @@ def test_a_limit_is_kept_while_the_latency_is_about_the_same(latency: float, is_
     assert (reasons == {"slow anyway"}) == is_kept
 
 
-@pytest.mark.parametrize("latency", [0.2, 0.29])
+@pytest.mark.parametrize("latency", [0.2, 0.29, 0.3])
 def test_a_limit_is_not_kept_while_calls_are_fast_enough(latency: float) -> None:
     """The service may be fast again by the time the decreases are reverted."""
     aimd = Aimd(0.3)
@@ -118,6 +118,17 @@ def test_decreases_after_a_revert_are_counted_from_the_first_one() -> None:
     after_updates(aimd, 30, *[slow(1.0)] * 9)
     assert after_updates(aimd, 50, slow(1.0), *[slow(1.0, dropped=True)] * 8) == (pytest.approx(50 * 0.9**8), "dropped")
     assert aimd.update(20, slow(1.0)) == (50, "slow anyway")
+
+
+def test_calls_that_are_fast_again_begin_a_new_row_of_decreases() -> None:
+    aimd = Aimd(0.3)
+    after_updates(aimd, 30, *[slow(1.0)] * 8, fast())
+    assert after_updates(aimd, 30, *[slow(1.0)] * 8) == (pytest.approx(30 * 0.9**8), "slow")
+
+
+def test_decreases_that_make_calls_exactly_a_fifth_faster_are_not_reverted() -> None:
+    """The smoothed latency falls from 1 s to 0.8 s."""
+    assert after_updates(Aimd(0.3), 30, *[slow(1.0)] * 8, slow(0.5)) == (pytest.approx(30 * 0.9**9), "slow")
 
 
 def test_decreases_that_make_calls_a_fifth_faster_continue() -> None:
@@ -247,6 +258,12 @@ def test_seeking_gives_the_reason_of_a_change() -> None:
         limit, reason = seeking.update(limit, sample)
         reasons.append(reason)
     assert reasons == ["probing", "more brings more", "probing", "idle", "probing", "more brings nothing"]
+
+
+def test_seeking_compares_no_periods_of_the_same_limit() -> None:
+    """As with `least=20, most=20`."""
+    seeking = Seeking()
+    assert {seeking.update(20, slow(throughput=number))[1] for number in (5, 6, 7, 8)} == {"probing"}
 
 
 def test_seeking_smooths_elasticities_between_minus_two_and_two() -> None:

@@ -76,9 +76,19 @@ def test_a_long_row_of_close_uses_does_not_share_one_entry() -> None:
     assert 1.0 <= window.ready(1, 0.6) <= 1.0 + 1 / SlidingLog.STEPS
 
 
-def test_rounding_errors_of_fractional_costs_refuse_no_use() -> None:
-    window = SlidingLog(1, 1.0)
-    assert [take_now(window, 0.1, 0.5) for _ in range(11)] == [True] * 10 + [False]
+@pytest.mark.parametrize("limit", [1, 1000])
+def test_rounding_errors_of_fractional_costs_refuse_no_use(limit: int) -> None:
+    window = SlidingLog(limit, 1.0)
+    assert [take_now(window, 0.1, 0.5) for _ in range(10 * limit + 1)] == [True] * 10 * limit + [False]
+
+
+def test_rounding_errors_end_with_the_uses_that_caused_them() -> None:
+    """Beside so many units, 0.3 counts as 0.5: ten of them would leave 2 units that no use has."""
+    most = 2**52
+    window = SlidingLog(most, 1.0)
+    for place, cost in enumerate([most - 8, *[0.3] * 10]):
+        assert take_now(window, cost, place / 20)
+    assert [take_now(window, cost, 2.0) for cost in (most - 1, 1)] == [True, True]
 
 
 @pytest.mark.parametrize("limit", [10**9, 2**52])
@@ -175,6 +185,8 @@ def test_a_bucket_credits_at_most_up_to_its_size() -> None:
     assert rate.full_at == 2.0
     rate.correct(2, 0.0, 3.0)
     assert rate.full_at == 4.0
+    rate.correct(-0.5, 0.0, 3.875)
+    assert rate.full_at == 3.875
     rate.correct(0.5, 0.0, 5.0)
     assert rate.full_at == 5.25
 
@@ -260,8 +272,9 @@ def test_an_expired_report_is_deleted(now: float) -> None:
     quota.learn(2, now, 0.0)
     quota.learn(5, 20.0, now)
     assert quota._reports == ((5, 20.0, 20.0),)
-    quota.learn(3, 40.0, 19.5)  # fewer calls for a longer time replace it
-    assert quota._reports == ((3, 40.0, 40.0),)
+    for remaining, until in ((3, 40.0), (3, 60.0)):  # no more calls for a longer time replace it
+        quota.learn(remaining, until, 19.5)
+        assert quota._reports == ((remaining, until, until),)
 
 
 def test_the_number_of_reports_is_bounded() -> None:

@@ -504,6 +504,29 @@ def test_a_policy_that_waits_as_it_is_cut_off_is_not_cut_off_again(
     assert ended == [0]
 
 
+def test_a_loser_that_fails_as_the_race_is_decided_is_not_retried(threads: World) -> None:
+    """Its failure arrives while `on_result` looks at the result of the winner."""
+    begun: list[int] = []
+    may_fail = threading.Event()
+
+    def fn(ctx: Context) -> str:
+        begun.append(ctx.hedge)
+        if ctx.hedge:
+            may_fail.wait(5)
+            raise ConnectionError
+        wait_until(lambda: 1 in begun)
+        return "first"
+
+    def is_bad(result: str) -> bool:
+        may_fail.set()
+        time.sleep(0.05)
+        return False
+
+    assert Hedge(0, on_result=is_bad).wrap(Retry(3, backoff=[0])).execute(fn) == "first"
+    time.sleep(0.05)
+    assert sorted(begun) == [0, 1]
+
+
 async def test_timers_of_ended_attempts_and_ended_waits_are_ignored(anywhere: Virtual) -> None:
     """A Timeout of an attempt that has ended, and the `max_wait` of a call that has left the queue."""
     bulkhead = Bulkhead(1, queue=5, max_wait=0.05)

@@ -123,12 +123,10 @@ class Race(ABC):
         if self._error is None:
             self._error = error
         self._end()
-        self._wake()
 
     def _end(self) -> None:
         """Start no further attempt, and cut off the running ones."""
         self._is_decided = True
-        self._schedule_next()
         while self._running:
             self._running.popitem()[1]()
 
@@ -147,7 +145,6 @@ class Race(ABC):
 
     def _start_each_due(self) -> None:
         now = max(clock.now(), self._scheduled_at)  # the timer of an event loop may fire a little early
-        self._scheduled_at = inf
         try:
             while not self._is_decided and self._plan.due <= now:
                 ctx = self._begin()

@@ -48,6 +48,8 @@ def test_a_turn_that_was_left_does_not_begin() -> None:
     assert turns.first() is other
     assert woken(turns.go(turn, 1.0)) == ""
     assert woken(turns.leave(turn, 0.0)) == ""
+    turns.leave(other, 1.0)
+    assert woken(turns.go(turn, 1.0)) == ""
     assert not turn.has_begun
 
 
@@ -443,6 +445,14 @@ def test_those_behind_stalled_turns_make_up_for_nothing_before_these_were_due() 
         turn.waiter = str(number)
         turns.join(turn, 0.0)
     assert begin(turns, *live) == pytest.approx([2.02, 2.1])
+
+
+def test_a_turn_that_is_due_at_its_last_instant_keeps_its_place() -> None:
+    turns = turns_of(Spread(1, 1.0, 1))
+    turn = joined(turns, "a", latest=1.0)
+    assert turns.seconds(COST, 0.5) == 1.5
+    assert not turns.take(COST, 1.0)
+    assert begins(turns, turn, 1.0)
 
 
 def test_a_turn_that_will_be_refused_does_not_change_the_order_of_those_behind_it() -> None:

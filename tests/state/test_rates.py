@@ -185,7 +185,7 @@ def test_a_bucket_credits_at_most_up_to_its_size() -> None:
     assert rate.full_at == 2.0
     rate.correct(2, 0.0, 3.0)
     assert rate.full_at == 4.0
-    rate.correct(-0.5, 0.0, 3.875)
+    rate.correct(-0.5, 3.0, 3.875)
     assert rate.full_at == 3.875
     rate.correct(0.5, 0.0, 5.0)
     assert rate.full_at == 5.25

@@ -156,7 +156,7 @@ class RacingJob(workers.Job):
         try:
             if not workers.pool.begin(self, policy):
                 self.run()
-                self.returned_at = -inf  # it ran without a limit
+                self.returned_at: float = -inf  # it ran without a limit
                 self.deliver()
         except BaseException:  # interrupted: it may have begun, so a worker may still have to close its result
             if not self.claim():

@@ -67,6 +67,7 @@ class Policy(Executable[D_co]):
     _resilience_streams: ClassVar[bool] = True  # whether it can be used around a stream
     _resilience_shares: ClassVar[str] = ""  # the state that all users of one object share
     _resilience_shares_results: ClassVar[bool] = False  # whether several callers may get the same result
+    _resilience_answers: ClassVar[bool] = False  # whether it may answer a call that a policy inside refuses
     # What `settings` returns. The policies of which a program may have one for each host compute it, to save memory.
     _resilience_settings: Mapping[str, object] = MappingProxyType({})
 

@@ -123,6 +123,7 @@ class Cache(Policy[Never]):
     _resilience_streams = False
     _resilience_shares = "values"
     _resilience_shares_results = True
+    _resilience_answers = True  # with an old value
 
     def __init__(
         self,

@@ -68,6 +68,8 @@ class Fallback(Policy[A_co], Generic[A_co]):
     'unknown'
     """
 
+    _resilience_answers = True
+
     @overload
     def __init__(
         self: Fallback[None],

@@ -186,7 +186,7 @@ class Retry(Policy[Never]):
             state = None  # no cycle: error -> traceback -> this frame -> state -> error
 
     def _refused_until(self, ctx: Context) -> float:
-        """Return the instant until which a policy inside will refuse every call; minus infinity if none is known."""
+        """Return the instant until which every attempt would fail with a refusal; minus infinity if none is known."""
         executed, until = ctx._executed, -inf
         if executed is None or not (executed._resilience_foresees or ctx._info.foreseeing):
             return until
@@ -195,6 +195,8 @@ class Retry(Policy[Never]):
         for pipeline in (executed, *ctx._info.foreseeing):
             is_inside = False
             for policy in pipeline._resilience_chain():
+                if is_inside and policy._resilience_answers:
+                    break
                 is_inside = is_inside or policy is self
                 if is_inside:
                     until = max(until, policy._resilience_refuses_until())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilience import Bulkhead, CircuitBreaker, Context, Keyed, Pipeline, Policy, Retry
+from resilience import Bulkhead, Cache, CircuitBreaker, Context, Fallback, Keyed, Pipeline, Policy, Retry
 from resilience.errors import BulkheadFull, CircuitIsolated, CircuitOpen, Rejected
 from tests.callers import in_threads
 from tests.conftest import Boom, FakeClock, Script, World
@@ -108,6 +108,32 @@ async def test_an_outer_circuit_is_ignored(world: World, clock: FakeClock) -> No
 
     assert await world.attempt(Pipeline(outside, Retry(2, on=Boom, backoff=[8])), opens) == "fine"
     assert clock.sleeps == [8]
+
+
+async def test_a_circuit_inside_a_fallback_is_ignored(world: World, clock: FakeClock) -> None:
+    """It answers the refusal of the next attempt."""
+    pipeline = Pipeline(Retry(2, on=Boom, backoff=[8]), Fallback("kept", on=CircuitOpen), CircuitBreaker(1))
+    assert await world.attempt(pipeline, Script(Boom()).function()) == "kept"
+    assert clock.sleeps == [8]
+
+
+async def test_a_circuit_inside_a_cache_is_ignored(world: World, clock: FakeClock) -> None:
+    """It answers the refusal of the next attempt with an old value."""
+    cache, breaker = Cache(1, key=lambda ctx: 1, stale=60, on=CircuitOpen), CircuitBreaker(1)
+    pipeline = Pipeline(Retry(2, on=Boom, backoff=[8]), cache, breaker)
+    function = Script("old", Boom()).function()
+    assert await world.attempt(pipeline, function) == "old"
+    clock.advance(2)
+    assert await world.attempt(pipeline, function) == "old"
+    assert clock.sleeps == [8]
+
+
+async def test_a_circuit_around_a_fallback_is_not_ignored(world: World, clock: FakeClock) -> None:
+    """Nor is a `Fallback` around the Retry, which answers at once."""
+    inside = Pipeline(CircuitBreaker(1), Fallback("kept", on=CircuitOpen))
+    pipeline = Pipeline(Fallback("answer", on=Boom), Retry(2, on=Boom, backoff=[8]), inside)
+    assert await world.attempt(pipeline, Script(Boom()).function()) == "answer"
+    assert clock.sleeps == []
 
 
 async def test_a_circuit_is_found_in_a_pipeline_that_a_keyed_has_chosen(world: World, clock: FakeClock) -> None:

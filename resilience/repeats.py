@@ -48,10 +48,11 @@ class Budget(Protocol):
 class RetryBudget:
     """A budget of repeats that successful calls pay for: `Retry(budget=...)`, `Hedge(budget=...)`.
 
-    Share one among all policies that call the same service. Each of these policies pays in for its own calls.
+    Share one among all policies that call the same service. Each of these policies pays in for its own calls, so a
+    call through a Retry and a Hedge inside it earns twice: give these half the ratio.
 
-    :param ratio: how much of a repeat each successful call earns, from 0 to 1000. 0.1 by default: in the long run,
-        retries and hedges add at most a tenth to the load.
+    :param ratio: how much of a repeat each successful call earns, from 0 to 1000. 0.1 by default: in the long run, the
+        retries of a single policy add at most a tenth to the load.
     :param saved: how many repeats can be saved up, at least 1; 10 by default. A new budget is full, and so is its copy
         in the child of a fork.
     :param per_second: how many more repeats are earned each second, for clients that call rarely; none by default.

@@ -92,7 +92,8 @@ class Cache(Policy[Never]):
     :param ttl: how many seconds a value is fresh, more than 0; or a function of the value that returns them. If it
         returns 0 or less, the value is not kept.
     :param key: called with the same arguments as the function; returns the key of the call, which must be hashable. By
-        default the function and all of its arguments. `execute` needs one: `key(ctx)`.
+        default the function and all of its arguments. `execute` needs one: `key(ctx)`. Functions that have the same key
+        share a value.
     :param max_size: how many entries are kept, 1024 by default. Beyond it, the oldest entry that was not used since it
         was last considered is dropped.
     :param stale: for how many seconds more than `ttl` a value is the answer while a refresh runs, or if it fails; 0 by

@@ -39,7 +39,8 @@ class SingleFlight(Policy[Never]):
     cancelled, or runs out of its own time, no other caller fails: one of them makes the call.
 
     :param key: called with the same arguments as the function; returns the key of the call, which must be hashable. By
-        default the function and all of its arguments. `execute` needs one: `key(ctx)`.
+        default the function and all of its arguments. `execute` needs one: `key(ctx)`. Functions that have the same key
+        share a call.
     :param name: the name of this policy in errors and events; "SingleFlight" by default.
     :raises DeadlineExceeded: if the budget of the execution ends while it waits.
     :raises TypeError: from a call whose key is missing or not hashable. No policy retries or answers it.

@@ -76,6 +76,7 @@ class Once(Policy[Never]):
     :param keep: for how many seconds a result is kept, a day by default.
     :param serializer: an object with `dumps` and `loads`; JSON by default.
     :param name: the name of this policy in errors and events, and part of the keys in the store; "Once" by default.
+        Operations with the same name and store share their keys: give each its own name.
     :raises KeyInUse: while a call with this key is in progress.
     :raises KeyMismatch: for a key that was used with another payload.
     :raises Rejected: if the store is not available, so that no call is made twice because of that.

@@ -126,7 +126,7 @@ def test_the_number_of_hosts_is_bounded() -> None:
 
 
 def test_a_ratio_is_a_budget_for_each_host_and_a_budget_is_shared_by_all() -> None:
-    """Retries and hedges of a host share it."""
+    """Retries and hedges of a host share it, and both pay in: each request with half of the ratio."""
 
     def budgets(policies: PerHost) -> list[Any]:
         pipelines = [policies.for_host(f"https://{name}.example/") for name in ("a", "b")]
@@ -136,6 +136,8 @@ def test_a_ratio_is_a_budget_for_each_host_and_a_budget_is_shared_by_all() -> No
     assert a is also_a
     assert b is also_b
     assert a is not b
+    retry: Any = standard(budget=0.2).for_host("https://a.example/").find(Retry)
+    assert (repr(a), repr(retry.settings()["budget"])) == ("RetryBudget(0.1, saved=10)", "RetryBudget(0.2, saved=10)")
     shared = RetryBudget()
     assert budgets(standard(budget=shared, hedge=1)) == [shared] * 4
     assert budgets(standard(hedge=1)) == [None, 0.1, None, 0.1]

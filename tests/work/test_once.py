@@ -236,7 +236,7 @@ def test_results_are_stored_with_the_serializer(store: Any) -> None:
 
 
 def test_a_key_is_that_of_one_name(store: Any) -> None:
-    """A caller who chooses the key cannot get the result of another function."""
+    """A caller who chooses the key cannot get a result that is kept under another name."""
     named = {"pay": "refund:7", "pay:refund": "7", "pay%3Arefund": "7"}
     for name, key in named.items():
         assert Once(store, key=by_order, name=name).call(lambda order, name: name, key, name) == name

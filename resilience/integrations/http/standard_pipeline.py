@@ -126,7 +126,7 @@ def standard(
 
         own, again = shared, retry
         if isinstance(budget, (int, float)):
-            own = RetryBudget(budget)
+            own = RetryBudget(budget if hedge is None else budget / 2)  # the Retry and the Hedge both pay in
             again = Retry(attempts, backoff=backoff, budget=own)
         hedging = [] if hedge is None else [Hedge(hedge, budget=0.1 if own is None else own, name=of("hedge"))]
         limiter = [] if rate is None else [RateLimiter(rate, name=of("rate limiter"))]

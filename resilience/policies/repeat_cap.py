@@ -37,8 +37,6 @@ class RepeatCap(Policy[Never]):
     3
     """
 
-    _resilience_shares = "limit"
-
     def __init__(self, repeats: int, *, name: str | None = None) -> None:
         self._resilience_set_up(locals())
         checks.not_bare("@RepeatCap(2)", repeats)

@@ -46,6 +46,7 @@ WITHOUT_STATE: list[Policy[Any]] = [
     Retry(5, on=(OSError, KeyError), backoff=Exponential(1.0, cap=4.0), name="again"),
     Timeout(3.0, cooperative=True),
     Fallback("instead", on=KeyError),
+    RepeatCap(2),
     IdempotencyKey(),
 ]
 
@@ -112,7 +113,6 @@ def test_a_copy_of_a_pipeline_has_the_same_policies_name_and_listeners(way: str)
         (Chaos(result=1), "switch"),
         (AdaptiveLimit(1), "permits"),
         (AdaptiveThrottle(), "counts"),
-        (RepeatCap(2), "limit"),
         (Hedge(), "budget and observations"),
         (SingleFlight(name="users"), "running calls"),
         (Cache(60, name="users"), "values"),

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from math import inf
 from typing import Any, TypeAlias
 
-from resilience.integrations.extras import needed_by
+from resilience.integrations._extras import needed_by
 
 with needed_by("aiohttp"):
     import aiohttp

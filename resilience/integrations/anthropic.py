@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from resilience.integrations.extras import needed_by
+from resilience.integrations._extras import needed_by
 
 with needed_by("anthropic"):
     from anthropic import AnthropicError, APIStatusError, Timeout

@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Literal, Never, TypeVar, final
 from weakref import WeakKeyDictionary
 
-from resilience.integrations.extras import needed_by
+from resilience.integrations._extras import needed_by
 
 with needed_by("opentelemetry"):
     from opentelemetry import context, metrics, trace

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import final
 from weakref import WeakKeyDictionary
 
-from resilience.integrations.extras import needed_by
+from resilience.integrations._extras import needed_by
 
 with needed_by("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
 
-from resilience.integrations.extras import needed_by
+from resilience.integrations._extras import needed_by
 
 with needed_by("sqlalchemy"):
     from sqlalchemy import Connection, Dialect, Engine, Pool, event

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from resilience.integrations.extras import needed_by
+from resilience.integrations._extras import needed_by
 
 with needed_by("structlog"):
     import structlog

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any, final
 
-from resilience.integrations.extras import needed_by
+from resilience.integrations._extras import needed_by
 
 with needed_by("temporal"):
     import temporalio  # noqa: F401  # so that the error names this package, if it is missing

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from math import inf
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, final
 
-from resilience.integrations.extras import needed_by
+from resilience.integrations._extras import needed_by
 
 with needed_by("urllib3"):
     if int(version("urllib3").partition(".")[0]) < 2:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.integrations.extras import needed_by
+from resilience.integrations._extras import needed_by
 
 #: The extra and module, and the third parties that have to be missing.
 SAME_NAME = ["aiohttp", "anthropic", "grpc", "openai", "opentelemetry", "redis", "sqlalchemy", "structlog", "urllib3"]

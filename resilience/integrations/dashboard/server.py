@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import anyio
 import anyio.to_thread
 
+from resilience.integrations._extras import needed_by
 from resilience.integrations.dashboard.app import Dashboard
-from resilience.integrations.extras import needed_by
 
 if TYPE_CHECKING:
     import uvicorn

@@ -1,6 +1,6 @@
 """Policies and deadlines for gRPC: interceptors for clients and servers, blocking and asyncio."""
 
-from resilience.integrations.extras import needed_by
+from resilience.integrations._extras import needed_by
 
 with needed_by("grpc"):
     from resilience.integrations.grpc.client import PolicyInterceptor, aio_interceptors

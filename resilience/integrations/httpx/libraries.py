@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from resilience.integrations.extras import missing
+from resilience.integrations._extras import missing
 
 LIBRARIES: tuple[ModuleType, ...] = tuple(import_module(name) for name in ("httpx", "httpx2") if find_spec(name))
 if not LIBRARIES:

@@ -11,7 +11,7 @@ If the answer does not arrive, the command may have been executed. It is repeate
 nothing was sent, or if executing it twice has the same effect and gives an equivalent answer.
 """
 
-from resilience.integrations.extras import needed_by
+from resilience.integrations._extras import needed_by
 
 with needed_by("redis"):
     from resilience.integrations.redis.commands import REPEATABLE_COMMANDS

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["missing", "needed_by"]
-
 
 def missing(extra: str, needs: str) -> ModuleNotFoundError:
     """Return the error for an integration that needs a package, which its extra installs."""

@@ -162,7 +162,7 @@ class Retry(Policy[Never]):
                         raise
                     state = state or RetryState(self._rules, ctx, began)
                     if not (
-                        state.continues(error, self._refused_until(ctx))
+                        state.decide(error, self._refused_until(ctx))
                         and (state.begins_at_once(ctx.runtime) or await state.wait(ctx.runtime))
                     ):
                         state.conclude()
@@ -174,11 +174,11 @@ class Retry(Policy[Never]):
                                 self._earn()
                             return result
                         state = state or RetryState(self._rules, ctx, began)
-                        continues = state.continues(Success(result), self._refused_until(ctx))
+                        is_planned = state.decide(Success(result), self._refused_until(ctx))
                     except BaseException:  # no caller will see the result
                         await ctx.runtime.close(result)
                         raise
-                    if not (continues and (state.begins_at_once(ctx.runtime) or await state.wait(ctx.runtime))):
+                    if not (is_planned and (state.begins_at_once(ctx.runtime) or await state.wait(ctx.runtime))):
                         state.conclude()
                         return result
                 attempt = state.begin_next()
@@ -334,7 +334,7 @@ class Attempts:
             return False
         self._state = self._state or RetryState(self._rules, self.ctx, self._began)
         try:
-            if self._state.continues(error):
+            if self._state.decide(error):
                 self._failed = error
             else:
                 self._state.conclude()

@@ -82,8 +82,8 @@ class RetryState:
         self._earlier: History | None = None  # the failures before the last one, which most executions do not have
         self.attempt: int = 1  # the number of the running attempt, or of the next one
 
-    def continues(self, failed: Failed, refused_until: float = -inf) -> bool:
-        """Whether another attempt follows this failure; report the decision.
+    def decide(self, failed: Failed, refused_until: float = -inf) -> bool:
+        """Plan another attempt after this failure, or give up, and report which; return true if one is planned.
 
         :param refused_until: an instant before which every attempt would be refused.
         """
@@ -101,7 +101,7 @@ class RetryState:
         if is_observed:
             outcome, elapsed = as_outcome(failed), clock.now() - self._began
             emit(AttemptFailed, rules.policy, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
-        reason = self._why_not(failed, refused_until)
+        reason = self._plan_next(failed, refused_until)
         if reason is not None:
             self._give_up(reason)
             return False
@@ -115,8 +115,8 @@ class RetryState:
             return not self.give_up_if_late()
         return True
 
-    def _why_not(self, failed: Failed, refused_until: float) -> _Reason | None:
-        """Set the wait before the next attempt; return the reason why none follows, or None."""
+    def _plan_next(self, failed: Failed, refused_until: float) -> _Reason | None:
+        """Set the wait before the next attempt, and pay for it; return the reason instead if none follows."""
         rules, ctx = self._rules, self._ctx
         if self.attempt == rules.attempts:
             return "attempts"

@@ -261,7 +261,7 @@ def test_an_interrupt_just_before_a_failure_is_recorded_propagates(
     def interrupted(*failed: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RetryState, "continues", interrupted)
+    monkeypatch.setattr(RetryState, "decide", interrupted)
     attempt = next(iter(Retry(on=Boom).attempts()))
     with pytest.raises(KeyboardInterrupt), attempt:
         raise Boom

@@ -56,6 +56,9 @@ PASSED: Final = Closed(ConsecutiveFailures(1).tally())
 #: The admission of a call (None if it is refused), and the period and the instant of the decision.
 _Answer: TypeAlias = "tuple[Admission | None, Period, float]"
 
+#: A probe that the user's function has made, its failure as text (None for a success), and when it began.
+_Probed: TypeAlias = "tuple[Probe, str | None, float]"
+
 #: Seconds added to the duration of each call, because (now + 0.3) - now may be less than 0.3 in floats.
 _ROUNDING: Final = 1e-9
 
@@ -233,26 +236,21 @@ class LiveCircuit:
                 failure = _text_of(unwrap_stop_iteration(error))
             finally:
                 noted.admission = None
-            return self._ask(ctx, probe, failure, began)
+            return self._ask(ctx, (probe, failure, began))
         except BaseException:
             self.release(probe)
             raise
 
-    def _ask(self, ctx: Context, probe: Probe | None = None, failure: str | None = None, began: float = 0.0) -> _Answer:
-        """Record the result of a probe, if one is given, and let the machine decide on a call."""
+    def _ask(self, ctx: Context, probed: _Probed | None = None) -> _Answer:
+        """Let the machine decide on a call. Under the same lock, record the probe that was made for it, if any."""
         admission = None
         try:
             with self._lock:
                 now = clock.now()  # read under the lock, so that it is not before the transitions of other threads
-                if probe is not None:
-                    self._note_locked(self._record_locked(probe, failure, began, now), ctx)
-                period = self.machine.period
-                has_lost_its_slot = probe is not None and period is probe.period and not period.successes
-                # A failed probe refuses its call, even if it has opened the circuit for 0 s, or came too late to count.
-                if not has_lost_its_slot and (failure is None or not isinstance(period, Open)):
+                if probed is None or self._record_probe_locked(*probed, now, ctx):
                     admission, transition = self.machine.admit(now)
                     self._note_locked(transition, ctx)
-                    period = self.machine.period
+                period = self.machine.period
             self._report()
         except BaseException:  # interrupted, here or in a listener, so the call is not made
             if admission is not None:
@@ -312,6 +310,15 @@ class LiveCircuit:
             self.machine.release(admission)
 
     # --- private ---
+
+    def _record_probe_locked(self, probe: Probe, failure: str | None, began: float, now: float, ctx: Context) -> bool:
+        """Record a probe that the user's function has made; return whether its call may be admitted."""
+        self._note_locked(self._record_locked(probe, failure, began, now), ctx)
+        period = self.machine.period
+        if period is probe.period and not period.successes:  # it has lost its slot
+            return False
+        # A failed probe refuses its call, even if it has opened the circuit for 0 s, or came too late to count.
+        return failure is None or not isinstance(period, Open)
 
     def _record_locked(self, admission: Admission, failure: str | None, began: float, now: float) -> Transition | None:
         return self.machine.record(admission, failure, now - began + _ROUNDING if self.is_timed else 0.0, now)

@@ -16,8 +16,8 @@ from resilience.callables import name_of
 from resilience.checks import Duration
 from resilience.clock import MAX_CLIENT_TIMEOUT, clock
 from resilience.errors import DeadlineExceeded
-from resilience.info import BARE, NO_INFO, Called, ExecutionInfo, Listener
-from resilience.record import FailedAttempt, Named, Record
+from resilience.info import BARE, NO_INFO, Called, Composable, Executed, ExecutionInfo, Listener
+from resilience.record import FailedAttempt, Record
 from resilience.repeats import Cap
 from resilience.runtimes.base import Runtime, Timer
 from resilience.runtimes.tasks import DETECTED
@@ -69,7 +69,7 @@ class Context:
     _function: Any  # the function that is called; None outside an execution
     _arguments: tuple[Any, ...] | None  # None: the function is called with its context
     _keywords: Mapping[str, Any]
-    _executed: Any  # the policy or pipeline that is executed; None outside an execution
+    _executed: Executed | None  # the policy or pipeline that is executed; None outside an execution
     _info: ExecutionInfo
     _timer: Timer | None  # the earliest timer that cuts off the code under this context
     _record: Record  # the record of the execution that this context was passed to; unset without one
@@ -229,8 +229,8 @@ class Context:
         properties: Mapping[str, Any] | None = None,
         cap: Cap | None = None,
         hedge: int | None = None,
-        foreseeing: tuple[Named, ...] | None = None,
-        limiters: tuple[Named, ...] | None = None,
+        foreseeing: tuple[Executed, ...] | None = None,
+        limiters: tuple[Composable, ...] | None = None,
     ) -> Context:
         """Derive a context with other data of the execution. See `ExecutionInfo`; None keeps what it is."""
         info, child = self._info, derive(self, self.deadline, self.attempt, self._timer)
@@ -259,7 +259,7 @@ class BlankContext(Context):  # type: ignore[misc]  # final for users
 
 
 def new_context(
-    executed: Named,
+    executed: Executed,
     function: Callable[..., Any],
     arguments: tuple[Any, ...] | None,
     keywords: Mapping[str, Any],

@@ -29,7 +29,7 @@ def end_attempt(record: Record, ctx: Context, began: float | None, value: object
         announce(
             subscribers.by_kind[CallFinished],
             CallFinished,
-            record.executed.name,
+            record.policy,
             ctx,
             time=now,
             attempt=ctx.attempt,
@@ -54,7 +54,7 @@ def end_execution(
         announce(
             listeners,
             ExecutionFinished,
-            record.executed.name,
+            record.policy,
             ctx,
             time=record.ended,
             attempts=record.attempts,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, overload
@@ -25,7 +25,7 @@ from resilience.checks import Duration, NoBlock
 from resilience.context import NO_KEYWORDS, Context
 from resilience.errors import Misuse
 from resilience.execution import Stage, aprotect, arun, compose, compose_for_threads, protect, run
-from resilience.info import Listener
+from resilience.info import Composable, Listener
 from resilience.outcome import Failure, Outcome, Success
 from resilience.proxy import awaiting, make_proxy
 from resilience.streams.streaming import Streaming
@@ -56,9 +56,9 @@ class Executable(ABC, Generic[D_co]):
     if not TYPE_CHECKING:  # pragma: no branch (type checkers know that there are no such methods)
         __enter__, __aenter__ = NoBlock(0), NoBlock(1)
 
-    def _resilience_chain(self) -> tuple[Any, ...]:
+    @abstractmethod
+    def _resilience_chain(self) -> tuple[Composable, ...]:
         """Return the policies that a call meets, outermost first."""
-        return (self,)
 
     def _resilience_stage(self, innermost: Stage | None) -> Stage:
         """Return the chain of these policies: around an innermost stage for tasks; with None, for blocking code."""

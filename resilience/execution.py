@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from math import inf
 from types import CoroutineType
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from resilience.ambient import get_ambient, innermost_open, timer_here
 from resilience.callables import close_coroutine, is_awaitable, is_coroutine_function, without_partials
@@ -26,10 +26,10 @@ from resilience.context import NO_KEYWORDS, BlankContext, Context, new_context
 from resilience.endings import end_execution
 from resilience.errors import ArgumentMisuse, AwaitableMisuse
 from resilience.events.dispatch import subscribers
-from resilience.info import BARE, NO_INFO, ExecutionInfo, Listener
+from resilience.info import BARE, NO_INFO, Composable, Executed, ExecutionInfo
 from resilience.innermost import ENTERING, enter, enter_awaitable, enter_driven, enter_task
 from resilience.outcome import StoppedIteration
-from resilience.record import Named, Record
+from resilience.record import Record
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import Suspended, drive, needs_event_loop, run_chain, suspension_by
@@ -42,30 +42,6 @@ Stage: TypeAlias = Callable[[Context], Any]
 
 #: The exceptions that carry another one to the end of a blocking execution.
 _CARRIERS: Final = (StoppedIteration, Suspended)
-
-
-class Executed(Named, Protocol):
-    """An object that can be executed: a policy, or a pipeline of policies."""
-
-    _resilience_listeners: tuple[Listener, ...]
-    _resilience_uses_workers: bool  # whether, in blocking code, it may run the function in another thread
-    _resilience_keeps_record: bool  # whether a policy in it, or a listener, needs a record of each execution
-
-    def _resilience_chain(self) -> Sequence[object]: ...
-
-    def _resilience_stage(self, innermost: Stage | None) -> Stage: ...
-
-
-class Composable(Protocol):
-    """A policy, as a chain sees it."""
-
-    @property
-    def races(self) -> bool:
-        """Whether it may run the rest of the chain several times at once."""
-        ...
-
-    async def around(self, call: Any, ctx: Context) -> Any:
-        """Run the rest of the chain."""
 
 
 # --- composing ---
@@ -99,6 +75,7 @@ def _driven(stage: Stage) -> Stage:
     def driven(ctx: Context) -> Any:
         result = run_chain(stage(ctx))
         if type(result) is CoroutineType:
+            assert ctx._executed is not None
             refuse_forgotten_await(ctx._executed, ctx._function, result)
         return result
 
@@ -297,7 +274,7 @@ def begin_execution(inner: Context, executed: Executed, ctx: Context | None) -> 
     inner.deadline = source.deadline if outer is None or source.deadline < outer.deadline else outer.deadline
     record = None
     if ctx is not None or subscribers.executions or executed._resilience_keeps_record:
-        record = Record(executed)
+        record = Record(executed.name)
     elif outer is None:  # there is nothing to inherit: at most, the context of a block that is over is ambient
         return None
     cap = (outer or inner)._info.cap or source._info.cap

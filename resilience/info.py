@@ -1,19 +1,50 @@
-"""What the contexts of one execution share besides the call: the operation, properties, listeners, the record."""
+"""What the contexts of one execution share besides the call: the operation, properties, listeners, the record.
+
+Also what the modules below the policies know of a policy, and of what is executed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, final
 
-from resilience.record import Named, Record
+from resilience.record import Record
 from resilience.repeats import Cap
 
 #: A plain function that takes one event.
 Listener: TypeAlias = Callable[[Any], object]
 
 NO_PROPERTIES: Mapping[str, Any] = MappingProxyType({})
+
+
+class Composable(Protocol):
+    """A policy as a part of a chain. `Policy` describes the attributes."""
+
+    name: str
+    races: ClassVar[bool]
+    _resilience_repeats: ClassVar[bool]
+    _resilience_streams: ClassVar[bool]
+
+    def _resilience_refuses_until(self) -> float: ...
+
+    async def around(self, call: Any, ctx: Any) -> Any:
+        """Run the rest of the chain."""
+
+
+class Executed(Protocol):
+    """A policy, or a pipeline of policies, as what is executed. `Executable` describes the attributes."""
+
+    name: str
+    _resilience_keeps_record: bool
+    _resilience_uses_workers: bool
+    _resilience_foresees: bool
+    _resilience_listeners: tuple[Listener, ...]
+
+    def _resilience_chain(self) -> tuple[Composable, ...]: ...
+
+    def _resilience_stage(self, innermost: Callable[[Any], Any] | None) -> Callable[[Any], Any]: ...
 
 
 class Called(NamedTuple):
@@ -42,8 +73,8 @@ class ExecutionInfo:
     record: Record | None = None
     cap: Cap | None = None
     hedge: int = 0
-    foreseeing: tuple[Named, ...] = ()
-    limiters: tuple[Named, ...] = ()
+    foreseeing: tuple[Executed, ...] = ()
+    limiters: tuple[Composable, ...] = ()
 
 
 NO_INFO = ExecutionInfo(None, NO_PROPERTIES)

@@ -112,6 +112,7 @@ async def _enter_racing(ctx: Context) -> Any:
     """Call the function on a worker, beside other attempts whose policies run in this thread."""
     runtime: Any = ctx.runtime
     function, arguments, record = ctx._function, ctx._arguments, ctx._info.record
+    assert ctx._executed is not None
     policy = ctx._executed.name
     refuse_if_exhausted(policy, ctx)
     began = clock.now() if subscribers.calls else None

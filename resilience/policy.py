@@ -193,6 +193,10 @@ class Policy(Executable[D_co]):
 
     # --- for executions ---
 
+    @override
+    def _resilience_chain(self) -> tuple[Policy[Any], ...]:
+        return (self,)
+
     def _resilience_refuses_until(self) -> float:
         """Return the instant on the process clock until which all calls will be refused; -infinity if there is none."""
         return -inf

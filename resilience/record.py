@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, Protocol, final
+from typing import Final, NamedTuple, final
 
 from resilience.clock import clock
 from resilience.errors import Misuse
@@ -55,23 +55,14 @@ class History(list[tuple[str, str]]):
         return ", ".join(texts)
 
 
-class Named(Protocol):
-    """An object with a name: a policy, or a pipeline of policies."""
-
-    @property
-    def name(self) -> str:
-        """The name in errors and events."""
-        ...
-
-
 @final
 class Record:
     """The record of one execution. Kept only if anything can read it."""
 
-    __slots__ = ("_history", "_last", "attempts", "began", "ended", "executed", "idempotency_key", "was_cut_off")
+    __slots__ = ("_history", "_last", "attempts", "began", "ended", "idempotency_key", "policy", "was_cut_off")
 
-    def __init__(self, executed: Named) -> None:
-        self.executed: Named = executed
+    def __init__(self, policy: str) -> None:
+        self.policy: str = policy  # the name of the policy or pipeline that is executed
         self.attempts: int = 0
         self.began: float = clock.now()
         self.ended: float | None = None

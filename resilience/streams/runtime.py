@@ -89,6 +89,7 @@ class StreamRuntime(Runtime):
         self.is_answerable: bool = False
         self.is_repeatable = bool(self.resume)
         if self.items == 1:
+            assert ctx._executed is not None
             emit(StreamOpened, ctx._executed.name, ctx, attempt=ctx.attempt, elapsed=clock.now() - self.began)
 
     def mark_closed(self) -> None:

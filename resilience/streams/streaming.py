@@ -16,9 +16,9 @@ from resilience.clock import clock
 from resilience.context import Context, new_context
 from resilience.endings import end_execution
 from resilience.events.dispatch import subscribers
-from resilience.execution import Executed, begin_execution, compose, refuse_forgotten_await
+from resilience.execution import begin_execution, compose, refuse_forgotten_await
 from resilience.formats import format_number
-from resilience.info import NO_INFO
+from resilience.info import NO_INFO, Executed
 from resilience.proxy import make_proxy
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.tasks import TASKS
@@ -67,7 +67,7 @@ class Streaming:
             name: checks.plain_function(f"resume[{name!r}]", it, ("item",)) for name, it in (resume or {}).items()
         }
         innermost = functools.partial(enter_stream, self.first, self.idle)
-        chain: Any = policy._resilience_chain()
+        chain = policy._resilience_chain()
         for it in chain:
             if not it._resilience_streams:
                 raise TypeError(f"{it.name} cannot be used around a stream: delivered items are gone")

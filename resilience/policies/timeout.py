@@ -28,7 +28,8 @@ class Timeout(Policy[Never]):
     """Limit how long a call may take; when the time is up, its caller gets `TimeoutExceeded`.
 
     :param seconds: the limit in seconds for everything inside this policy: retries and their waits, queues, the
-        function. More than zero.
+        function. More than zero, and finite. In blocking code, other code of policies inside, such as the handler of a
+        `Fallback`, a predicate, a callback or a store, is not cut off: a result that it makes late is returned.
     :param cooperative: whether only to set the deadline; not by default. Nothing is cut off; code that reads the
         context (our own policies, `ctx.timeout()` passed to a client) respects it. It uses no thread and no scope,
         costs almost nothing, and is the right choice for clients that belong to one thread (sqlite3, Django's ORM). A

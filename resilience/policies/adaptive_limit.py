@@ -70,7 +70,8 @@ class AdaptiveLimit(Policy[Never]):
     :param headroom: the maximum ratio of the limit to the observed concurrency, at least 1; 5 by default. A larger
         limit falls by one at a time.
     :param on: failures that mean that the service cannot keep up; `transient` by default. Other failures, and cancelled
-        calls, are not counted: a quick failure is not a quick call.
+        calls, are not counted: a quick failure is not a quick call. `Rejected` and `DeadlineExceeded` only if they are
+        named here as types: a predicate is not asked about them.
     :param on_change: called with a `LimitChanged` for each change of the limit.
     :param observe_only: true for a limit that refuses nothing, and lets no call wait: it learns, and reports each call
         beyond the limit (`CallRejected` with `shadow`), which is made without a permit and not counted.

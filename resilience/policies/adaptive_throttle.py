@@ -64,10 +64,10 @@ class AdaptiveThrottle(Policy[Never]):
     :param most: the largest share of the calls that is rejected, at most 1; 0.9 by default. The rest tests whether the
         service has recovered: with 1.0 that takes many minutes after a long outage.
     :param on: which exceptions mean that the service refuses calls or cannot keep up; `transient` by default. After any
-        other one, the call counts as accepted.
+        other one, the call counts as accepted. After `Rejected` and `DeadlineExceeded` it is not counted, unless they
+        are named here as types: a predicate is not asked about them.
     :param on_result: a predicate over the result; true means that the service has refused the call.
-    :param ignore: exceptions that are not counted. `Rejected` and `DeadlineExceeded` are not counted unless `on` names
-        them, and neither is a cancellation.
+    :param ignore: exceptions that are not counted. A cancellation never is.
     :param observe_only: true for a throttle that rejects nothing: it reports each call that it would have rejected
         (`CallRejected` with `shadow`). The result of such a call is not counted.
     :param name: the name of this policy in errors and events; "AdaptiveThrottle" by default.

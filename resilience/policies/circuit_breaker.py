@@ -56,7 +56,7 @@ class CircuitBreaker(Policy[Never]):
         in the event loop); in threads it runs on a worker. None by default: calls are the probes.
     :param on: what is a failure: an exception type, a tuple of them, or a predicate over the exception. Every
         `Exception` by default; but `Rejected` and `DeadlineExceeded`, which say nothing about the service, only if
-        `on` names them.
+        they are named here as types: a predicate is not asked about them.
     :param on_result: a predicate over the result; true means that it is a failure.
     :param ignore: exceptions that are not recorded. Every other one counts as a success, because the service has
         answered.

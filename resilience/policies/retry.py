@@ -49,7 +49,7 @@ class Retry(Policy[Never]):
         None is as many as time allows.
     :param on: which exceptions are retried: an exception type, a tuple of them, or a predicate over the exception.
         `transient` by default: connection and timeout errors of the standard library and of the well-known clients.
-        `Rejected` and `DeadlineExceeded` only if they are named here.
+        `Rejected` and `DeadlineExceeded` only if they are named here as types: a predicate is not asked about them.
     :param on_result: a predicate over the result; true means that it is not good enough. A discarded result is closed,
         if it can be.
     :param ignore: exceptions that are never retried, even if `on` matches.

@@ -61,7 +61,8 @@ class RateLimiter(Policy[Never]):
     :param rate: a `Rate`; or a number of at least 1, which means at most that many calls in any second.
     :param more: further rates. A call begins when all of them allow it, and is charged to all of them.
     :param max_wait: how many seconds a call may wait; 0 refuses calls that have no turn now. By default as long as its
-        deadline allows.
+        deadline allows: without one, until its turn comes, however many calls wait before it. Only this and deadlines
+        bound the queue.
     :param retry_after: whether an error of the call that carries a delay (`.retry_after`, in seconds) closes the
         limiter to all callers for that time; it does by default.
     :param longest_pause: the longest time in seconds for which such an error can close it, 60 by default. With the HTTP

@@ -140,8 +140,8 @@ class Gate(Policy[Never]):
         ends_at = clock.now() + timeout
         while self._admitted:
             waiter = runtime.waiter()
-            self._drains.add(waiter)
             try:
+                self._drains.add(waiter)
                 if self._admitted and not await waiter.wait(ends_at, None):
                     return not self._admitted
             finally:

@@ -501,6 +501,19 @@ def test_an_interrupt_anywhere_in_the_last_call_of_a_gate_ends_the_drain(interru
         assert drained == [True], "a drain waits for nothing"
 
 
+@at_each_place(5)
+def test_an_interrupt_anywhere_in_a_drain_leaves_no_waiter_behind(interruptions: Interruptions) -> None:
+    """Otherwise each later call would wake it."""
+    gate = Gate()
+
+    def drain_in_vain() -> None:
+        with interruptions, suppress(KeyboardInterrupt):
+            gate.drain(0.001)
+
+    gate.call(drain_in_vain)
+    assert gate._drains == set()
+
+
 @pytest.mark.parametrize("make", [partial(Bulkhead, 20), partial(Bulkhead, 20, queue=1), partial(AdaptiveLimit, 1)])
 @pytest.mark.parametrize("play", [lambda policy: policy.call(int), lambda policy: enter(policy.slot())])
 @at_each_place(10)

@@ -14,7 +14,6 @@ import hashlib
 import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import closing
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
 from resilience.clock import clock
@@ -196,8 +195,11 @@ class _DbApiClaims:
         """Run a step in its own transaction; repeat it once if another process inserted the key at the same time."""
         if hasattr(self._connect, "cursor"):  # a connection, which may also be callable
             return self._in_transaction(self._connect, step)
-        with closing(self._connect()) as connection:
+        connection = self._connect()
+        try:  # not `closing`, where an interrupt between two of its methods would leave the connection open
             return self._in_transaction(connection, step)
+        finally:
+            connection.close()
 
     def _in_transaction(self, connection: Any, step: Callable[[_Run], R]) -> R:
         driver = _driver_of(connection)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import sqlite3
 import sys
 import threading
 import time
@@ -58,7 +59,7 @@ from resilience.runtimes.blocking import BLOCKING
 from resilience.state.rates import Quota, Spread
 from resilience.state.turns import Turn, Turns
 from resilience.streams.pulls import END
-from resilience.work import Gate
+from resilience.work import Gate, Once
 from resilience.work.gate import _inside
 from tests.callers import followers, outcome_of, wait_until
 from tests.conftest import Boom, drive
@@ -512,6 +513,24 @@ def test_an_interrupt_anywhere_in_a_drain_leaves_no_waiter_behind(interruptions:
 
     gate.call(drain_in_vain)
     assert gate._drains == set()
+
+
+@at_each_place(50)
+def test_an_interrupt_anywhere_in_once_leaves_no_connection_open(interruptions: Interruptions, tmp_path: Path) -> None:
+    """And no transaction, which would refuse later calls."""
+    opened: list[sqlite3.Connection] = []
+
+    def connect() -> sqlite3.Connection:
+        opened.append(sqlite3.connect(tmp_path / "once.db", timeout=0))
+        return opened[-1]
+
+    once = Once(connect, key=lambda key: key)
+    with interruptions, suppress(KeyboardInterrupt):
+        once.call(str, f"interrupted at {interruptions.at}")
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.cursor()
+    assert once.call(str, f"after {interruptions.at}")
 
 
 @pytest.mark.parametrize("make", [partial(Bulkhead, 20), partial(Bulkhead, 20, queue=1), partial(AdaptiveLimit, 1)])

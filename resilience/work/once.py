@@ -130,10 +130,10 @@ class Once(Policy[Never]):
             raise
         try:
             text = self._as_text(result)
+            await self._end(ctx, self._store.finish, key, token, text, self._keep)
         except BaseException:  # no caller will see the result
             await ctx.runtime.close(result)
             raise
-        await self._end(ctx, self._store.finish, key, token, text, self._keep)
         return result
 
     def _key_of(self, ctx: Context) -> str:

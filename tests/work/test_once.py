@@ -211,6 +211,16 @@ async def test_a_holder_that_was_cut_off_keeps_its_claim(
     assert await once.acall(slow, "a") == "fine"
 
 
+async def test_a_result_is_closed_if_the_call_is_cut_off_while_it_is_stored(in_virtual_asyncio: Virtual) -> None:
+    """No caller gets it."""
+    closed: list[str] = []
+    store = SimpleNamespace(claim=ascript(Claim(True)), finish=ascript(hang(10)), give_up=None)
+    once = Once(store, key=by_order, serializer=SimpleNamespace(dumps=str, loads=str))
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(1).wrap(once).acall(ascript(SimpleNamespace(close=lambda: closed.append("result"))), "a")
+    assert closed == ["result"]
+
+
 def test_a_key_is_in_use_while_its_abandoned_call_runs_in_a_thread(clock: FakeClock) -> None:
     once, end = Once({}, key=by_order).wrap(Timeout(1)), threading.Event()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextvars
-import queue
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import aclosing, nullcontext
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final, overload
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, nullcontext, suppress
+from typing import Any, Generic, NamedTuple, Never, TypeAlias, TypeVar, final, overload
 
 import anyio
 from anyio.abc import TaskGroup
@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.callables import require_callable
+from resilience.clock import clock
 from resilience.errors import BlockMisuse, Misuse, closable
 from resilience.executable import acaptured, captured
 from resilience.execution import run
@@ -30,7 +31,6 @@ from resilience.runtimes.tasks import TASKS
 Item = TypeVar("Item")
 R = TypeVar("R")
 D = TypeVar("D")
-E = TypeVar("E")
 
 #: Called with the number of items whose outcome has been delivered since the last time: `tqdm`'s `update`.
 Progress: TypeAlias = Callable[[int], object]
@@ -108,26 +108,21 @@ class _Job(NamedTuple):
     ordered: bool
     progress: Progress | None
 
-    def resource(self, call: _Call[Any]) -> Any:
+    def resource(self, call: _Call) -> Any:
         """Return what has to be closed if a call is not delivered; None if there is nothing, or others may have it."""
         is_shared = any(it._resilience_shares_results for it in self.policy._resilience_chain())
         return None if is_shared or not hasattr(call, "outcome") else closable(call.outcome)
 
-    def delivered(self, call: _Call[Any]) -> tuple[Any, Outcome[Any]]:
-        """Return the item of a call and its outcome; raise an error that is not an outcome. Report the progress."""
-        outcome = call.outcome
-        del call.outcome
-        if isinstance(outcome, BaseException):
-            try:
-                raise outcome
-            finally:
-                del outcome  # no cycle: error -> traceback -> this frame -> error
+    def pair(self, call: _Call) -> tuple[Any, Outcome[Any]] | None:
+        """Return the item of a call and its outcome, and report the progress; None for an error that is no outcome."""
+        if isinstance(call.outcome, BaseException):
+            return None
         if self.progress is not None:
             try:
                 self.progress(1)
             except Exception:  # otherwise the outcome would be lost
                 logger.exception("progress raised; it changes nothing")
-        return call.item, outcome
+        return call.item, call.outcome
 
 
 @final
@@ -177,27 +172,50 @@ class Each(Generic[Item, R]):
         self._is_open = True
 
 
-@final
-class _Call(Generic[E]):
-    """A call, with its outcome, or an error that is not an outcome, until that is delivered.
+class _Call:
+    """A call, with its outcome, or an error that is not an outcome, once it has ended.
 
     An error in a future would be part of a reference cycle: its traceback refers to the frames of the pool's thread,
     and these refer to the future.
-
-    :param ended: a `Future` in threads, an `Event` in tasks.
     """
 
-    __slots__ = ("ended", "item", "outcome")
+    __slots__ = ("item", "outcome")
 
     outcome: Outcome[Any] | BaseException
 
-    def __init__(self, item: Any, ended: E) -> None:
+    def __init__(self, item: Any) -> None:
         self.item: Any = item
-        self.ended: E = ended
+
+    def raise_error(self) -> Never:
+        """Raise the error that is not an outcome."""
+        error: Any = self.outcome
+        del self.outcome
+        try:
+            raise error
+        finally:
+            del error  # no cycle: error -> traceback -> this frame -> error
 
 
-_InThread: TypeAlias = _Call[Future[None]]
-_InTask: TypeAlias = _Call[anyio.Event]
+@final
+class _InThread(_Call):
+    """A call in a thread, which begins if that acquires `claim`."""
+
+    __slots__ = ("claim",)
+
+    def __init__(self, item: Any) -> None:
+        super().__init__(item)
+        self.claim = threading.Lock()
+
+
+@final
+class _InTask(_Call):
+    """A call in a task, which sets `ended` at the end."""
+
+    __slots__ = ("ended",)
+
+    def __init__(self, item: Any) -> None:
+        super().__init__(item)
+        self.ended = anyio.Event()
 
 
 @final
@@ -209,8 +227,9 @@ class _Threads(Iterator[Any]):
         self._items = items
         self._error: Exception | None = None  # raised by the items, and to the consumer after the last pair
         self._pool = ThreadPoolExecutor(job.limit, thread_name_prefix="resilience-each")
-        self._delivered: queue.SimpleQueue[_InThread] = queue.SimpleQueue()  # in order as they begin, else as they end
-        self._next: _InThread | None = None  # the first of them
+        self._delivered: deque[_InThread] = deque()  # in order as they begin, else as they end
+        self._has_news = threading.Lock()  # released as a call ends
+        self._has_news.acquire()
         self._undelivered = 0  # the number of items that were read, and not yet delivered
         self._has_more = True
 
@@ -223,58 +242,72 @@ class _Threads(Iterator[Any]):
                 raise error
             finally:
                 del error  # no cycle: error -> traceback -> this frame -> error
-        call = self._next = self._next or self._delivered.get()
-        wait([call.ended])  # a KeyboardInterrupt in this wait loses no outcome
-        self._next = None
+        while not self._has_outcome():
+            clock.wait(self._has_news, None)
+        call = self._delivered[0]
+        pair = self._job.pair(call)
+        # No function is called from here on: an interrupt as it returns would lose the outcome.
+        del self._delivered[0]
         self._undelivered -= 1
-        return self._job.delivered(call)
+        if pair is None:
+            call.raise_error()
+        del call.outcome  # its thread may keep the call for a moment
+        return pair
 
     def _read(self) -> None:
         """Begin calls for as many items as there is room for; beyond `limit`, only while no outcome is ready."""
         while self._has_more and self._undelivered < 2 * self._job.limit:
             if self._undelivered >= self._job.limit and self._has_outcome():
                 return
-            call = None
             try:
-                # Not the future of the pool, which may queue a call and then raise.
-                call = _Call(next(self._items), Future[None]())
-                self._pool.submit(contextvars.copy_context().run, self._run, call)
+                call = _InThread(next(self._items))
             except StopIteration:
                 self._has_more = False
-                return
-            except Exception as error:  # of the items, or because no thread can start, so the call perhaps never begins
-                if call is None or call.ended.cancel():
-                    self._has_more, self._error = False, error
-                    return
+            except Exception as error:
+                self._has_more, self._error = False, error
+            else:
+                self._begin(call)
+
+    def _begin(self, call: _InThread) -> None:
+        try:
             self._undelivered += 1
             if self._job.ordered:
-                self._delivered.put(call)
+                self._delivered.append(call)
+            self._pool.submit(contextvars.copy_context().run, self._run, call)
+        except BaseException as error:  # no thread can start, or an interrupt; but the pool may have queued the call
+            never_begins = call.claim.acquire(blocking=False)
+            if never_begins:
+                self._undelivered -= 1
+                with suppress(ValueError):  # it is not in it unless in order
+                    self._delivered.remove(call)
+            if not isinstance(error, Exception):
+                raise
+            if never_begins:
+                self._has_more, self._error = False, error
 
     def _has_outcome(self) -> bool:
-        if self._next is None and not self._delivered.empty():
-            self._next = self._delivered.get()
-        return self._next is not None and self._next.ended.done()
+        return bool(self._delivered) and hasattr(self._delivered[0], "outcome")
 
     def _run(self, call: _InThread) -> None:
-        if not call.ended.set_running_or_notify_cancel():
+        if not call.claim.acquire(blocking=False):
             return
         try:
             # Not `policy.call`, whose result may be a coroutine.
             call.outcome = captured(run, self._job.policy, self._job.function, (call.item,))
         except BaseException as error:
             call.outcome = error
-        call.ended.set_result(None)
         if not self._job.ordered:
-            self._delivered.put(call)
+            self._delivered.append(call)
+        with suppress(RuntimeError):  # another call has released it
+            self._has_news.release()
 
     def close(self) -> None:
         """Begin no more calls, wait for the running ones, and close the results that are not delivered."""
         self._has_more, self._undelivered = False, 0
-        self._pool.shutdown(cancel_futures=True)
-        call, self._next = self._next, None
-        while call is not None or not self._delivered.empty():
-            drive(BLOCKING.close(self._job.resource(call or self._delivered.get())))
-            call = None
+        try:
+            self._pool.shutdown(cancel_futures=True)
+        finally:  # also if an interrupt ends this wait
+            drive(close_each(lambda call: BLOCKING.close(self._job.resource(call)), self._delivered))
 
 
 @final
@@ -305,7 +338,7 @@ class _Tasks(AsyncIterator[Any]):
             self._delivered.appendleft(call)
             raise
         self._room.release()
-        return self._job.delivered(call)
+        return self._job.pair(call) or call.raise_error()
 
     def close(self) -> None:
         """Begin no more calls, and deliver no more outcomes."""
@@ -318,7 +351,7 @@ class _Tasks(AsyncIterator[Any]):
 
     async def read(self) -> None:
         """Begin a call for each item as soon as there is room. An error of the items is delivered last."""
-        failed = _Call(None, anyio.Event())
+        failed = _InTask(None)
         try:
             async with aclosing(_iterate(self._job.items)) as items, anyio.create_task_group() as group:
                 try:
@@ -339,7 +372,7 @@ class _Tasks(AsyncIterator[Any]):
             self._end()
 
     def _begin(self, item: Any, group: TaskGroup) -> None:  # no call is a local of `read`, which may be cancelled
-        call = _Call(item, anyio.Event())
+        call = _InTask(item)
         if self._job.ordered:
             self._deliver(call)
         group.start_soon(self._run, call)

@@ -39,6 +39,7 @@ from resilience import (
     CircuitState,
     Fallback,
     Hedge,
+    Outcome,
     Policy,
     Rate,
     RateLimiter,
@@ -59,11 +60,12 @@ from resilience.runtimes.blocking import BLOCKING
 from resilience.state.rates import Quota, Spread
 from resilience.state.turns import Turn, Turns
 from resilience.streams.pulls import END
-from resilience.work import Gate, Once
+from resilience.work import Gate, Once, each
 from resilience.work.gate import _inside
 from tests.callers import followers, outcome_of, wait_until
 from tests.conftest import Boom, drive
 from tests.custom import HandingOn
+from tests.policies.retries import Response
 
 OURS = str(Path(resilience.__file__).parent)
 
@@ -531,6 +533,31 @@ def test_an_interrupt_anywhere_in_once_leaves_no_connection_open(interruptions: 
         with pytest.raises(sqlite3.ProgrammingError, match="closed"):
             connection.cursor()
     assert once.call(str, f"after {interruptions.at}")
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["leaves", "goes on"])
+@pytest.mark.parametrize("ordered", [False, True], ids=["unordered", "ordered"])
+@at_each_place(25, exact=False)
+def test_an_interrupt_anywhere_in_a_loop_over_each_loses_no_outcome(
+    interruptions: Interruptions, ordered: bool, goes_on: bool
+) -> None:
+    """A result is delivered or closed, whether the consumer then leaves the block or goes on."""
+    made: list[Response] = []
+    delivered: list[Outcome[Response]] = []
+
+    def fetch(number: int) -> Response:
+        made.append(Response())
+        return made[-1]
+
+    with each(Retry(1), fetch, range(4), limit=2, ordered=ordered) as outcomes:
+        with interruptions, suppress(KeyboardInterrupt):
+            for _, outcome in outcomes:
+                delivered.append(outcome)
+        if goes_on:
+            delivered += [outcome for _, outcome in outcomes]
+            assert len(delivered) >= 4 - bool(interruptions.at)  # without the one that was being read
+    results = {it.unwrap() for it in delivered}
+    assert [it.closed for it in made] == [it not in results for it in made]
 
 
 @pytest.mark.parametrize("make", [partial(Bulkhead, 20), partial(Bulkhead, 20, queue=1), partial(AdaptiveLimit, 1)])

@@ -8,6 +8,9 @@ Workers are daemon threads, so the process can end while one hangs. They are sta
 worker, and reused in last-in, first-out order. `FEW` idle workers stay for `IDLE` seconds; the others, which only a
 burst needed, end after `IDLE_IN_EXCESS`. While the interpreter shuts down, there may be no worker: the caller then runs
 its function itself.
+
+If gevent or eventlet has patched threads, a worker is a greenlet, which runs only while the system's thread that
+started it waits. A caller in another of those threads would wait for it in vain, so it is not used again.
 """
 
 from __future__ import annotations
@@ -139,6 +142,7 @@ class Worker(threading.Thread):
         super().__init__(name=f"resilience-worker-{next(_numbers)}", daemon=True)
         self._job: Job | None = job
         self._wake = threading.Lock()  # released when there is a job to begin
+        self._starter = _system_thread()
 
     @property
     def has_new_job(self) -> bool:
@@ -154,7 +158,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Run jobs until none has arrived for the idle time."""
-        process = pool.process
+        process, is_greenlet = pool.process, _system_thread() == self._starter
         try:
             while self.wait():
                 job, self._job = self._job, None
@@ -162,12 +166,15 @@ class Worker(threading.Thread):
                 job.run()
                 if pool.process is not process:  # pragma: no cover (in the child of a fork)
                     return  # the job forked, and its caller is in the parent
-                if job.claim():
-                    pool.idle.append(self)  # before the caller wakes, so that its next call finds this worker
-                    job.deliver()
-                else:
+                is_wanted = job.claim()
+                if not is_wanted:
                     job.drop()
-                    pool.idle.append(self)
+                if not is_greenlet:
+                    pool.idle.append(self)  # before the caller wakes, so that its next call finds this worker
+                if is_wanted:
+                    job.deliver()
+                if is_greenlet:
+                    return
                 del job  # an idle worker keeps no result alive
         finally:  # also if no memory is left, or a trace function raises: nothing would run a job that it was given
             pool.retire(self)
@@ -250,6 +257,9 @@ def _start_worker(job: Job, policy: str | None) -> bool:
         raise WorkersExhausted(f"no thread for the call: {error}; {remedy}", policy=policy) from error
     return True
 
+
+#: The number of the current thread of the operating system. Where there is none, there are no threads either.
+_system_thread: Callable[[], int] = getattr(threading, "get_native_id", threading.get_ident)
 
 _numbers = count(1)
 pool: Pool = Pool()

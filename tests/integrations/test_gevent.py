@@ -129,6 +129,28 @@ def test_policies_work_in_greenlets(order: str) -> None:
     assert seen["pause"] < 0.8  # ten waits that block: 1 s
 
 
+NATIVE = """
+from gevent import monkey; monkey.patch_all()
+import gevent, threading
+from resilience import Timeout
+
+native, timeout = gevent.get_hub().threadpool, Timeout(2)
+
+def runs_here():
+    return timeout.call(threading.get_native_id) == threading.get_native_id()
+
+print(native.spawn(runs_here).get(timeout=20), runs_here(), native.spawn(runs_here).get(timeout=20))
+"""
+
+
+def test_a_function_under_a_timeout_runs_in_the_native_thread_of_its_caller() -> None:
+    """A worker is a greenlet: a caller in another thread would wait in vain, or its function would block that one."""
+    done = subprocess.run(
+        [sys.executable, "-c", NATIVE], env=ENVIRONMENT, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "True True True\n")
+
+
 APPLICATION = """
 import json, threading, time
 from resilience import Bulkhead, BulkheadFull, Policy, Retry, Timeout, TimeoutExceeded

@@ -102,6 +102,29 @@ TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant")
 # --- reuse ---
 
 
+def test_a_worker_in_the_thread_of_its_caller_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    """It is a greenlet. It would not run while that thread waits for another caller's function without greenlets."""
+    monkeypatch.setattr(workers, "pool", workers.Pool())
+    monkeypatch.setattr(workers, "_system_thread", lambda: 1)
+    seen = [Timeout(LONG).call(threading.current_thread) for _ in range(3)]
+    assert len(set(seen)) == 3
+
+    def late() -> None:
+        seen.append(threading.current_thread())
+        gate.wait(LONG)
+
+    with pytest.raises(TimeoutExceeded):
+        Timeout(0.05).call(late)
+    gate.set()
+    for thread in seen:
+        thread.join(LONG)
+    assert not any(thread.is_alive() for thread in seen)
+    assert not workers.pool.idle
+    assert not workers.pool.abandoned
+
+
 def test_a_worker_is_idle_before_its_caller_can_make_the_next_call() -> None:
     """However the threads are switched."""
     timeout, interval = Timeout(LONG), sys.getswitchinterval()

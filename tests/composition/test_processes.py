@@ -637,6 +637,30 @@ def test_no_thread_is_started_before_one_is_needed() -> None:
         """)
 
 
+# --- subinterpreters ---
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="earlier versions crash or share the state of asyncio")
+def test_a_subinterpreter_runs_everything_but_the_workers_of_a_timeout() -> None:
+    """It cannot start a daemon thread, so those calls are refused. Tasks need none."""
+    printed = printed_by("""
+        import _interpreters
+
+        number = _interpreters.create()
+        _interpreters.run_string(number, '''if True:
+            import asyncio
+            from resilience import *
+
+            refused = Timeout(20).capture(lambda ctx: 1).error
+            print(type(refused).__name__, "cooperative=True" in str(refused))
+            print(Policy.wrap(Timeout(20, cooperative=True), Retry(2), CircuitBreaker(2), Bulkhead(1)).call(int))
+            print(asyncio.run(Timeout(20).acall(asyncio.sleep, 0, "awaited")), flush=True)
+        ''')
+        _interpreters.destroy(number)
+        """)
+    assert printed.splitlines() == ["WorkersExhausted True", "0", "awaited"]
+
+
 # --- the end of the process ---
 
 

@@ -197,7 +197,8 @@ class Executable(ABC, Generic[D_co]):
             of `contextlib.contextmanager`, whose call returns before its work has begun.
         """
         if args or kwargs:
-            what = f"a policy decorates one function; to run it, write `policy.call({name_of(fn)}, ...)`"
+            called = name_of(fn) if callable(fn) else "fetch"
+            what = f"a policy decorates one function; to run it, write `policy.call({called}, ...)`"
             raise TypeError(what + self._resilience_hint())
         if isinstance(fn, (staticmethod, classmethod)):
             return type(fn)(self(fn.__func__))
@@ -214,7 +215,9 @@ class Executable(ABC, Generic[D_co]):
         """Raise if an object that is no plain function cannot be decorated."""
         if not callable(fn):
             hint = "; decorate the function below it" if hasattr(type(fn), "__get__") else ""
-            raise TypeError(f"a policy decorates callables, not {fn!r}{hint}{self._resilience_hint()}")
+            if fn is None:
+                hint = "; write `@policy` without parentheses, or `policy.call(fetch, ...)`"
+            raise TypeError(f"a policy decorates callables, not {fn!r}{self._resilience_hint() or hint}")
         if isinstance(fn, type):
             raise TypeError(
                 f"{fn.__name__} is a class, which would become a function: decorate its methods, or protect an "

@@ -24,7 +24,7 @@ from resilience.callables import (
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.endings import end_attempt
-from resilience.errors import WorkersExhausted, ends_with_the_deadline
+from resilience.errors import ArgumentMisuse, WorkersExhausted, ends_with_the_deadline
 from resilience.events.dispatch import report_refusal, subscribers
 from resilience.info import BARE
 from resilience.outcome import StoppedIteration
@@ -232,6 +232,8 @@ def refuse_if_exhausted(policy: str, ctx: Context) -> None:
 def refuse_mismatch(ctx: Context, error: TypeError) -> None:
     """Raise a misuse if the call did not enter the function, because it cannot take these arguments."""
     function, arguments = ctx._function, ctx._arguments
+    if function is None:
+        raise ArgumentMisuse("a policy has passed a context of its own to `call`: pass ctx, or ctx.child(...)") from None
     refuse_arguments(function, (ctx,) if arguments is None else arguments, ctx._keywords, error, arguments is None)
 
 

@@ -220,6 +220,18 @@ def test_an_around_with_other_parameters_is_refused_when_its_class_is_made() -> 
                 return result if (result := await call(ctx)) else None
 
 
+async def test_a_context_of_its_own_is_refused(world: World) -> None:
+    """It does not know the function, and would lose the deadline of the caller. No policy handles the error."""
+
+    class Limited(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return await call(Context(timeout=5.0))
+
+    for policy in (Limited(), Retry(on=Exception, backoff=[0]).wrap(Limited(), Timeout(2.0))):
+        with pytest.raises(TypeError, match=r"^a policy has passed a context of its own .*: pass ctx, or ctx\.child"):
+            await world.execute(policy, Script("never").function())
+
+
 async def test_super_around_runs_the_rest_of_the_chain(world: World) -> None:
     """For a class that adds to the policy next to it in the order of its bases, even if that is `Policy` itself."""
 

@@ -233,7 +233,7 @@ def refuse_mismatch(ctx: Context, error: TypeError) -> None:
     """Raise a misuse if the call did not enter the function, because it cannot take these arguments."""
     function, arguments = ctx._function, ctx._arguments
     if function is None:
-        raise ArgumentMisuse("a policy has passed a context of its own to `call`: pass ctx, or ctx.child(...)") from None
+        raise ArgumentMisuse("a policy has passed a context of its own to call: pass ctx, or ctx.child(...)") from None
     refuse_arguments(function, (ctx,) if arguments is None else arguments, ctx._keywords, error, arguments is None)
 
 

@@ -225,7 +225,10 @@ def as_backoff(name: str, value: object) -> Backoff:
     if (listed := listed_delays(name, value)) is not None:
         return _Given(listed)
     if callable(value) and not isinstance(value, type):
-        return _Given(checks.plain_function(name, value, ()))
+        try:
+            return _Given(checks.plain_function(name, value, ()))
+        except TypeError as error:  # most likely a function of the attempt, as in other libraries
+            raise TypeError(f"{error}; it returns the waits of an execution, such as [1, 2, 4]") from None
     raise TypeError(
         f"{name} must be a backoff, a sequence of seconds or a callable that returns one, not {value!r}{_hint(value)}"
     )
@@ -248,6 +251,8 @@ def _hint(value: object) -> str:
         return f"; did you mean Constant({value!r})?"
     if isinstance(value, Iterator):
         return "; did you mean a list of its items, or a function that returns it?"
+    if hasattr(value, "delays"):
+        return f"; did you mean to derive {type(value).__name__} from Backoff?"
     return "; did you mean [0], no wait?" if value is None else ""
 
 

@@ -89,6 +89,8 @@ def test_instrumenting_a_value_that_is_no_policy_is_refused(metrics: Metrics) ->
     for value in (Retry, PerHost, "weather", None):
         with pytest.raises(TypeError, match=f"only policies can be observed, not {re.escape(repr(value))}"):
             metrics.instrument(value)
+    with pytest.raises(TypeError, match=r"unpack them, with \*policies$"):
+        metrics.instrument([Retry()])
     Retry().execute(lambda ctx: None)
     assert metrics.labels("pipeline") == set()
 

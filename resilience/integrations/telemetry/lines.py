@@ -132,5 +132,5 @@ def _checked(levels: Levels) -> Levels:
             names = ", ".join(it.__name__ for it in DEFAULT_LEVELS)
             raise TypeError(f"levels must be for {names}, not {kind!r}")
         if level is not None:
-            checks.whole("levels", level)
+            checks.whole("levels, such as logging.INFO,", level)
     return levels

@@ -64,7 +64,8 @@ class Observed:
             elif isinstance(getattr(given, "policies", None), Mapping):
                 self._given.append((None, ref(given)))
             else:
-                raise TypeError(f"only policies can be observed, not {given!r}")
+                hint = ": unpack them, with *policies" if isinstance(given, (list, tuple)) else ""
+                raise TypeError(f"only policies can be observed, not {given!r}{hint}")
 
     def __iter__(self) -> Iterator[Member]:
         """Iterate over the members that are alive, each once for each pipeline that contains it."""

@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, nullcontext, suppress
-from typing import Any, Generic, NamedTuple, Never, TypeAlias, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, TypeAlias, TypeVar, final, overload
 
 import anyio
 from anyio.abc import TaskGroup
 from typing_extensions import override
 
 from resilience import checks
-from resilience.callables import require_callable
+from resilience.callables import is_coroutine_function, require_callable
 from resilience.clock import clock
 from resilience.errors import BlockMisuse, Misuse, closable
 from resilience.executable import acaptured, captured
@@ -136,9 +136,16 @@ class Each(Generic[Item, R]):
         self._group: TaskGroup
         self._is_open = False
 
+    if not TYPE_CHECKING:  # pragma: no branch (type checkers know that it is not iterable)
+
+        def __iter__(self) -> Never:
+            raise TypeError("`each` is entered first: `with each(...) as outcomes:`, and in it `for ... in outcomes:`")
+
+        __aiter__ = __iter__
+
     def __enter__(self) -> Iterator[tuple[Item, Outcome[R]]]:
-        if not isinstance(self._job.items, Iterable):
-            raise TypeError("these items are asynchronous: use `async with each(...)`")
+        if not isinstance(self._job.items, Iterable) or is_coroutine_function(self._job.function):
+            raise TypeError("these items or calls are asynchronous: use `async with each(...)`")
         self._open()
         self._threads = _Threads(self._job, iter(self._job.items))
         return self._threads

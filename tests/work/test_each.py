@@ -509,11 +509,24 @@ def test_async_items_or_an_async_function_in_a_blocking_block_are_refused() -> N
     async def items() -> AsyncIterator[int]:
         yield 1
 
-    block = each(Retry(), str, items(), limit=1)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="async with"), block:
-        pass
-    with pytest.raises(TypeError, match="same returned an awaitable"), each(Retry(), same, [1], limit=1) as outcomes:
+    blocks: list[Any] = [
+        each(Retry(), str, items(), limit=1),  # type: ignore[call-overload]
+        each(Retry(), same, [1], limit=1),
+    ]
+    for block in blocks:
+        with pytest.raises(TypeError, match="async with"), block:
+            pass
+    block = each(Retry(), lambda item: same(item), [1], limit=1)
+    with block as outcomes, pytest.raises(TypeError, match="<lambda> returned an awaitable"):
         next(outcomes)
+
+
+def test_a_block_that_is_not_entered_cannot_be_iterated_over() -> None:
+    block: Any = each(Retry(), str, [1], limit=1)
+    with pytest.raises(TypeError, match=r"with each\(\.\.\.\) as outcomes"):
+        list(block)
+    with pytest.raises(TypeError, match=r"with each\(\.\.\.\) as outcomes"):
+        aiter(block)
 
 
 async def test_a_cancelled_wait_for_an_outcome_loses_none(tasks_world: World, ordered: bool) -> None:

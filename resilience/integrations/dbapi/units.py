@@ -125,7 +125,8 @@ class UnitOfWork(Generic[W, D]):
     def __call__(self, fn: Callable[..., Any], /) -> Callable[..., Any]:
         """Decorate a function of a connection and its own arguments.
 
-        :raises TypeError: for a generator function, which would do its work after the commit.
+        :raises TypeError: for a generator function, which would do its work after the commit, and for a function whose
+            first parameter is not the connection.
         """
         if is_generator_function(fn):
             raise TypeError(
@@ -140,7 +141,12 @@ class UnitOfWork(Generic[W, D]):
 
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
         signature = inspect.signature(fn)
-        own = list(signature.parameters.values())[1:]  # without the connection, which the caller does not pass
+        passed = list(signature.parameters.values())
+        if not passed or passed[0].name == "self":
+            raise TypeError(
+                f"the first parameter of {name_of(fn)} must be the connection or session; `self` comes second"
+            )
+        own = passed[1:]  # without the connection, which the caller does not pass
         wrapper.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
         return wrapper
 

@@ -287,3 +287,23 @@ def test_a_generator_function_is_refused(path: Path, fn: Any) -> None:
     """It would do its work after the commit, and a session would begin a new transaction for that."""
     with pytest.raises(TypeError, match="rows_of is a generator function"):
         unit_of_work(AGAIN, connecting(path))(fn)
+
+
+def test_a_function_that_does_not_take_the_connection_first_is_refused(path: Path) -> None:
+    """In a method, `self` would be the connection, and the connection the next parameter."""
+    unit: Any = unit_of_work(AGAIN, connecting(path))
+    with pytest.raises(TypeError, match=r"first parameter of .*<lambda> must be the connection or session"):
+        unit(lambda: None)
+    with pytest.raises(TypeError, match=r"`self` comes second$"):
+
+        class Accounts:
+            @unit
+            def open(self, connection: Any) -> None: ...
+
+    class Names:
+        @unit
+        def note(connection: Any, self, name: str) -> str:
+            assert connection.execute("select ?", [name]).fetchone() == (name,)
+            return f"{type(self).__name__} {name}"
+
+    assert Names().note("ada") == "Names ada"

@@ -229,7 +229,7 @@ def refuse_arguments(
         return
     what, hint = "these arguments", ""
     if takes_context:
-        what, hint = "the context", "; use `call` or `acall` for a function that takes no context"
+        what, hint = "the context", "; use `call` or `acall`, or pass `lambda ctx: fetch()`"
     elif not args and not kwargs:
         hint = "; use `execute` or `aexecute` for a function of the context"
     raise ArgumentMisuse(f"{name_of(fn)} cannot be called with {what}: {error}{hint}") from None

@@ -58,7 +58,7 @@ def wrapped(fn: Callable[..., Any], world: World) -> Callable[..., Any]:
 
 async def test_execute_of_a_function_without_a_context_parameter_is_a_misuse(world: World) -> None:
     counted = Counted()
-    with pytest.raises(TypeError, match=r"takes_nothing cannot be called with the context: .*; use `call` or `acall`"):
+    with pytest.raises(TypeError, match=r"takes_nothing cannot be called with the context: .*`acall`, or pass `lambda"):
         await world.execute(counted.pipeline, blocking_name(world, takes_nothing))
     assert counted.retries == []
     assert counted.breaker.state is CLOSED

@@ -16,9 +16,15 @@ from resilience.errors import ArgumentMisuse, KeyMisuse
 
 T = TypeVar("T")
 
-#: A function that is called with the arguments of a call. The last type includes the others, which give the parameters
-#: of a lambda a type: in pyright's strict mode, a parameter without one is an error.
-OfCall: TypeAlias = Callable[Concatenate[Any, ...], T] | Callable[Concatenate[Any, Any, ...], T] | Callable[..., T]
+#: A function that is called with the arguments of a call. The last type includes the others, which give up to four
+#: parameters of a lambda a type: in pyright's strict mode, a parameter without one is an error.
+OfCall: TypeAlias = (
+    Callable[Concatenate[Any, ...], T]
+    | Callable[Concatenate[Any, Any, ...], T]
+    | Callable[Concatenate[Any, Any, Any, ...], T]
+    | Callable[Concatenate[Any, Any, Any, Any, ...], T]
+    | Callable[..., T]
+)
 
 #: Returns the key of a call.
 Key: TypeAlias = OfCall[Hashable]

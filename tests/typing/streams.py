@@ -172,6 +172,8 @@ def keys_as_lambdas() -> None:
     SingleFlight(key=lambda ctx: ctx.properties["tenant"])
     Once({}, key=lambda order: order["id"], payload=lambda order: order)
     Cache(60.0, key=lambda: "constant")
+    Once({}, key=lambda key, item, amount: key, payload=lambda key, item, amount: [item, amount])
+    Keyed(lambda key: Retry(), key=lambda self, tenant, region, path="/": (tenant, region))
 
 
 def make(tenant: str) -> Policy[Any]:

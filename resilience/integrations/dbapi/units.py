@@ -142,9 +142,9 @@ class UnitOfWork(Generic[W, D]):
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
         signature = inspect.signature(fn)
         passed = list(signature.parameters.values())
-        if not passed or passed[0].name == "self":
+        if not passed or passed[0].name in ("self", "cls"):
             raise TypeError(
-                f"the first parameter of {name_of(fn)} must be the connection or session; `self` comes second"
+                f"the first parameter of {name_of(fn)} must be the connection or session; `self` or `cls` comes second"
             )
         own = passed[1:]  # without the connection, which the caller does not pass
         wrapper.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]

@@ -294,11 +294,14 @@ def test_a_function_that_does_not_take_the_connection_first_is_refused(path: Pat
     unit: Any = unit_of_work(AGAIN, connecting(path))
     with pytest.raises(TypeError, match=r"first parameter of .*<lambda> must be the connection or session"):
         unit(lambda: None)
-    with pytest.raises(TypeError, match=r"`self` comes second$"):
+    with pytest.raises(TypeError, match=r"first parameter of .*<lambda> must be the connection or session"):
+        unit(lambda self, connection: None)
+    with pytest.raises(TypeError, match=r"`self` or `cls` comes second$"):
 
         class Accounts:
+            @classmethod
             @unit
-            def open(self, connection: Any) -> None: ...
+            def open(cls, connection: Any) -> None: ...
 
     class Names:
         @unit

@@ -26,6 +26,7 @@ class Composable(Protocol):
     races: ClassVar[bool]
     _resilience_repeats: ClassVar[bool]
     _resilience_streams: ClassVar[bool]
+    _resilience_answers: ClassVar[bool]
 
     def _resilience_refuses_until(self) -> float: ...
 

@@ -227,9 +227,9 @@ def test_a_connection_that_outlives_the_session_is_restored(engine: Engine) -> N
 
     with engine.connect() as connection:
         connection.execute(text("pragma busy_timeout = 20000"))
-        with deadline(0.05):
+        with deadline(0.3):
             twice()
-        time.sleep(0.1)
+        time.sleep(0.4)
         assert connection.scalar(LONG) == 100_000
         assert connection.scalar(text("pragma busy_timeout")) == 20000
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import random
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from typing import Any
 
 import anyio
@@ -17,7 +20,6 @@ import pytest
 from resilience import Context, Pipeline, SingleFlight, SingleFlightStats, Timeout, deadline
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.outcome import Failure, Success
-from resilience.policies.flights import Flight
 from tests.callers import (
     KeywordsOnly,
     Slow,
@@ -25,6 +27,7 @@ from tests.callers import (
     ask_from_everywhere,
     fail_first_wake,
     followers,
+    in_threads,
     outcome_of,
     run_all,
     wait_until,
@@ -186,51 +189,65 @@ async def test_after_forget_the_next_caller_makes_a_new_call(tasks_world: World)
     assert got == ["second", "first", "first"]
 
 
-def test_a_flight_that_is_forgotten_at_its_end_does_not_end_the_next_one() -> None:
-    """Flights take no lock: another thread may run between any two steps."""
-    flight, was_over = SingleFlight(key=same_key), list[bool]()
-    next_flight = Flight(flight._flights, "same", Context())
-    next_leader = next_flight._lead
+class Stepped(str):
+    """A key during whose look-ups other threads run: flights take no lock, so they may run between any two steps."""
 
-    class Leaders(dict[Any, Any]):
-        def get(self, key: Any, default: Any = None) -> Any:
-            found = super().get(key, default)
-            was_over.append(found.is_over)  # a thread that takes it out by mistake puts it back only if it is not
-            flight.forget(key)
-            self[key] = next_leader
-            return found
+    def let(self, *steps: tuple[int, Callable[[], object]]) -> None:
+        """From now on, make each of these steps at the look-up with its number, from 1."""
+        self.steps, self.numbers = dict(steps), itertools.count(1)
 
-    flight._flights.leaders = Leaders()
-    assert flight.call(lambda: "fine") == "fine"
-    assert flight._flights.leaders == {"same": next_leader}
-    assert was_over == [True]
+    def __hash__(self) -> int:
+        if "steps" in vars(self):
+            self.steps.pop(next(self.numbers), int)()
+        return super().__hash__()
 
 
-async def test_a_flight_that_ends_while_another_one_is_being_removed_keeps_no_caller_waiting(world: World) -> None:
-    flight, slow = SingleFlight(key=same_key), Slow(lambda: "next")
+def stepped() -> tuple[SingleFlight, Stepped]:
+    """Return a `SingleFlight`, and the key of its first call. Other calls have a plain key that is equal to it."""
+    key = Stepped("same")
+    keys = iter([key])
+    return SingleFlight(key=lambda *args: next(keys, "same")), key
 
-    class Leaders(dict[Any, Any]):
-        def get(self, key: Any, default: Any = None) -> Any:
-            found = super().get(key, default)
-            if not slow.calls:
-                flight.forget(key)
-                stack.enter_context(led(flight, slow))
-            return found
 
-        def pop(self, key: Any, default: Any = None) -> Any:
-            found = super().pop(key, default)
-            if slow.calls:
-                stack.close()  # the next flight, which has just been taken out by mistake, ends
-            return found
+def lead_next(flight: SingleFlight, slow: Slow, until: ExitStack) -> None:
+    flight.forget("same")
+    until.enter_context(led(flight, slow))
+
+
+@pytest.mark.parametrize("begins", [1, 2])
+def test_a_flight_that_is_forgotten_at_its_end_does_not_end_the_next_one(begins: int) -> None:
+    (flight, key), slow = stepped(), Slow(lambda: "next")
+    with ExitStack() as stack:
+        flight.call(lambda: key.let((begins, lambda: lead_next(flight, slow, stack))))
+        assert (slow.calls, flight.stats().in_flight) == (1, 1)
+
+
+@pytest.mark.parametrize(("begins", "ends"), [*itertools.combinations(range(1, 6), 2)])
+async def test_a_flight_that_ends_while_another_one_is_being_removed_keeps_no_caller_waiting(
+    world: World, begins: int, ends: int
+) -> None:
+    """The other one takes it out by mistake, and puts it back."""
+    (flight, key), slow = stepped(), Slow(lambda: "next")
 
     async def third() -> str:
         return "third"
 
-    flight._flights.leaders = Leaders()
     with ExitStack() as stack:
-        assert flight.call(lambda: "first") == "first"
+        flight.call(lambda: key.let((begins, lambda: lead_next(flight, slow, stack)), (ends, stack.close)))
     assert flight.stats().in_flight == 0
     assert await world.call(flight, third) == "third"
+
+
+@pytest.mark.parametrize("comes", [1, 2])
+def test_a_caller_does_not_wait_for_a_leader_that_is_being_removed(comes: int) -> None:
+    """Another thread may have taken it out by mistake, and puts it back only if its call is not over."""
+    (flight, key), got = stepped(), list[str]()
+
+    def ask() -> None:
+        got.append(flight.execute(lambda ctx: "new", Context(timeout=2)))
+
+    flight.call(lambda: key.let((comes, lambda: in_threads(ask))))
+    assert got == ["new"]
 
 
 def test_a_key_that_the_function_makes_unhashable_keeps_no_caller_waiting() -> None:
@@ -449,26 +466,44 @@ def test_after_a_leader_to_whose_task_another_follower_refers_a_follower_makes_t
 
 
 def test_a_caller_does_not_wait_for_a_leader_that_is_about_to_be_finalized() -> None:
-    """Its flight is gone, but has not ended yet."""
-    flight = SingleFlight(key=same_key)
-    flight._flights.leaders["same"] = Flight(flight._flights, "same", Context())._lead
-    assert flight.execute(lambda ctx: "fine", Context(timeout=5)) == "fine"
+    """Its flight is gone, but has not ended yet: a finalizer of the same garbage, which runs before, makes the call."""
+    flight, got = SingleFlight(key=same_key), list[str]()
+
+    class Caller:
+        def __del__(self) -> None:
+            got.append(flight.execute(lambda ctx: "fine", Context(timeout=2)))
+
+    async def lead(caller: Caller) -> None:
+        await flight.acall(asyncio.sleep, 60)
+
+    with no_collector():
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(lead(Caller()))
+        loop.run_until_complete(asyncio.sleep(0.01))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+        del task
+        gc.collect()
+    assert got == ["fine"]
     assert flight.stats() == SingleFlightStats(in_flight=0, shared=0)
 
 
 def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
-    """It is not kept either, by a flight that a child task keeps."""
-    flight, slow = SingleFlight(key=same_key), Slow(lambda: "fine")
+    """Code that inherits the leader's variables, such as a child task, does not keep it alive either."""
+    flight, inherited = SingleFlight(key=same_key), list[Any]()
+    slow = Slow(lambda: inherited.append(copy_context()))
     with led(flight, slow) as led_to:
         loop = asyncio.new_event_loop()
         task = loop.create_task(flight.acall(slow.task))
         loop.run_until_complete(asyncio.sleep(0.01))
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop.close()
-        kept = flight._flights.leaders["same"]
         got = followed(flight, lambda: flight.call(slow.blocking), slow.may_end.set, count=2)
-    assert (led_to, got) == ([Success("fine")], ["fine"])
-    assert not kept.followers
+    assert (led_to, got, len(inherited)) == ([Success(None)], [None], 1)
+    follower = weakref.ref(task)
+    del task
+    gc.collect()
+    assert follower() is None
 
 
 def test_a_follower_is_woken_although_no_stack_was_left_to_wake_it(monkeypatch: pytest.MonkeyPatch) -> None:

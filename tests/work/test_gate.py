@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import gc
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -193,6 +194,23 @@ def test_no_call_begins_after_a_drain_wherever_the_drain_comes(drained_at: Calla
     assert ["drained: True"] in seen
     assert ["begins", "drained: True"] in seen
     assert ["drained: True", "begins"] not in seen
+
+
+def test_a_gate_that_is_shut_while_a_call_enters_refuses_it() -> None:
+    """Another thread may shut it just before the call is counted."""
+    gate = Gate()
+
+    def shut(frame: object, kind: str, argument: Any) -> None:
+        if kind == "c_call" and argument.__name__ == "add":
+            gate.shut()
+
+    sys.setprofile(shut)
+    try:
+        with pytest.raises(ShuttingDown):
+            gate.call(int)
+    finally:
+        sys.setprofile(None)
+    assert gate.stats() == GateStats(inside=0, is_shut=True, rejected=1)
 
 
 async def test_a_chain_of_admitted_tasks_keeps_no_reference_to_earlier_calls(in_asyncio: World) -> None:

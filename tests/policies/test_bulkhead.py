@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -16,7 +19,6 @@ from tests.callers import is_free, wait_until
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside
 from tests.policies.bulkheads import LONG, SHORT, calling, counts, works
-from tests.state.taking import take
 
 
 @pytest.mark.parametrize(("limit", "running"), [(1, "1 call is running"), (3, "3 calls are running")])
@@ -119,18 +121,31 @@ def test_errors_and_events_of_a_wait_contain_its_length_and_its_cause(heard: lis
 
 
 def test_a_call_that_joins_the_queue_wakes_a_call_that_a_free_permit_serves() -> None:
-    """Another thread released that permit, but has not checked the queue yet: no wake-up is lost."""
-    bulkhead = Bulkhead(1, queue=2)
-    served: list[str] = []
-    assert take(bulkhead._permits.machine)
-    first = calling(bulkhead, served, "first")
-    wait_until(lambda: bulkhead.stats().queued == 1)
-    bulkhead._permits.machine.free.append(None)  # the first half of a release
-    second = calling(bulkhead, served, "second")
-    first.join(PATIENCE)
-    second.join(PATIENCE)
+    """Another thread released that permit, but has woken no call yet: no wake-up is lost."""
+    bulkhead, served = Bulkhead(1, queue=2), list[str]()
+    is_released, may_wake = threading.Event(), threading.Event()
+
+    def pause(frame: FrameType, kind: str, argument: object) -> None:
+        if kind == "call" and frame.f_code.co_name == "hand_on":
+            is_released.set()
+            assert may_wake.wait(PATIENCE)
+
+    def release() -> None:
+        with bulkhead.slot():
+            calls.append(calling(bulkhead, served, "first"))
+            wait_until(lambda: bulkhead.stats().queued == 1)
+            sys.setprofile(pause)
+
+    calls = list[threading.Thread]()
+    releasing = threading.Thread(target=release)
+    releasing.start()
+    assert is_released.wait(PATIENCE)
+    calls.append(calling(bulkhead, served, "second"))
+    for thread in calls:
+        thread.join(PATIENCE)
     assert served == ["first", "second"]
-    bulkhead._permits.hand_on()  # the second half
+    may_wake.set()
+    releasing.join(PATIENCE)
     assert counts(bulkhead) == (1, 0, 0, 0)
 
 

@@ -36,13 +36,17 @@ class Spread:
     #: Up to how many seconds of lateness are made up for; more if the burst takes longer.
     CATCH_UP: Final = 0.25
 
+    interval: float
+    full_at: float
+    #: For a use of the usual cost: how many seconds ahead `full_at` may be when it begins, and how many it adds.
+    tolerance: float
+    increment: float
+
     def __init__(self, limit: float, per: float, burst: float, fixed_cost: float | None = None) -> None:
         self.has_fixed_cost: bool = fixed_cost is not None  # each use costs the same, and is never corrected later
-        self.interval: float = per / limit
         self.burst: float = burst
-        self.full_at: float = -inf
         self._cost = fixed_cost or 1.0
-        self._measure()
+        self._set_interval(per / limit, -inf)
         self._busy_since: float = -inf  # when the bucket was last full
 
     def ready(self, cost: float, now: float) -> float:
@@ -72,15 +76,16 @@ class Spread:
 
     def resize(self, limit: float, per: float, now: float) -> None:
         """Change the rate. Past uses still count."""
-        old, self.interval = self.interval, per / limit
-        self._measure()
-        if self.full_at > now:
-            self.full_at = now + (self.full_at - now) / old * self.interval
+        interval, full_at = per / limit, self.full_at
+        if full_at > now:
+            full_at = now + (full_at - now) / self.interval * interval
+        self._set_interval(interval, full_at)
 
-    def _measure(self) -> None:
-        #: For a use of the usual cost: how many seconds ahead `full_at` may be when it begins, and how many it adds.
-        self.tolerance: float = max(0.0, self.burst - self._cost) * self.interval + EPSILON
-        self.increment: float = self._cost * self.interval
+    def _set_interval(self, interval: float, full_at: float) -> None:
+        tolerance = max(0.0, self.burst - self._cost) * interval + EPSILON
+        # No call from here on: an interrupt changes all of them, or none.
+        self.interval, self.full_at = interval, full_at
+        self.tolerance, self.increment = tolerance, self._cost * interval
 
     def copy(self) -> Spread:
         """Return an independent copy."""
@@ -124,15 +129,19 @@ class SlidingLog:
     def take(self, cost: float, at: float, now: float) -> float:
         """Charge a use when it begins, and discard those that are as old as the period."""
         log = self._log
+        # An interrupt may come as a call returns, so there is none between a change of the log and that of `_used`.
         while log and log[0][1] + self._per <= now + EPSILON:
-            self._used -= log.popleft()[2]
+            self._used -= log[0][2]
+            del log[0]
         if not log:
             self._used = 0.0  # discards rounding errors
-        self._used += cost
         if log and now - log[-1][0] < self._step:
             first, last, units = log[-1]  # later than `now` if another thread read the clock later, but came earlier
-            log[-1] = (min(first, now), max(last, now), units + cost)
+            first, last = min(first, now), max(last, now)
+            self._used += cost
+            log[-1] = (first, last, units + cost)
         else:
+            self._used += cost
             log.append((now, now, cost))
         return now - at
 

@@ -57,7 +57,7 @@ from resilience.policies.flights import _enclosing
 from resilience.runtimes import workers
 from resilience.runtimes.base import close_each
 from resilience.runtimes.blocking import BLOCKING
-from resilience.state.rates import Quota, Spread
+from resilience.state.rates import Quota, SlidingLog, Spread
 from resilience.state.turns import Turn, Turns
 from resilience.streams.pulls import END
 from resilience.work import Gate, Once, each
@@ -591,6 +591,32 @@ def test_an_interrupt_anywhere_leaves_the_queue_of_a_rate_limiter_empty(
             enter(limiter.turn())
     assert limiter.stats().queued == 0
     limiter.call(int)
+
+
+@at_each_place(4)
+def test_an_interrupt_anywhere_in_uses_of_a_window_loses_and_adds_no_unit(interruptions: Interruptions) -> None:
+    """A window that is always in use never forgets what it has counted wrongly."""
+    log = SlidingLog(10, 1.0)
+    log.take(1, 0.0, 0.0)
+    log.take(1, 0.5, 0.5)
+    with interruptions, suppress(KeyboardInterrupt):
+        log.take(1, 1.2, 1.2)  # the first use leaves
+        log.take(1, 1.2003, 1.2003)  # joins that entry
+    log.take(1, 1.4, 1.4)
+    log.take(1, 2.3, 2.3)
+    assert log.ready(8, 2.3) == -inf
+    assert log.ready(9, 2.3) == 1.4 + 1.0
+
+
+@at_each_place(1)
+def test_an_interrupt_anywhere_in_a_resize_changes_all_or_nothing(interruptions: Interruptions) -> None:
+    """So that the limit can be set again."""
+    bucket = Spread(10, 1.0, 1, 1.0)
+    bucket.take(5, 0.0, 0.0)
+    with interruptions, suppress(KeyboardInterrupt):
+        bucket.resize(20, 1.0, 0.0)
+    bucket.resize(20, 1.0, 0.0)
+    assert (bucket.full_at, bucket.interval, bucket.increment) == (0.25, 0.05, 0.05)
 
 
 @at_each_place(25)

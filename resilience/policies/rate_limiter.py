@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, nextafter
 from typing import Any, Never, TypeVar, final
 
@@ -177,7 +178,7 @@ class RateLimiter(Policy[Never]):
         """
         left = checks.within("remaining", remaining, 0)
         seconds, now = checks.seconds("reset_after", reset_after, zero=True), clock.now()
-        self._wake(self._turns.change(lambda: self._turns.quota.learn(left, now + seconds, now), now))
+        self._change(lambda: self._turns.quota.learn(left, now + seconds, now), now)
 
     def pause(self, seconds: Duration) -> None:
         """Let no call begin for that many seconds. The later end of two pauses counts."""
@@ -197,12 +198,12 @@ class RateLimiter(Policy[Never]):
             self._set_rates((rate,))
             self._turns.rates[0].resize(rate.limit, rate.per, now)
 
-        self._wake(self._turns.change(change, now))
+        self._change(change, now)
 
     def reset(self) -> None:
         """Discard the past use, and what the service has reported. Waiting calls keep their places."""
         turns, now = self._turns, clock.now()
-        self._wake(turns.change(lambda: turns.replace(tuple(map(meter_of, self._rates)), Quota(), now), now))
+        self._change(lambda: turns.replace(tuple(map(meter_of, self._rates)), Quota(), now), now)
 
     def stats(self) -> RateLimiterStats:
         """Return a snapshot of the limiter."""
@@ -270,10 +271,10 @@ class RateLimiter(Policy[Never]):
                 await turn.waiter.wait(turn.due, ctx._timer)
                 turn.waiter = runtime.waiter()  # one for each wait; replaced before `go`, after which it may be woken
                 now = clock.now()
-                self._wake(turns.go(turn, now))
+                self._act(partial(turns.go, turn, now))
         except BaseException:  # cancelled, cut off or interrupted
             if turns is self._turns:  # pragma: no branch (not in the child of a fork, where their lock may be held)
-                self._wake(turns.leave(turn, clock.now()))
+                self._act(partial(turns.leave, turn, clock.now()))
             raise
         if not turn.has_begun:
             raise self._refusal(ctx, turn.instant - now, now - joined)
@@ -282,7 +283,7 @@ class RateLimiter(Policy[Never]):
     def _drop_dead_waiters(self, now: float) -> None:
         """Remove the first callers from the queue if their event loops have ended, so that they never come."""
         while (first := self._turns.first()) is not None and not first.waiter.is_alive():
-            self._wake(self._turns.leave(first, now))
+            self._act(partial(self._turns.leave, first, now))
 
     def _refusal(self, ctx: Context, seconds: float, waited: float) -> RateLimited:
         retry_after = None if seconds == inf else max(0.0, seconds)
@@ -317,13 +318,23 @@ class RateLimiter(Policy[Never]):
         ]
         if any(more):
             now = clock.now()
-            self._wake(self._turns.change(lambda: self._turns.correct(more, began, now), now))
+            self._change(lambda: self._turns.correct(more, began, now), now)
 
-    def _wake(self, woken: Woken[Waiter]) -> None:
-        """Wake these turns. Those whose event loop has ended leave the queue, and others are woken, if necessary."""
-        for turn, waiter in woken:  # also those that are added meanwhile
-            if not waiter.wake():
-                woken += self._turns.leave(turn, clock.now())
+    def _change(self, change: Callable[[], None], now: float) -> None:
+        """Apply a change of the rates."""
+        self._act(lambda: self._turns.change(change, now))
+
+    def _act(self, step: Callable[[], Woken[Waiter]]) -> None:
+        """Make a step, and wake its turns. Those whose event loop has ended leave the queue, and others are woken."""
+        try:
+            woken = step()
+            for turn, waiter in woken:  # also those that are added meanwhile
+                if not waiter.wake():
+                    woken += self._turns.leave(turn, clock.now())
+        except BaseException:  # a signal handler has raised in between: a turn may be noted as woken, and sleep
+            for waiter in self._turns.waiters():
+                waiter.wake()
+            raise
 
 
 @final

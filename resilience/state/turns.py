@@ -212,23 +212,32 @@ class Turns(Generic[W]):
         with self._lock:
             return self._queue[0] if self._queue else None
 
+    def waiters(self) -> list[W]:
+        """Return the waiters of all turns. One that is woken in vain looks, and waits on."""
+        with self._lock:
+            return [it.waiter for it in self._queue]
+
     def change(self, change: Callable[[], None], now: float) -> Woken[W]:
         """Apply a change of the rates under the lock."""
         with self._lock:
             self._close_fast_path_locked()
             self._hold_locked(self._first_locked(now)[0], now)
-            change()
-            self._plan = None
+            try:
+                change()
+            finally:  # also if a signal handler has raised in the middle
+                self._plan = None
             return self._to_wake_locked(now)
 
     def replace(self, rates: tuple[Spread | SlidingLog, ...], quota: Quota, now: float = -inf) -> None:
         """Replace the rates, within a `change`."""
+        together, only = Together((*rates, quota), not_before=now), rates[0] if len(rates) == 1 else None
+        bucket = only if isinstance(only, Spread) and only.has_fixed_cost else None
+        # No call from here on, so that an interrupt replaces all of them, or none.
         self.rates: tuple[Spread | SlidingLog, ...] = rates
         self.quota: Quota = quota
-        self._all = Together((*rates, quota), not_before=now)
-        only = rates[0] if len(rates) == 1 else None
+        self._all: Together = together
         #: The only rate, if it is a bucket for calls of one cost.
-        self.bucket: Spread | None = only if isinstance(only, Spread) and only.has_fixed_cost else None
+        self.bucket: Spread | None = bucket
 
     def correct(self, units: list[float], began: float, now: float) -> None:
         """Charge or refund, within a `change`, the units that a call that began at `began` used beyond its costs."""

@@ -593,6 +593,39 @@ def test_an_interrupt_anywhere_leaves_the_queue_of_a_rate_limiter_empty(
     limiter.call(int)
 
 
+#: What lets a waiting call begin, after something has been done.
+EARLIER: dict[str, Callable[[RateLimiter, Callable[[], object]], Any]] = {
+    "reset": lambda limiter, before: (before(), limiter.reset()),
+    "resize": lambda limiter, before: (before(), limiter.resize(6e6)),
+    "refund": lambda limiter, before: limiter.call(before),
+}
+
+
+@pytest.mark.parametrize("how", EARLIER)
+@at_each_place(10)
+def test_an_interrupt_anywhere_in_a_change_of_a_rate_leaves_no_caller_asleep(
+    interruptions: Interruptions, how: str
+) -> None:
+    """If the change has taken place, so that the turn of a waiting call has come."""
+    limiter = RateLimiter(Rate(60, per=60, burst=60, cost=60, actual=lambda result: 0))
+    waiter = threading.Thread(target=limiter.call, args=[int], daemon=True)
+    if how != "refund":
+        limiter.try_take()
+
+    def let_another_wait() -> None:
+        waiter.start()
+        wait_until(lambda: limiter.stats().queued == 1)
+        interruptions.__enter__()
+
+    with suppress(KeyboardInterrupt):
+        EARLIER[how](limiter, let_another_wait)
+    interruptions.__exit__()
+    wait_until(lambda: limiter.stats().queued == 0 or limiter.stats().next_turn > 110)
+    limiter.reset()
+    waiter.join(5)
+    assert not waiter.is_alive(), "it sleeps although a later change has woken it"
+
+
 @at_each_place(4)
 def test_an_interrupt_anywhere_in_uses_of_a_window_loses_and_adds_no_unit(interruptions: Interruptions) -> None:
     """A window that is always in use never forgets what it has counted wrongly."""

@@ -38,6 +38,7 @@ PROGRAM = """
 import gevent, json, math, time
 from resilience import *
 from resilience import current_context
+from resilience.work import each
 
 seen = {}
 beats = []
@@ -80,10 +81,30 @@ def context(number):
         return 10 * math.ceil(current_context().remaining() / 10)
     return Timeout(number).wrap(Retry(1)).execute(left)
 
+limiter, flight, calls = RateLimiter(Rate(5, per=0.3)), SingleFlight(key=lambda number: "one"), []
+
+def turn(number):
+    return limiter.call(lambda: number)
+
+def shared(number):
+    return flight.call(lambda number: (calls.append(number), time.sleep(0.1), "shared")[2], number)
+
+def hedged(number):
+    delays = iter([5, 0.1])
+    return Hedge(0.1).call(lambda: (time.sleep(next(delays)), number)[1])
+
+def crawled(number):
+    with each(Retry(), lambda item: (time.sleep(0.1), item)[1], range(4), limit=2, ordered=True) as outcomes:
+        return [outcome.unwrap() for item, outcome in outcomes]
+
 seen["queued"] = all_of(queued, *range(10))
 seen["limited"] = all_of(limited, *range(10))
 seen["retried"] = all_of(retried, *range(10))
 seen["contexts"] = all_of(context, 10, 20, 30)
+seen["turns"] = all_of(turn, *range(10))
+seen["shared"] = all_of(shared, *range(10))
+seen["hedged"] = all_of(hedged, *range(5))
+seen["crawled"] = all_of(crawled, *range(5))
 
 single = Bulkhead(1, queue=5)
 first, second = gevent.spawn(single.call, time.sleep, 5), gevent.spawn(single.call, time.sleep, 5)
@@ -101,6 +122,7 @@ gevent.sleep(0.01)
 seen["native"] = gevent.get_hub().threadpool.spawn(single.call, lambda: "from a native thread").get(timeout=20)
 
 heart.kill()
+seen["calls"] = len(calls)
 seen["pause"] = max(after - before for before, after in zip(beats, beats[1:]))
 print(json.dumps(seen))
 """
@@ -123,6 +145,13 @@ def test_policies_work_in_greenlets(order: str) -> None:
     assert seen["retried"][0] == list(range(10))
     assert 0.2 <= seen["retried"][1] < 1.5  # one after another: 2 s
     assert seen["contexts"][0] == [10, 20, 30]
+    assert seen["turns"][0] == list(range(10))
+    assert 0.28 <= seen["turns"][1] < 1.5
+    assert (seen["shared"][0], seen["calls"]) == (["shared"] * 10, 1)
+    assert seen["hedged"][0] == list(range(5))
+    assert seen["hedged"][1] < 0.9  # one after another: 1 s
+    assert seen["crawled"][0] == [[0, 1, 2, 3]] * 5
+    assert seen["crawled"][1] < 0.9  # one after another: 1 s
     assert seen["before"] == [1, 1]
     assert seen["killed"] == seen["gevent.Timeout"] == [0, 0]
     assert seen["native"] == "from a native thread"

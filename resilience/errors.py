@@ -255,7 +255,7 @@ class RaceMisuse(Misuse, TypeError):
 
 
 class SuspensionMisuse(Misuse, RuntimeError):
-    """In blocking code, a policy awaited something other than its call and the runtime, which suspended it."""
+    """In blocking code, a policy awaited something other than its call and the runtime; or a call waits in no task."""
 
 
 def is_refusal(error: Exception) -> bool:

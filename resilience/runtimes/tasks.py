@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from resilience.callables import maybe_await
 from resilience.clock import clock
+from resilience.errors import SuspensionMisuse
 from resilience.log import logger
 from resilience.notes import is_handled_outside
 from resilience.runtimes.alarms import OTHER_LIMITS, AsyncioTimer, find_alarm
@@ -80,6 +81,11 @@ def _library() -> Any:
     """Return trio if it runs this code, otherwise anyio, which has the same names, but takes twice as long in trio."""
     if trio_task() is not None:
         return sys.modules["trio"]
+    if asyncio_task() is None:
+        raise SuspensionMisuse(
+            "this call is awaited outside of a task of asyncio or trio, perhaps by another event loop: await it in a "
+            "task, or make a blocking call"
+        )
     import anyio  # here, because it may take as long as importing all that `Retry` needs
 
     return anyio
@@ -172,7 +178,7 @@ class TrioWaiter(Waiter):
     __slots__ = ("_event", "_token")
 
     def __init__(self) -> None:
-        trio = sys.modules["trio"]
+        trio = _library()
         self._event = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
 
@@ -243,7 +249,7 @@ class TaskRuntime(Runtime):
         refuse_undeclared_race(ctx)
         task = asyncio_task()
         if task is None:
-            await _trio_race()(self, call, plan).run()
+            await _trio_race()(self, call, plan, _library()).run()
         else:
             await _asyncio_race()(self, call, plan, task).run()
 

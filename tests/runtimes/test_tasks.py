@@ -29,7 +29,10 @@ from resilience import (
     Context,
     DeadlineExceeded,
     Fallback,
+    Hedge,
     Policy,
+    Rate,
+    RateLimiter,
     Retry,
     Timeout,
     TimeoutExceeded,
@@ -37,6 +40,7 @@ from resilience import (
     deadline,
 )
 from resilience.clock import clock
+from resilience.errors import SuspensionMisuse
 from resilience.runtimes import alarms, tasks
 from resilience.runtimes.alarms import AsyncioTimer
 from resilience.runtimes.blocking import BLOCKING
@@ -51,6 +55,42 @@ PIPELINE = Policy.wrap(
 
 
 # --- the task and the thread of a call ---
+
+
+@pytest.mark.parametrize("where", ["no event loop", "a callback"])
+@pytest.mark.parametrize(
+    "policy",
+    [Timeout(LONG), Retry(on=Boom, backoff=[0.01]), Hedge(0.01), RateLimiter(Rate(1, per=LONG))],
+    ids=["timer", "sleep", "race", "queue"],
+)
+def test_a_call_that_has_to_wait_in_no_task_is_a_misuse(
+    monkeypatch: pytest.MonkeyPatch, policy: Policy[Never], where: str
+) -> None:
+    """For example in an event loop of Twisted: no policy answers the error. trio need not be imported."""
+    if isinstance(policy, RateLimiter):
+        policy.try_take()
+
+    def step() -> None:
+        call = Fallback("instead").wrap(policy).acall(fail)
+        with pytest.raises(SuspensionMisuse, match="outside of a task of asyncio or trio"):
+            call.send(None)
+        seen.append(where)
+
+    async def fail() -> Never:
+        raise Boom("no")
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(step)
+        await asyncio.sleep(0)
+
+    seen: list[str] = []
+    for name in ("trio", "trio.lowlevel"):
+        monkeypatch.delitem(sys.modules, name)
+    if where == "a callback":
+        asyncio.run(main())
+    else:
+        step()
+    assert seen == [where]
 
 
 async def test_the_function_runs_in_the_callers_own_task(tasks_world: World) -> None:

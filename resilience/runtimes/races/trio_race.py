@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -19,9 +18,9 @@ from resilience.runtimes.races import Race, ScheduledCall
 class TrioRace(Race):
     """A race in a trio task."""
 
-    def __init__(self, runtime: Runtime, call: Callable[[Any], Awaitable[Any]], plan: Plan[Any]) -> None:
+    def __init__(self, runtime: Runtime, call: Callable[[Any], Awaitable[Any]], plan: Plan[Any], trio: Any) -> None:
         super().__init__(runtime, call, plan)
-        self._trio: Any = sys.modules["trio"]
+        self._trio = trio
         self._scheduled: ScheduledCall | None = None
 
     @override

@@ -121,8 +121,8 @@ class Turns(Generic[W]):
         self.fast_path: list[None] = []
         self._has_fast_path = False
         self.rejected: int = 0
-        self.replace(rates, quota)
         self._queue: list[Turn[W]] = []  # unlike a deque, it may be changed in the middle of a loop over it
+        self.replace(rates, quota)
         self._plan: Together | None = None
         self._plan_error = 0.0  # by how many seconds the plan may be too early
 
@@ -229,8 +229,10 @@ class Turns(Generic[W]):
             return self._to_wake_locked(now)
 
     def replace(self, rates: tuple[Spread | SlidingLog, ...], quota: Quota, now: float = -inf) -> None:
-        """Replace the rates, within a `change`."""
-        together, only = Together((*rates, quota), not_before=now), rates[0] if len(rates) == 1 else None
+        """Replace the rates, within a `change`. Turns that wait make up for nothing before `now`."""
+        # Without turns that wait no instant is kept, so that a limiter may be reset before its clock is replaced.
+        together = Together((*rates, quota), not_before=now if self._queue else -inf)
+        only = rates[0] if len(rates) == 1 else None
         bucket = only if isinstance(only, Spread) and only.has_fixed_cost else None
         # No call from here on, so that an interrupt replaces all of them, or none.
         self.rates: tuple[Spread | SlidingLog, ...] = rates

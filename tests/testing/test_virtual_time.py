@@ -14,7 +14,17 @@ import anyio
 import pytest
 import trio
 
-from resilience import Bulkhead, CircuitBreaker, Retry, Timeout, TimeoutExceeded
+from resilience import (
+    AdaptiveLimit,
+    AdaptiveThrottle,
+    Bulkhead,
+    CircuitBreaker,
+    Rate,
+    RateLimiter,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+)
 from resilience.clock import clock as process_clock
 from resilience.runtimes import workers
 from resilience.testing import ascript, clocks, hang, script, standstills, virtual_time
@@ -43,6 +53,32 @@ async def test_an_hour_of_backoff_takes_no_real_time_and_is_exact(world: World) 
     assert clock.now() == 4260
     assert [it.at for it in fetch.calls] == [0, 60, 660, 4260]
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        RateLimiter(Rate(2, per=60), max_wait=0),
+        RateLimiter(Rate(2, per=60, burst=2), max_wait=0),
+        AdaptiveLimit(1.0, initial=2),
+        AdaptiveThrottle(),
+        CircuitBreaker(1),
+    ],
+    ids=repr,
+)
+async def test_a_policy_that_was_reset_before_the_block_is_like_new_in_it(world: World, policy: Any) -> None:
+    """As by a fixture that all tests share, and again after the block: the two clocks differ by hours."""
+    reset = getattr(policy, "reset", None) or policy.close
+    for _ in range(2):
+        for _ in range(3):
+            policy.capture(script(ConnectionError()))
+        reset()
+        with virtual_time() as clock:
+            assert await call(policy, scripted(world, "fine")) == "fine"
+            assert clock.sleeps == []
+            clock.advance(1_000_000)
+            reset()
+        assert await call(policy, scripted(world, "fine")) == "fine"
 
 
 async def test_a_timeout_fires_at_its_virtual_instant(world: World) -> None:

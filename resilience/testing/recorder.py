@@ -56,6 +56,8 @@ class Recorder:
         :param times: how many; at least one by default.
         :param numbers: fields of the event, and the values that they must have.
         """
+        if not (isinstance(kind, type) and issubclass(kind, Event)):
+            raise TypeError(f"kind must be an event class of resilience.events, not {kind!r}")
         known = {field.name for field in fields(kind)}
         if not known >= numbers.keys():
             raise TypeError(f"{kind.__name__} has no {', '.join(sorted(numbers.keys() - known))}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Fallback, Policy, Retry, events
@@ -97,6 +99,12 @@ def test_an_attribute_that_a_kind_does_not_have_is_refused() -> None:
     """Otherwise `assert_never` would hide a typing error."""
     with pytest.raises(TypeError, match="RetryGaveUp has no delay, reasn"):
         Recorder().assert_never(RetryGaveUp, delay=1, reasn="attempts")
+
+
+@pytest.mark.parametrize("kind", ["RetryGaveUp", ValueError, None])
+def test_a_kind_that_is_no_event_class_is_refused(kind: Any) -> None:
+    with pytest.raises(TypeError, match=r"^kind must be an event class of resilience\.events, not "):
+        Recorder().assert_happened(kind)
 
 
 def test_a_circuit_change_is_shown_with_its_values() -> None:

@@ -109,7 +109,7 @@ CASES = [
         for client in CLIENTS
         for case in of(
             partial(client.make, policy=Retry()),
-            ({"policy": None}, TypeError, "policy must be a policy, or have one for each host"),
+            ({"policy": None}, TypeError, r"policy must be .* each host, as standard\(\) and PerHost\(make\) have"),
             ({"policy": Retry}, TypeError, "policy must be a policy"),
             ({"rules": 503}, TypeError, "rules must be Rules, not 503"),
             ({"propagate_to": "localhost"}, TypeError, "propagate_to must be a sequence of hosts"),

@@ -24,7 +24,7 @@ class Settings:
         propagate_to: Propagation | Iterable[str] | None = (),
         read_body: bool = False,
     ) -> None:
-        what = "a policy, or have one for each host (PerHost)"
+        what = "a policy, or have one for each host, as standard() and PerHost(make) have"
         checks.instance("policy", policy, (Policy, PerHost), what)
         self.policies: Policies = policy if isinstance(policy, PerHost) else as_pipeline(policy)
         self.rules: Rules = checks.instance("rules", rules, Rules, "Rules")

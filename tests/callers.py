@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -62,9 +63,19 @@ class Slow:
         return self._end()
 
 
+def leaders(policy: Any) -> list[Any]:
+    """Return the calls that others may share now, under a `SingleFlight` or a `Cache`."""
+    return list(policy._flights.leaders.values())
+
+
 def followers(policy: Any) -> int:
-    """Return how many callers wait for a call of another one, under a `SingleFlight` or a `Cache`."""
-    return sum(len(it.followers) for it in list(policy._flights.leaders.values()))
+    """Return how many callers wait for a call of another one."""
+    return sum(len(it.followers) for it in leaders(policy))
+
+
+def calls_around() -> int:
+    """Return to how many calls this code belongs, by the variables that child tasks and threads inherit."""
+    return sum(len(it) for it in contextvars.copy_context().values() if isinstance(it, tuple))
 
 
 def ask_from_everywhere(policy: Policy[Any], slow: Slow) -> list[Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import itertools
 import sqlite3
 import sys
 import threading
@@ -53,19 +54,19 @@ from resilience import (
 )
 from resilience.ambient import get_ambient, innermost_open
 from resilience.clock import clock as process_clock
-from resilience.policies.flights import _enclosing
 from resilience.runtimes import workers
 from resilience.runtimes.base import close_each
 from resilience.runtimes.blocking import BLOCKING
 from resilience.state.rates import Quota, SlidingLog, Spread
 from resilience.state.turns import Turn, Turns
-from resilience.streams.pulls import END
+from resilience.streams import driver
 from resilience.work import Gate, Once, each
-from resilience.work.gate import _inside
-from tests.callers import followers, outcome_of, wait_until
+from tests.callers import calls_around, followers, leaders, outcome_of, wait_until
 from tests.conftest import Boom, drive
 from tests.custom import HandingOn
+from tests.functions import raising
 from tests.policies.retries import Response
+from tests.state.stepping import TRACING_CRASHES, Interruption
 
 OURS = str(Path(resilience.__file__).parent)
 
@@ -343,11 +344,11 @@ def test_an_interrupt_anywhere_does_not_end_the_adaptation_of_a_limit(interrupti
 @at_each_place(20)
 def test_an_interrupt_anywhere_ends_the_flight(interruptions: Interruptions, make: Callable[[], Any]) -> None:
     """Otherwise later calls with the same key would wait for ever."""
-    policy = make()
+    policy, before = make(), calls_around()
     with interruptions, suppress(KeyboardInterrupt):
         policy.call(int)
-    assert policy._flights.leaders == {}, "a call is under way"
-    assert _enclosing.get() == (), "the next call is inside it"
+    assert not leaders(policy), "a call is under way"
+    assert calls_around() == before, "the next call is inside it"
 
 
 @pytest.mark.parametrize("pulls", [1, 3])
@@ -382,14 +383,19 @@ def test_an_interrupt_anywhere_in_a_stream_leaves_nothing_held_once_it_has_ended
     assert bulkhead.stats().in_flight == 0
 
 
-def test_a_stream_is_over_although_an_interrupt_came_before_that_was_noted() -> None:
-    """No call is made in between, so only the interpreter can place one there."""
-    stream = Bulkhead(1).streaming().call(iter, "a")
-    assert list(stream) == ["a"]
-    driver = stream._driver
-    driver.is_over = False
-    assert driver.step() is END
-    assert driver.is_over
+@pytest.mark.skipif(TRACING_CRASHES, reason="CPython 3.12 crashes where several threads trace opcodes")
+def test_a_stream_goes_on_or_is_over_after_an_interrupt_where_no_call_is_made() -> None:
+    """It may be over, and that is not noted yet."""
+    for place in itertools.count():
+        stream = Bulkhead(1).streaming().call(iter, "a")
+        interruption = Interruption([driver], place, raising(KeyboardInterrupt))
+        with suppress(KeyboardInterrupt):
+            interruption.around(lambda stream=stream: list(stream))
+        assert list(stream) in (["a"], [])
+        assert list(stream) == []
+        if not interruption.happened:
+            break
+    assert place > 10
 
 
 @pytest.mark.parametrize("end", [int, failing], ids=["returns", "fails"])
@@ -481,9 +487,10 @@ def test_after_an_interrupt_anywhere_in_a_call_of_a_gate_no_later_call_is_inside
 ) -> None:
     """So no number of interrupts makes later calls slower."""
     gate = Gate()
+    before = gate.call(calls_around)
     with interruptions, suppress(KeyboardInterrupt):
         gate.call(int)
-    assert len(gate.call(_inside.get)) == 1
+    assert gate.call(calls_around) == before
 
 
 @at_each_place(10)

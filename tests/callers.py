@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -117,6 +119,32 @@ def run_all(functions: Iterable[Callable[[], object]], *then: Callable[[], objec
     for thread in threads:
         thread.join(patience)
     assert not any(thread.is_alive() for thread in threads)
+
+
+class Stopped:
+    """A thread that stops where a function of this name begins, until it may go on."""
+
+    def __init__(self, run: Callable[[], object], *, at: str) -> None:
+        self._function, self._at = run, at
+        self._is_there, self._may_go = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._is_there.wait(10)
+
+    def go_on(self) -> None:
+        """Let it run to its end."""
+        self._may_go.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        sys.setprofile(self._look)
+        self._function()
+
+    def _look(self, frame: FrameType, kind: str, argument: object) -> None:
+        if kind == "call" and frame.f_code.co_name == self._at:
+            self._is_there.set()
+            assert self._may_go.wait(10)
 
 
 def fail_first_wake(monkeypatch: pytest.MonkeyPatch) -> None:

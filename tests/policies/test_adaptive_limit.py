@@ -18,7 +18,7 @@ from resilience import AdaptiveLimit, Context, Policy, Sample, Seeking, events
 from resilience.clock import clock as process_clock
 from resilience.errors import LimitExceeded
 from resilience.policies.adaptive_limit import LimitStats
-from tests.callers import wait_until
+from tests.callers import Stopped, wait_until
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.contention.beside import beside
 from tests.functions import raising
@@ -377,8 +377,10 @@ def test_the_second_of_two_threads_that_are_due_to_update_does_nothing() -> None
     algorithm = Recording()
     limit = AdaptiveLimit(algorithm, initial=3, min_samples=2, window=1e-9)
     limit.call(int)
+    second = Stopped(lambda: limit.call(int), at="_in_turn")
     limit.call(int)
-    limit._evaluate(limit._period, process_clock.now(), Context())
+    assert len(algorithm.updates) == 1
+    second.go_on()
     assert len(algorithm.updates) == 1
 
 

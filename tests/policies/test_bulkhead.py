@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from types import FrameType
 from typing import Any
 
 import anyio
@@ -15,7 +13,7 @@ import pytest
 from resilience import Bulkhead, Context, Policy, Timeout, events
 from resilience.errors import BulkheadFull, DeadlineExceeded, Rejected, TimeoutExceeded
 from resilience.testing import virtual_time
-from tests.callers import is_free, wait_until
+from tests.callers import Stopped, is_free, wait_until
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside
 from tests.policies.bulkheads import LONG, SHORT, calling, counts, works
@@ -122,30 +120,19 @@ def test_errors_and_events_of_a_wait_contain_its_length_and_its_cause(heard: lis
 
 def test_a_call_that_joins_the_queue_wakes_a_call_that_a_free_permit_serves() -> None:
     """Another thread released that permit, but has woken no call yet: no wake-up is lost."""
-    bulkhead, served = Bulkhead(1, queue=2), list[str]()
-    is_released, may_wake = threading.Event(), threading.Event()
-
-    def pause(frame: FrameType, kind: str, argument: object) -> None:
-        if kind == "call" and frame.f_code.co_name == "hand_on":
-            is_released.set()
-            assert may_wake.wait(PATIENCE)
+    bulkhead, served, calls = Bulkhead(1, queue=2), list[str](), list[threading.Thread]()
 
     def release() -> None:
         with bulkhead.slot():
             calls.append(calling(bulkhead, served, "first"))
             wait_until(lambda: bulkhead.stats().queued == 1)
-            sys.setprofile(pause)
 
-    calls = list[threading.Thread]()
-    releasing = threading.Thread(target=release)
-    releasing.start()
-    assert is_released.wait(PATIENCE)
+    releasing = Stopped(release, at="hand_on")
     calls.append(calling(bulkhead, served, "second"))
     for thread in calls:
         thread.join(PATIENCE)
     assert served == ["first", "second"]
-    may_wake.set()
-    releasing.join(PATIENCE)
+    releasing.go_on()
     assert counts(bulkhead) == (1, 0, 0, 0)
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from resilience import Bulkhead, Cache, Context, Fallback, Hedge, Keyed, Pipeline, Policy, SingleFlight, Timeout
 from resilience.errors import ArgumentMisuse, RaceMisuse, SuspensionMisuse
-from resilience.streams import iterators
 from resilience.work import Once
-from tests.callers import run_all
+from tests.callers import Stopped, run_all
 from tests.conftest import Boom, World
 from tests.functions import quick
 from tests.policies.blocks import entered
@@ -254,58 +253,36 @@ def test_two_threads_cannot_pull_at_the_same_time(threads: World) -> None:
     assert got == [0, 1]
 
 
-def test_two_threads_cannot_both_begin_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one is refused even if it comes before the first one has a generator."""
-    together, refused = threading.Barrier(2), threading.Event()
-    make = iterators._generator
+def pull_from(stream: Any, got: list[Any]) -> None:
+    try:
+        got.append(next(stream))
+    except RuntimeError as error:
+        got.append(str(error))
 
-    def make_together(driver: Any) -> Any:
-        together.wait(10)
-        return make(driver)
 
-    monkeypatch.setattr(iterators, "_generator", make_together)
+def test_two_threads_cannot_both_begin_a_stream() -> None:
+    """The second one is refused even if it came before the first one had a generator."""
 
     def items() -> Iterator[int]:
-        assert refused.wait(10)
+        second.go_on()  # until it is refused
         yield 1
 
     stream, got = quick().streaming().call(items), list[Any]()
-
-    def pull() -> None:
-        try:
-            got.append(next(stream))
-        except RuntimeError as error:
-            got.append(str(error))
-            refused.set()
-
-    run_all([pull] * 2)
+    second = Stopped(lambda: pull_from(stream, got), at="_generator")
+    pull_from(stream, got)
     assert got == ["an item of this stream is being waited for already", 1]
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_thread_cannot_begin_a_pull_while_another_one_closes_the_stream(
-    begun: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_cannot_begin_a_pull_while_another_one_closes_the_stream(begun: bool) -> None:
     bulkhead = Bulkhead(1)
-    stream = bulkhead.streaming().call(range, 3)
-    runtime, got = stream._driver.runtime, list[BaseException]()
+    stream, got = bulkhead.streaming().call(range, 3), list[Any]()
     if begun:
         next(stream)
-    mark_closed = runtime.mark_closed
-
-    def pull() -> None:
-        try:
-            next(stream)
-        except BaseException as error:
-            got.append(error)
-
-    def pull_meanwhile() -> None:
-        mark_closed()
-        run_all([pull])
-
-    monkeypatch.setattr(runtime, "mark_closed", pull_meanwhile)
-    stream.close()
-    assert [str(it) for it in got] == ["an item of this stream is being waited for already"]
+    closing = Stopped(stream.close, at="mark_closed")
+    pull_from(stream, got)
+    closing.go_on()
+    assert got == ["an item of this stream is being waited for already"]
     assert next(stream, None) is None
     assert bulkhead.stats().in_flight == 0
 

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from itertools import count
 from operator import itemgetter
@@ -356,15 +355,12 @@ def test_a_call_that_waits_for_a_thread_does_not_begin_after_the_block() -> None
 
     def work(number: int) -> None:
         begun.append(number)
-        wait_until(lambda: outcomes._undelivered == 4 or pool._shutdown)
+        wait_until(lambda: outcomes._read == 4 or outcomes._is_over)
         if number:
-            wait_until(lambda: pool._shutdown)
-            with pool._shutdown_lock:  # held until the waiting calls are cancelled
-                pass
+            wait_until(lambda: outcomes._is_over)
 
     outcomes: Any
     with each(Retry(1), work, range(9), limit=2) as outcomes:
-        pool = outcomes._pool
         next(outcomes)
         wait_until(lambda: len(begun) == 3)
     assert sorted(begun) == [0, 1, 2]
@@ -457,37 +453,64 @@ async def test_an_error_of_progress_is_logged_and_loses_no_outcome(
     assert [it.getMessage() for it in caplog.records] == ["progress raised; it changes nothing"] * 3
 
 
-@pytest.mark.parametrize("how", ["not queued", "queued", "begun"])
-def test_a_thread_that_cannot_start_loses_no_outcome(how: str, ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool may have queued the call, which another thread then makes, before it raises."""
-    begun: list[str] = []
-    goes_on, submit = threading.Event(), ThreadPoolExecutor.submit
+@pytest.mark.parametrize("start", [threading.Thread.start, lambda thread: None], ids=["has started", "never starts"])
+@pytest.mark.parametrize("threads", [0, 1])
+def test_if_no_more_threads_can_start_the_others_make_the_calls(
+    threads: int, start: Callable[[threading.Thread], None], ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that fails may have started nevertheless. Without any thread, the error is raised."""
+    names: set[str] = set()
+    real, started = threading.Thread.start, count()
+
+    def fail(thread: threading.Thread) -> None:
+        if next(started) < threads:
+            real(thread)
+        else:
+            start(thread)
+            raise RuntimeError("can't start new thread")
 
     def work(item: str) -> str:
-        begun.append(item)
-        goes_on.wait(10 if (item, how) == ("a", "queued") else 0)
+        names.add(threading.current_thread().name)
         return item
 
-    def refuse(pool: ThreadPoolExecutor, *args: Any) -> Any:
-        is_refused = args[-1].item == "b"
-        if not (is_refused and how == "not queued"):
-            future = submit(pool, *args)
-        if is_refused:
-            if how == "begun":
-                wait_until(lambda: "b" in begun)
-            raise RuntimeError("can't start new thread")
-        return future
-
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(threading.Thread, "start", fail)
     items, pairs = iter("abc"), []
-    with each(Retry(1), work, items, limit=1, ordered=ordered) as outcomes:
-        threading.Timer(0.01, goes_on.set).start()
-        with nullcontext() if how == "begun" else pytest.raises(RuntimeError, match="can't start new thread"):
-            for item, outcome in outcomes:
-                pairs.append(item)  # one by one: it may raise
-                assert outcome == Success(item)
-    expected = ("abc", "abc", "") if how == "begun" else ("a", "a", "c")
-    assert ("".join(begun), "".join(pairs), "".join(items)) == expected
+    with each(Retry(1), work, items, limit=2, ordered=ordered) as outcomes, suppress(RuntimeError):
+        pairs += list(outcomes)
+    assert sorted(item for item, _ in pairs) == (["a", "b", "c"] if names else [])
+    assert list(items) == ([] if names else ["b", "c"])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_interrupt_as_a_thread_starts_loses_no_outcome(
+    nth: int, when: str, ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it starts so late that another one has replaced it, it makes no call."""
+    gauge, start, started = Gauge(), threading.Thread.start, list[threading.Thread]()
+
+    def interrupt(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) != nth or when == "after":
+            start(thread)
+        if len(started) == nth:
+            raise KeyboardInterrupt
+
+    def work(number: int) -> None:
+        gauge.enter()
+        time.sleep(0.001)
+        gauge.leave()
+
+    monkeypatch.setattr(threading.Thread, "start", interrupt)
+    numbers: list[int] = []
+    with each(Retry(1), work, range(9), limit=2, ordered=ordered) as outcomes:
+        with pytest.raises(KeyboardInterrupt):
+            numbers.extend(number for number, _ in outcomes)
+        if when == "before":
+            start(started[nth - 1])
+        numbers.extend(number for number, _ in outcomes)
+    assert sorted(numbers) == [*range(9)]
+    assert gauge.most <= 2
 
 
 def test_many_items_are_worked_on_in_few_threads() -> None:

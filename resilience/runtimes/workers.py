@@ -16,6 +16,7 @@ started it waits. A caller in another of those threads would wait for it in vain
 from __future__ import annotations
 
 import contextvars
+import os
 import sys
 import threading
 from collections import deque
@@ -143,6 +144,8 @@ class Worker(threading.Thread):
         self._job: Job | None = job
         self._wake = threading.Lock()  # released when there is a job to begin
         self._starter = _system_thread()
+        #: The process in which its thread is.
+        self.process_id: int = os.getpid()
 
     @property
     def has_new_job(self) -> bool:
@@ -219,9 +222,12 @@ class Pool:
         """
         if sys.is_finalizing():  # daemon threads have ended by then
             return False
+        process_id = os.getpid()
         try:
-            # The unpacking pops the worker. After a call, `idle.pop()`, Ctrl-C before the assignment would lose it.
+            # The unpacking pops the worker. After a call (of `idle.pop`, or `os.getpid`), Ctrl-C would lose it.
             (worker,) = islice(iter(self.idle.pop, None), 1)
+            while worker.process_id != process_id:  # uWSGI forks without the hooks of Python
+                (worker,) = islice(iter(self.idle.pop, None), 1)
         except IndexError:
             return _start_worker(job, policy)
         # Inline, because Ctrl-C at the start of a function of ours would leave a worker without a job.

@@ -375,6 +375,24 @@ def test_a_probe_and_a_running_listener_of_another_thread_do_not_block_the_child
 
 
 @forks
+def test_after_a_fork_that_python_does_not_notice_no_idle_worker_is_used() -> None:
+    """Their threads are in the parent. uWSGI forks like that by default."""
+    forked("""
+        import ctypes
+
+        timeout = Timeout(5)
+        threads = [threading.Thread(target=timeout.call, args=(time.sleep, 0.1)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        os.fork = ctypes.PyDLL(None).fork
+        in_child(lambda: [timeout.call(str.upper, "x") for _ in range(3)])
+        """)
+
+
+@forks
 def test_event_loops_and_timers_start_afresh_in_the_child() -> None:
     """The loop of another thread is not there, nor are its calls: one running under a timer, one in the queue."""
     forked("""

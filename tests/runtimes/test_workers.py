@@ -135,6 +135,16 @@ def test_a_worker_is_idle_before_its_caller_can_make_the_next_call() -> None:
         sys.setswitchinterval(interval)
 
 
+def test_a_worker_of_another_process_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork without the hooks of Python, as uWSGI makes it, copies an idle worker, but not its thread."""
+    monkeypatch.setattr(workers, "pool", workers.Pool())
+    copied = workers.Worker(workers.Job(int, (), {}))
+    copied.process_id = -1
+    workers.pool.idle.append(copied)
+    assert Timeout(LONG).call(threading.current_thread).daemon
+    assert copied not in workers.pool.idle
+
+
 def test_a_worker_is_reused_after_a_failure() -> None:
     timeout = Timeout(LONG)
     threads: list[int] = []

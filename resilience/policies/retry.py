@@ -272,10 +272,11 @@ class Attempts:
 
     def __init__(self, rules: RetryRules) -> None:
         self._rules = rules
-        self.ctx: Context = block_context()
+        self.ctx: Context  # that around the loop
         self.was_entered: bool = False  # of the last attempt; keeping the attempt itself would be a reference cycle
 
     def __iter__(self) -> Iterator[Attempt]:
+        self._check_before_loop()
         return self
 
     def __next__(self) -> Attempt:
@@ -285,6 +286,7 @@ class Attempts:
         return attempt
 
     def __aiter__(self) -> AsyncIterator[Attempt]:
+        self._check_before_loop()
         return self
 
     async def __anext__(self) -> Attempt:
@@ -293,8 +295,13 @@ class Attempts:
             raise StopAsyncIteration
         return attempt
 
+    def _check_before_loop(self) -> None:
+        if self._began is not None:  # the loop would end at once
+            raise BlockMisuse("these attempts are for one loop: call `retry.attempts()` again for the next one")
+
     async def _next(self, runtime: Runtime) -> Attempt | None:
         if self._began is None:
+            self.ctx = block_context()
             now = clock.now()
             if now >= self.ctx.deadline:
                 raise too_late(self._rules.policy)
@@ -366,7 +373,7 @@ class Attempt(Block):
         if self.entered:
             raise BlockMisuse(f"this attempt was entered before, and each is for one block: {_BLOCK}")
         self.entered = self._attempts.was_entered = True
-        self._ctx = ctx = block_context(self._attempts.ctx)
+        self._ctx = ctx = block_context(None, self._attempts.ctx.deadline)
         ctx.attempt = self.number
         try:
             self._token = set_ambient(ctx)

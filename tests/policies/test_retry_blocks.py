@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from resilience import Context, Retry, current_context, deadline, events
-from resilience.errors import BulkheadFull, CircuitOpen, DeadlineExceeded
+from resilience.errors import BlockMisuse, BulkheadFull, CircuitOpen, DeadlineExceeded
 from resilience.policies.retry_state import RetryState
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
 from tests.policies.retries import Attempts, RetryAfter, notes_of, oversleep
@@ -172,6 +173,45 @@ async def test_no_block_begins_if_code_between_two_blocks_leaves_no_time_for_it(
         await main()
     assert "1 attempt " in notes_of(raised.value)[0]
     assert (numbers, clock.sleeps) == ([1], [])
+
+
+async def test_a_deadline_between_the_loop_and_an_attempt_holds_in_it(world: World, clock: FakeClock) -> None:
+    """And the deadline around the loop, if it is earlier."""
+    seen: list[float] = []
+    with deadline(60):
+        async for attempt in Attempts(world, Retry(on=Boom, backoff=[50])):
+            with deadline(30), attempt:
+                seen.append(current_context().deadline)
+                if attempt.number < 2:
+                    raise Boom
+    assert seen == [1030, 1060]
+
+
+async def test_the_context_around_the_loop_counts_not_that_of_the_call_of_attempts(
+    world: World, clock: FakeClock
+) -> None:
+    attempts = Attempts(world, Retry(None, on=Boom, backoff=[2]))
+    with pytest.raises(Boom), deadline(5):
+        async for attempt in attempts:
+            with attempt:
+                raise Boom
+    assert clock.sleeps == [2, 2]
+
+
+@pytest.mark.parametrize("ends", ["by success", "by failure", "early"])
+def test_attempts_are_for_one_loop(ends: str) -> None:
+    """A second loop would end before its first attempt."""
+    attempts = Retry(1, on=Boom).attempts()
+    with suppress(Boom):
+        for attempt in attempts:
+            with attempt:
+                if ends == "early":
+                    break
+                if ends == "by failure":
+                    raise Boom
+    for again in (iter, aiter):
+        with pytest.raises(BlockMisuse, match="for one loop"):
+            again(attempts)
 
 
 # --- context, events, resources ---

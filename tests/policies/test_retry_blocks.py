@@ -190,7 +190,7 @@ async def test_a_deadline_between_the_loop_and_an_attempt_holds_in_it(world: Wor
 async def test_the_context_around_the_loop_counts_not_that_of_the_call_of_attempts(
     world: World, clock: FakeClock
 ) -> None:
-    attempts = Attempts(world, Retry(None, on=Boom, backoff=[2]))
+    attempts = Attempts(world, Retry(9, on=Boom, backoff=[2]))
     with pytest.raises(Boom), deadline(5):
         async for attempt in attempts:
             with attempt:

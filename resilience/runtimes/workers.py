@@ -161,13 +161,13 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Run jobs until none has arrived for the idle time."""
-        process, is_greenlet = pool.process, _system_thread() == self._starter
+        is_greenlet = _system_thread() == self._starter
         try:
             while self.wait():
                 job, self._job = self._job, None
                 assert job is not None
                 job.run()
-                if pool.process is not process:  # pragma: no cover (in the child of a fork)
+                if os.getpid() != self.process_id:  # pragma: no cover (in the child of a fork)
                     return  # the job forked, and its caller is in the parent
                 is_wanted = job.claim()
                 if not is_wanted:
@@ -198,8 +198,6 @@ class Pool:
         """Forget all workers and jobs, as in the child of a fork, which has none of its parent's threads."""
         self.idle: deque[Worker] = deque()
         self.abandoned: set[Job] = set()
-        #: Stands for this process: the child of a fork has another one.
-        self.process: object = object()
 
     def is_exhausted(self) -> bool:
         """Whether too many abandoned jobs still run."""

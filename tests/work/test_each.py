@@ -15,6 +15,7 @@ import anyio
 import pytest
 
 from resilience import Cache, Failure, Keyed, Policy, Retry, SingleFlight, Success, current_context, deadline
+from resilience.clock import clock
 from resilience.errors import Misuse
 from resilience.work import each
 from tests.callers import wait_until
@@ -380,6 +381,28 @@ def test_leaving_the_block_waits_for_threads_and_begins_no_other_call() -> None:
     assert sorted(begun) == sorted(ended)
     assert len(begun) <= 6
     assert list(outcomes) == []
+
+
+def test_an_interrupt_ends_the_wait_for_running_calls(ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results that are there are closed."""
+    ready, may_end, made = threading.Event(), threading.Event(), list[Response]()
+
+    def fetch(number: int) -> Response:
+        if number == 2:
+            ready.set()
+            may_end.wait(10)
+        made.append(Response())
+        return made[-1]
+
+    def interrupt(lock: Any, seconds: float | None) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), each(Retry(1), fetch, range(3), limit=3, ordered=ordered) as outcomes:
+        next(outcomes)
+        wait_until(lambda: ready.is_set() and len(made) == 2)
+        monkeypatch.setattr(clock, "wait", interrupt)
+    may_end.set()
+    assert sorted(it.closed for it in made[:2]) == [0, 1]
 
 
 async def test_an_error_of_the_items_is_raised_after_all_outcomes(world: World, ordered: bool) -> None:

@@ -1,6 +1,7 @@
 """Sliding windows over results: the last n results, or the results of the last n seconds.
 
-A window holds counts, never the results themselves, and takes the time as an argument.
+A window holds counts, never the results themselves, and takes the time as an argument. A signal handler may raise as a
+call returns, so there is no call between the changes of counts that belong together.
 """
 
 from __future__ import annotations
@@ -27,10 +28,8 @@ class CountWindow:
     def add(self, bad: bool, now: float) -> None:
         """Count one more result; if the window is full, discard the oldest."""
         results = self._results
-        if len(results) == results.maxlen:
-            self.bad -= results[0]
+        self.bad += bad - (results[0] if len(results) == results.maxlen else False)
         results.append(bad)
-        self.bad += bad
 
     def at(self, now: float) -> tuple[int, int]:
         """Return how many results are bad, and how many there are."""
@@ -60,9 +59,10 @@ class TimeWindow:
         """Count one more result, and discard the steps that began `seconds` ago or earlier."""
         steps = self._steps
         while steps and now >= steps[0][0] + self._seconds:  # a difference could be rounded to less
-            _, old_total, old_bad = steps.pop(0)
-            self.total -= int(old_total)
-            self.bad -= int(old_bad)
+            old_total, old_bad = int(steps[0][1]), int(steps[0][2])
+            self.total -= old_total
+            self.bad -= old_bad
+            del steps[0]
         if not steps or now - steps[-1][0] >= self._step:
             steps.append([now, 0, 0])
         step = steps[-1]

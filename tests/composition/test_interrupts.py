@@ -59,6 +59,7 @@ from resilience.runtimes.base import close_each
 from resilience.runtimes.blocking import BLOCKING
 from resilience.state.rates import Quota, SlidingLog, Spread
 from resilience.state.turns import Turn, Turns
+from resilience.state.windows import CountWindow, TimeWindow, Window
 from resilience.streams import driver
 from resilience.work import Gate, Once, each
 from tests.callers import calls_around, followers, leaders, outcome_of, wait_until
@@ -647,6 +648,21 @@ def test_an_interrupt_anywhere_in_uses_of_a_window_loses_and_adds_no_unit(interr
     log.take(1, 2.3, 2.3)
     assert log.ready(8, 2.3) == -inf
     assert log.ready(9, 2.3) == 1.4 + 1.0
+
+
+@pytest.mark.parametrize("make", [partial(CountWindow, 2), partial(TimeWindow, 32.0)])
+@at_each_place(1)
+def test_an_interrupt_anywhere_in_a_window_of_results_keeps_its_counts_right(
+    interruptions: Interruptions, make: Callable[[], Window]
+) -> None:
+    window = make()
+    window.add(True, 0.0)
+    window.add(False, 5.0)
+    with interruptions, suppress(KeyboardInterrupt):
+        window.add(True, 33.0)  # the first result leaves
+    window.add(False, 34.0)
+    window.add(False, 65.5)  # all those before leave, except that of 34.0
+    assert (window.bad, window.total) == (0, 2)
 
 
 @at_each_place(1)

@@ -323,14 +323,17 @@ class Attempts:
         return Attempt(self, self._state.begin_next().attempt)
 
     def __del__(self) -> None:
-        if self._failed is not None and self._state is not None:  # the loop was left, after a failed block
+        if self._state is None:
+            if self._began is not None:  # the loop was left at the first attempt
+                self._warn_if_not_entered()
+        elif self._failed is not None or not self.was_entered:  # it was left after a failed block, or before the next
             self._state.give_back()
-        elif self._began is not None and self._state is None:  # the loop was left, at the first attempt
-            self._warn_if_not_entered()
 
     def _warn_if_not_entered(self) -> None:
         if not self.was_entered:
             self.was_entered = True  # as far as `__del__` is concerned: one warning is enough
+            if self._state is not None:
+                self._state.give_back()
             checks.warn(f"{self._rules.policy}: an attempt was not entered, so it is not retried: {_BLOCK}")
 
     def holds_back(self, error: Exception) -> bool:

@@ -196,6 +196,26 @@ async def test_a_retry_is_refunded_if_the_loop_is_left_after_a_failed_block(worl
     assert budget.balance == 1
 
 
+@pytest.mark.parametrize("how", ["break", "continue"])
+async def test_a_retry_whose_attempt_is_not_entered_is_refunded(world: World, clock: FakeClock, how: str) -> None:
+    budget = RetryBudget(0, saved=1)
+
+    async def loop() -> None:
+        async for attempt in Attempts(world, Retry(on=Boom, backoff=[1], budget=budget)):
+            if attempt.number == 2:
+                assert budget.balance == 0
+                if how == "break":
+                    break
+                continue
+            with attempt:
+                raise Boom
+
+    with contextlib.nullcontext() if how == "break" else pytest.warns(RuntimeWarning, match="was not entered"):
+        await loop()
+        gc.collect()
+    assert budget.balance == 1
+
+
 async def test_a_custom_budget_is_called_and_its_errors_are_raised(world: World, clock: FakeClock) -> None:
     budget = CustomBudget(True, OSError("no answer"))
     await run(world, Retry(3, on=Boom, backoff=[0], budget=budget), Script(Boom(), "fine"))

@@ -99,8 +99,8 @@ class RetryState:
             info.record.add_failure(failed)
         is_observed = subscribers.retries or info.listeners
         if is_observed:
-            outcome, elapsed = as_outcome(failed), clock.now() - self._began
-            emit(AttemptFailed, rules.policy, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
+            outcome = as_outcome(failed)
+            emit(AttemptFailed, rules.policy, ctx, attempt=self.attempt, outcome=outcome, elapsed=self._elapsed())
         reason = self._plan_next(failed, refused_until)
         if reason is not None:
             self._give_up(reason)
@@ -216,10 +216,14 @@ class RetryState:
         """Refund the cost of a retry that was not made."""
         give_back_repeat(self._ctx._info.cap, self._rules.budget)
 
+    def _elapsed(self) -> float:
+        """Return the seconds since the first attempt began; never negative, even if a test replaces the clock."""
+        return max(0.0, clock.now() - self._began)
+
     def _give_up(self, reason: _Reason) -> None:
         if subscribers.retries or self._ctx._info.listeners:
-            elapsed, outcome = clock.now() - self._began, as_outcome(self._last)
-            fields = {"attempts": self.attempt, "elapsed": elapsed, "outcome": outcome, "reason": reason}
+            outcome = as_outcome(self._last)
+            fields = {"attempts": self.attempt, "elapsed": self._elapsed(), "outcome": outcome, "reason": reason}
             emit(RetryGaveUp, self._rules.policy, self._ctx, **fields)
 
     # --- the end ---
@@ -250,7 +254,7 @@ class RetryState:
     def _summary(self, attempts: int) -> str:
         self.release_last()
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        took = f" in {format_seconds(clock.now() - self._began)}{self._since}"
+        took = f" in {format_seconds(self._elapsed())}{self._since}"
         return f"{times}{'' if attempts == 1 and self._since else took}{RETRY_NOTE}{self._earlier}"
 
 

@@ -12,7 +12,7 @@ import pytest
 from resilience import Retry
 from resilience.backoff import Exponential
 from tests.conftest import Boom, FakeClock, Script, World, shown
-from tests.policies.retries import Response, RetryAfter, bad, run
+from tests.policies.retries import Response, RetryAfter, bad, notes_of, run
 
 # --- events ------------------------------------------------------------------------------------
 
@@ -24,6 +24,14 @@ async def test_the_event_carries_the_actual_delay(world: World, clock: FakeClock
     await run(world, Retry(2, on=RetryAfter, backoff=[1], on_retry=scheduled.append), Script(RetryAfter(5)))
     assert [event.delay for event in scheduled] == clock.sleeps
     assert clock.sleeps[-1] == 5
+
+
+async def test_no_time_is_negative_if_the_clock_is_replaced(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """As by a test that begins virtual time inside the call."""
+    script = Script(Boom(), Boom(), doing=lambda ctx: clock.advance(-1000))
+    error = await run(world, Retry(2, on=Boom, backoff=[1], max_elapsed=60), script)
+    assert notes_of(error) == ["resilience: 2 attempts in 0 s, failed with Boom(), Boom()"]
+    assert [getattr(event, "elapsed", 0) for event in heard] == [0] * len(heard)
 
 
 # --- closing of discarded results --------------------------------------------------------------

@@ -56,6 +56,7 @@ class Recorder:
         :param times: how many; at least one by default.
         :param numbers: fields of the event, and the values that they must have.
         """
+        __tracebackhide__ = True  # pytest shows the line of the test instead
         if not (isinstance(kind, type) and issubclass(kind, Event)):
             raise TypeError(f"kind must be an event class of resilience.events, not {kind!r}")
         known = {field.name for field in fields(kind)}
@@ -69,10 +70,12 @@ class Recorder:
 
     def assert_never(self, kind: type[Event], **numbers: object) -> None:
         """Raise `AssertionError` if there was an event of a kind with these field values."""
+        __tracebackhide__ = True
         self.assert_happened(kind, times=0, **numbers)
 
     def assert_sequence(self, *kinds: type[Event]) -> None:
         """Raise `AssertionError` unless exactly these kinds of events happened, in this order."""
+        __tracebackhide__ = True
         if self.kinds != list(kinds):
             wanted = ", ".join(kind.__name__ for kind in kinds) or "nothing"
             raise AssertionError(f"{wanted} should have happened, not\n{self}")

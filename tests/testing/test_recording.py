@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,6 +94,24 @@ def test_a_failed_assertion_shows_all_events() -> None:
     recorder.clear()
     with pytest.raises(AssertionError, match=r"in\n\(no events\)$"):
         recorder.assert_happened(RetryGaveUp)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda recorder: recorder.assert_happened(CircuitChanged),
+        lambda recorder: recorder.assert_never(AttemptFailed),
+        lambda recorder: recorder.assert_sequence(CircuitChanged),
+    ],
+    ids=["happened", "never", "sequence"],
+)
+def test_pytest_shows_the_line_of_the_test_that_failed(check: Callable[[Recorder], None]) -> None:
+    """And none of the library."""
+    recorder = Recorder()
+    a_run(recorder)
+    with pytest.raises(AssertionError) as raised:
+        check(recorder)
+    assert [it.path.name for it in raised.traceback.filter(raised)] == ["test_recording.py"] * 2
 
 
 def test_an_attribute_that_a_kind_does_not_have_is_refused() -> None:

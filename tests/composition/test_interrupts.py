@@ -661,8 +661,8 @@ def test_an_interrupt_anywhere_in_a_window_of_results_keeps_its_counts_right(
     with interruptions, suppress(KeyboardInterrupt):
         window.add(True, 33.0)  # the first result leaves
     window.add(False, 34.0)
-    window.add(False, 65.5)  # all those before leave, except that of 34.0
-    assert (window.bad, window.total) == (0, 2)
+    window.add(True, 65.5)  # all those before leave, except that of 34.0
+    assert (window.bad, window.total) == (1, 2)
 
 
 @at_each_place(1)

@@ -258,7 +258,7 @@ class Call(ClientCall):
         except grpc.RpcError:
             raise
         except BaseException:  # such as KeyboardInterrupt
-            call.cancel()
+            _cancel(call)
             raise
         return Replies(call, replies, first)
 
@@ -293,10 +293,17 @@ class Replies:
 
     def close(self) -> None:
         """Cancel the call; the rest of its replies is not needed."""
-        self._call.cancel()
+        _cancel(self._call)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
+
+
+def _cancel(call: Any) -> None:
+    """Cancel a call. An interceptor inside this one, such as OpenTelemetry's, may have put a generator in its place."""
+    end = getattr(call, "cancel", None) or getattr(call, "close", None)
+    if end is not None:
+        end()
 
 
 def _changed(details: Any, name: str, value: object) -> Any:

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Fallback
+from resilience import CircuitBreaker, CircuitOpen, Fallback, Retry
 from resilience.integrations.grpc import PolicyInterceptor
 from tests.functions import raising
 from tests.integrations.grpc.services import (
@@ -195,3 +195,28 @@ def test_ctrl_c_in_the_wait_for_the_first_reply_cancels_the_call() -> None:
     with pytest.raises(KeyboardInterrupt):
         PolicyInterceptor(NOW).intercept_unary_stream(lambda details, request: call, details, b"")
     call.cancel.assert_called_once_with()
+
+
+class Yielding(grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
+    """An interceptor that replaces the call by a generator, as OpenTelemetry's does."""
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Iterator[Any]:
+        yield from continuation(client_call_details, request)
+
+
+def test_a_discarded_stream_that_is_a_generator_is_closed(target: str, dependency: Dependency) -> None:
+    """Which cancels the call, although another reference to the generator exists."""
+    dependency.steps = [[b"bad", Dependency.hang], [b"fine"]]
+    kept: list[Any] = []
+    refuse = Retry(2, backoff=[0], on_result=lambda replies: kept.append(replies) or len(kept) == 1)
+    with grpc.insecure_channel(target) as plain:
+        channel = grpc.intercept_channel(plain, PolicyInterceptor(refuse), Yielding())
+        assert list(channel.unary_stream("/test.Test/Many")(b"")) == [b"fine"]
+        assert dependency.gone.wait(PATIENCE)
+
+
+def test_ctrl_c_is_raised_although_the_call_cannot_be_cancelled() -> None:
+    """An interceptor inside may replace it by any iterator."""
+    details = grpc.aio.ClientCallDetails("/test.Test/Many", None, None, None, None)
+    with pytest.raises(KeyboardInterrupt):
+        PolicyInterceptor(NOW).intercept_unary_stream(lambda *_: map(raising(KeyboardInterrupt), [b""]), details, b"")

@@ -180,7 +180,10 @@ CASES = [
             partial(make, policy=Retry()),
             ({"policy": "nonsense"}, TypeError, "policy"),
             ({"unrepeatable": "/test.Test/One"}, TypeError, "unrepeatable"),
-            *(({"unrepeatable": [it]}, ValueError, "unrepeatable") for it in ("One", 1)),
+            *(
+                ({"unrepeatable": [it]}, ValueError, "unrepeatable must name methods as '/package.Service/Method', not")
+                for it in ("One", 1, "/One", "/test.Test/", "/test.Test/*", "test.Test/One", "/test.Test/One ")
+            ),
         )
     ),
     # --- databases ---

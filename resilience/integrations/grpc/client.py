@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from itertools import product
 from typing import Any, Final, NamedTuple, final
@@ -41,6 +42,9 @@ CLOCK_TOLERANCE: Final = 0.05
 
 #: How many of its latest replies a call keeps. A policy may reject results, and repeat the call, for hours.
 _KEPT_REPLIES: Final = 8
+
+#: The name of a method. The part before the last slash, the service, is any path.
+_METHOD: Final = re.compile(r"/[\w./-]+/[\w.-]+")
 
 
 class Kind(NamedTuple):
@@ -80,7 +84,8 @@ class PolicyInterceptor(
 
     :param policy: the policy around each call. It sees a failed call as its `grpc.RpcError`, and a reply as its
         message.
-    :param unrepeatable: methods (``"/package.Service/Method"``) that no Retry repeats.
+    :param unrepeatable: methods (``"/package.Service/Method"``) that no Retry repeats. By default there is none: a call
+        that has done its work may fail, too, and is made again. A name is not checked against any service.
 
     By the kind of method, a policy covers, and a Retry repeats:
 
@@ -139,7 +144,7 @@ class Settings:
         self.policy: Policy[Any] = as_pipeline(checks.instance("policy", policy, Policy, "a policy"))
         methods = checks.several("unrepeatable", unrepeatable, "a collection of methods")
         for method in methods:
-            if not isinstance(method, str) or not method.startswith("/"):
+            if not isinstance(method, str) or not _METHOD.fullmatch(method):
                 raise ValueError(f"unrepeatable must name methods as '/package.Service/Method', not {method!r}")
         self.unrepeatable: frozenset[str] = frozenset(methods)
         self.in_tasks: bool = in_tasks

@@ -46,7 +46,7 @@ class _Ended:
 
 
 @final
-class DeadlineStatus(_Ended, DeadlineExceeded, grpc.aio.AioRpcError):  # type: ignore[misc]
+class DeadlineStatus(_Ended, DeadlineExceeded, grpc.aio.AioRpcError, grpc.Call, grpc.Future):  # type: ignore[misc]
     """The status of a call that was not made because its deadline had passed: `DEADLINE_EXCEEDED`.
 
     It is also a call: a blocking channel returns the error that one interceptor raises, as the call, to the next.
@@ -75,7 +75,7 @@ _DETAILS = "answered by a policy"
 
 
 @final
-class Answer(_Ended):
+class Answer(_Ended, grpc.Call, grpc.Future):  # type: ignore[misc]
     """A policy's answer in place of a blocking call: a message, or an iterable of messages."""
 
     _replies: Iterator[Any] | None = None

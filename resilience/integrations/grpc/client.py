@@ -275,6 +275,8 @@ class Call(ClientCall):
         return aio_answer(reply, self._kind.gets_stream) if self.in_tasks else Answer(reply)
 
 
+@grpc.Call.register  # the methods are in the call
+@grpc.Future.register
 @final
 class Replies:
     """An iterator over the replies of a call, the first of which has arrived; other attributes are the call's own."""

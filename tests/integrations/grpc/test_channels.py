@@ -14,6 +14,7 @@ import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Fallback, Retry
 from resilience.integrations.grpc import PolicyInterceptor
+from resilience.integrations.grpc.answers import DeadlineStatus
 from tests.functions import raising
 from tests.integrations.grpc.services import (
     INTERNAL,
@@ -102,6 +103,16 @@ class TestBlocking:
         assert (future.result(), future.exception(), future.traceback(), called) == (b"cached", None, None, [future])
         assert (future.done(), future.running(), future.cancelled(), future.cancel()) == (True, False, False, False)
         assert (call.is_active(), call.add_callback(print)) == (False, False)
+
+    def test_an_outer_interceptor_gets_what_grpc_calls_a_call_and_a_future(self, target: str) -> None:
+        """For a stream, a policy's answer, and a call that was not made because its time was up."""
+        with grpc.insecure_channel(target) as plain:
+            many = grpc.intercept_channel(plain, PolicyInterceptor(NOW)).unary_stream("/test.Test/Many")(b"")
+            answered = grpc.intercept_channel(plain, PolicyInterceptor(answering(b"a"))).unary_unary("/test.Test/One")
+            calls = [plain.unary_stream("/test.Test/Many")(b""), many, answered.with_call(b"")[1], DeadlineStatus()]
+            for call in calls:
+                assert isinstance(call, grpc.Call)
+                assert isinstance(call, grpc.Future)
 
     def test_interceptors_can_be_nested(self, target: str, dependency: Dependency) -> None:
         """The outer one sees what the inner one raises."""

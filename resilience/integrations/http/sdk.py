@@ -110,6 +110,8 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
         inform_limiters(current_context(), kwargs["response"].headers)
         return parse(*args, **kwargs)
 
+    # A cycle, which the cyclic collector frees. If it were weak, `client.with_options(...).copy()` would lose the first
+    # copy, which nothing else holds. Without a policy a copy is a cycle, too, once one of its resources was read.
     wrapped = arequest if in_tasks else request
     vars(client).update(request=wrapped, copy=copy_protected, with_options=copy_protected, _process_response=process)
     return client

@@ -245,7 +245,6 @@ class _Threads(Iterator[Any]):
         self._ends = 0
         self._lock = threading.Lock()  # for the threads
         self._has_news = threading.Lock()  # released as a call ends
-        self._has_news.acquire()
 
     @override
     def __next__(self) -> Any:

@@ -74,7 +74,7 @@ def instrument(
     :param meter_provider: where the metrics go; the global provider by default, which may be set later. Further calls
         for the same provider add policies; each event is counted once.
     :param hosts: whether names keep the host that they contain: ``GET example.org`` instead of ``GET``. Without it,
-        the gauges of policies that then have the same attributes are added up. False by default.
+        policies that then have the same attributes share their gauges: the sum, or the largest share or time.
     :param max_names: how many pipelines, policies, operations and error types there may be, 200 of each by default.
         Further ones are ``"other"``.
     :param attempts: whether single calls of functions are measured besides whole executions, as `attempt.duration` and

@@ -45,7 +45,7 @@ def instrument(
         add policies; each event is counted once.
     :param buckets: upper bounds of the histograms in seconds, ascending.
     :param hosts: whether names keep the host that they contain: ``GET example.org`` instead of ``GET``. Without it,
-        the gauges of policies that then have the same labels are added up. False by default.
+        policies that then have the same labels share their gauges: the sum, or the largest share or time.
     :param max_names: how many pipelines, policies, operations and error types there may be, 200 of each by default.
         Further ones are ``"other"``; a name that was not seen for ten minutes is replaced, and its series are removed
         (not in the multiprocess mode of the client, which cannot remove any).

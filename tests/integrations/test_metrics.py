@@ -10,8 +10,20 @@ from typing import Any
 import httpx
 import pytest
 
-from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from resilience import (
+    AdaptiveThrottle,
+    Bulkhead,
+    CircuitBreaker,
+    Context,
+    Fallback,
+    Policy,
+    Rate,
+    RateLimiter,
+    Retry,
+    Timeout,
+)
 from resilience.integrations.http import PerHost, standard
+from resilience.integrations.wire import OfHost
 from resilience.testing import script
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.integrations.exporters import Metrics, OpenTelemetry, Prometheus
@@ -119,6 +131,22 @@ def test_the_number_of_series_does_not_grow_with_hosts(metrics: Metrics, clock: 
     assert metrics.labels("policy", "circuit.state") == {"breaker"}
     assert metrics.value("bulkhead.limit", pipeline="standard pipeline", policy="bulkhead") == 5 * 1000
     assert metrics.value("circuit.state", pipeline="standard pipeline", policy="breaker", state="closed") == 5
+
+
+def test_shares_and_times_of_policies_with_the_same_labels_are_not_added_up(metrics: Metrics, clock: FakeClock) -> None:
+    """A sum of them means nothing: the gauge shows the largest."""
+
+    def make(host: str) -> Policy[Any]:
+        name = OfHost(f"p of {host}", common="p")
+        return Policy.wrap(AdaptiveThrottle(min_calls=1), RateLimiter(Rate(1, 60.0)), name=name)
+
+    hosts = PerHost(make)
+    metrics.instrument(hosts)
+    for number in range(3):
+        hosts.for_host(f"https://host-{number}.example/").capture(script(ConnectionError()))
+        clock.advance(1)
+    assert metrics.value("throttle.rejection_rate", pipeline="p", policy="AdaptiveThrottle") == 0.5
+    assert metrics.value("rate_limiter.next_turn", pipeline="p", policy="RateLimiter") == 59
 
 
 def test_host_names_are_kept_on_request_up_to_max_names(metrics: Metrics, clock: FakeClock) -> None:

@@ -82,14 +82,16 @@ class Feed:
     def gauges(self) -> Iterator[Measurement]:
         """Read the current values of the observed policies; nothing if no `add` is in effect.
 
-        The values of policies with the same labels are added up: how many circuits are open, how many calls run.
+        The values of policies with the same labels are added up: how many circuits are open, how many calls run. Of
+        shares and times, the largest one counts.
         """
         groups = self._groups
-        sums: dict[tuple[Instrument, tuple[tuple[str, str], ...]], float] = {}
+        found: dict[tuple[Instrument, tuple[tuple[str, str], ...]], float] = {}
         for it, value, labels in union(groups).gauges() if groups else ():
             key = it, tuple(self.labels.bounded(labels).items())
-            sums[key] = sums.get(key, 0) + value
-        return (Measurement(it, value, dict(labels)) for (it, labels), value in sums.items())
+            before = found.get(key, 0)
+            found[key] = before + value if it.combine == "sum" else max(before, value)
+        return (Measurement(it, value, dict(labels)) for (it, labels), value in found.items())
 
     def _measure(self, event: Event) -> None:
         """Measure an event; one of a finalizer or signal handler that runs in the middle of this, afterwards.

@@ -35,6 +35,8 @@ class Instrument:
     :param kind: a counter is a sum, a histogram counts values by bucket, a gauge is a current value.
     :param unit: in UCUM: ``"s"``, ``"1"``, or the counted things in braces, such as ``"{call}"``.
     :param labels: the names of its labels.
+    :param combine: what a gauge shows for several policies with the same labels: the sum of their values, or the
+        largest one, for shares and times.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Instrument:
     unit: str
     description: str
     labels: tuple[str, ...]
+    combine: Literal["sum", "max"] = "sum"
 
 
 class Measurement(NamedTuple):
@@ -73,8 +76,8 @@ def _count(unit: str, name: str, description: str, *labels: str) -> Instrument:
     return Instrument(f"resilience.{name}", "counter", f"{{{unit}}}", description, labels)
 
 
-def _gauge(unit: str, name: str, description: str, *labels: str) -> Instrument:
-    return Instrument(f"resilience.{name}", "gauge", unit, description, labels)
+def _gauge(unit: str, name: str, description: str, *labels: str, combine: Literal["sum", "max"] = "sum") -> Instrument:
+    return Instrument(f"resilience.{name}", "gauge", unit, description, labels, combine)
 
 
 _EXECUTION = _seconds("execution.duration", "How long executions took, attempts and waits together.", *_OUTCOME)
@@ -121,6 +124,7 @@ _NEXT_TURN = "How long a call that comes now waits for its turn."
 
 CIRCUIT_STATE = _gauge("1", "circuit.state", _STATE, *_POLICY, "state")
 ABANDONED = _gauge("{call}", "calls.abandoned", _ABANDONED)
+_REJECTION_RATE = _gauge("1", "throttle.rejection_rate", _REJECTED, *_POLICY, combine="max")
 
 _AT_ONCE = {
     "in_flight": _gauge("{call}", "bulkhead.in_flight", "Calls that run under a bulkhead.", *_POLICY),
@@ -135,10 +139,10 @@ Watched: TypeAlias = AdaptiveLimit | AdaptiveThrottle | Bulkhead | Cache | Circu
 STATISTICS: dict[type[Policy[Any]], dict[str, Instrument]] = {
     Bulkhead: _AT_ONCE,
     AdaptiveLimit: _AT_ONCE,
-    AdaptiveThrottle: {"rejection_rate": _gauge("1", "throttle.rejection_rate", _REJECTED, *_POLICY)},
+    AdaptiveThrottle: {"rejection_rate": _REJECTION_RATE},
     RateLimiter: {
         "queued": _gauge("{call}", "rate_limiter.queued", "Calls that wait for their turn.", *_POLICY),
-        "next_turn": _gauge("s", "rate_limiter.next_turn", _NEXT_TURN, *_POLICY),
+        "next_turn": _gauge("s", "rate_limiter.next_turn", _NEXT_TURN, *_POLICY, combine="max"),
     },
     Cache: {"size": _gauge("{entry}", "cache.size", "Entries that a cache holds.", *_POLICY)},
     Keyed: {"keys": _gauge("{key}", "keyed.keys", "Keys that have a policy of their own.", *_POLICY)},

@@ -16,6 +16,7 @@ from resilience import (
     CircuitBreaker,
     Context,
     Fallback,
+    Keyed,
     Policy,
     Rate,
     RateLimiter,
@@ -131,6 +132,20 @@ def test_the_number_of_series_does_not_grow_with_hosts(metrics: Metrics, clock: 
     assert metrics.labels("policy", "circuit.state") == {"breaker"}
     assert metrics.value("bulkhead.limit", pipeline="standard pipeline", policy="bulkhead") == 5 * 1000
     assert metrics.value("circuit.state", pipeline="standard pipeline", policy="breaker", state="closed") == 5
+
+
+def test_the_policies_of_many_keys_take_one_name(metrics: Metrics) -> None:
+    """They leave room for the names of other policies, whose gauges show their own state."""
+    tenants = Keyed(lambda key: CircuitBreaker(name="tenant"), key=lambda number: number)
+    alone = CircuitBreaker(name="alone")
+    metrics.instrument(tenants, alone, max_names=5)
+    for number in range(10):
+        tenants.call(abs, number)
+    tenants.policies[3].isolate()
+    where = {"pipeline": "Keyed", "policy": "tenant"}
+    assert metrics.value("circuit.state", **where, state="closed") == 9
+    assert metrics.value("circuit.state", **where, state="isolated") == 1
+    assert metrics.value("circuit.state", pipeline="alone", policy="alone", state="closed") == 1
 
 
 def test_shares_and_times_of_policies_with_the_same_labels_are_not_added_up(metrics: Metrics, clock: FakeClock) -> None:

@@ -248,6 +248,17 @@ def test_policies_of_one_name_are_numbered() -> None:
     assert [(it.name, it.policy) for it in observed] == [("db", first), ("db-2", second), ("db", third)]
 
 
+def test_policies_of_different_keys_are_not_numbered() -> None:
+    """Each number would be a name, and an evicted policy would leave its number to another. One key's own are."""
+    keyed = Keyed(lambda key: Policy.wrap(Bulkhead(1), Bulkhead(2)), key=lambda text: text, name="tenants")
+    pipeline = Policy.wrap(Bulkhead(3), keyed, Bulkhead(4), name="p")
+    observed = Observed(pipeline)
+    for text in "ab":
+        keyed.call(str, text)
+    names = [it.name for it in observed]
+    assert names == ["Bulkhead", "tenants", "Bulkhead", "Bulkhead-2", "Bulkhead", "Bulkhead-2", "Bulkhead-2"]
+
+
 def test_observing_keeps_no_policy_alive() -> None:
     """The series of a freed policy ends."""
     bulkhead = Bulkhead(1)

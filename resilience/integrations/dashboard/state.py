@@ -63,7 +63,7 @@ def _each_once(observed: Observed) -> Iterable[tuple[_Json, Watched]]:
     """Return each observed policy once, with the names of all pipelines that contain it."""
     found: dict[int, tuple[_Json, Watched]] = {}
     for pipeline, name, policy in observed:
-        new: _Json = {"key": f"{pipeline}/{name}", "name": name, "pipelines": []}
+        new: _Json = {"key": f"{name}/{id(policy)}", "name": name, "pipelines": []}
         where, _ = found.setdefault(id(policy), (new, policy))
         where["pipelines"].append(pipeline)
     return found.values()

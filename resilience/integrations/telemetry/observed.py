@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, final
 from weakref import ref
@@ -31,7 +31,8 @@ class Member(NamedTuple):
     """An observed policy.
 
     :param pipeline: the name of the executed policy that contains it.
-    :param name: its own name; with a number if an earlier member of its kind in the pipeline has the same name.
+    :param name: its own name; with a number if an earlier member of its kind in the pipeline has the same name. Those
+        that a `Keyed` or a `PerHost` has made for different keys have the same name: a number would soon be another's.
     """
 
     pipeline: str
@@ -55,30 +56,30 @@ class Observed:
     """
 
     def __init__(self, *policies: Observable) -> None:
-        self._given: list[tuple[str | None, ref[Observable]]] = []  # None: each policy inside has its own name
+        self._given: list[tuple[str | None, list[ref[Observable]]]] = []  # None: each policy inside has its own name
         for given in policies:
             if isinstance(given, Policy):
                 # The parts are referenced, not the pipeline: it may exist for one call only, and its parts live on.
                 parts = given.policies if isinstance(given, Pipeline) else (given,)
-                self._given += [(given.name, ref(part)) for part in parts]
+                self._given.append((given.name, [ref(part) for part in parts]))
             elif isinstance(getattr(given, "policies", None), Mapping):
-                self._given.append((None, ref(given)))
+                self._given.append((None, [ref(given)]))
             else:
                 hint = ": unpack them, with *policies" if isinstance(given, (list, tuple)) else ""
                 raise TypeError(f"only policies can be observed, not {given!r}{hint}")
 
     def __iter__(self) -> Iterator[Member]:
         """Iterate over the members that are alive, each once for each pipeline that contains it."""
-        found = {(pipeline, id(policy)): policy for pipeline, policy in self._found()}
-        names: Counter[tuple[str, type, str]] = Counter()
-        for (pipeline, _), policy in found.items():
-            same = pipeline, type(policy), policy.name
-            names[same] += 1
-            number = names[same]
-            yield Member(pipeline, policy.name if number == 1 else f"{policy.name}-{number}", policy)
+        found: dict[tuple[str, int], Member] = {}
+        for it in self._found():
+            found.setdefault((it.pipeline, id(it.policy)), it)
+        return iter(found.values())
 
     def gauges(self) -> Iterator[Measurement]:
-        """Read the current values of the members, and the number of abandoned calls in the process."""
+        """Read the current values of the members, and the number of abandoned calls in the process.
+
+        Members with the same names have the same labels; a `Feed` combines their values.
+        """
         for pipeline, name, policy in self:
             labels = {"pipeline": pipeline, "policy": name}
             if isinstance(policy, CircuitBreaker):
@@ -90,12 +91,15 @@ class Observed:
                 yield from (Measurement(it, getattr(stats, of), labels) for of, it in STATISTICS[type(policy)].items())
         yield Measurement(ABANDONED, Timeout.abandoned(), {})
 
-    def _found(self) -> Iterator[tuple[str, Watched]]:
-        for pipeline, reference in self._given:
-            if pipeline is not None:
-                yield from ((pipeline, policy) for policy in _watched(reference()))
-            else:
-                yield from ((each.name, policy) for each in _inside(reference()) for policy in _watched(each))
+    def _found(self) -> Iterator[Member]:
+        for pipeline, references in self._given:
+            names = _Names(list)
+            for policy in [reference() for reference in references]:
+                if pipeline is not None:
+                    yield from _members(pipeline, policy, names)
+                else:
+                    for each in _inside(policy):
+                        yield from _members(each.name, each, _Names(list))
 
 
 def union(groups: Iterable[Observed]) -> Observed:
@@ -105,11 +109,20 @@ def union(groups: Iterable[Observed]) -> Observed:
     return members
 
 
-def _watched(policy: object) -> Iterator[Watched]:
+#: The members of one pipeline by kind and name; the place in the list is the number of a member.
+_Names: TypeAlias = defaultdict[tuple[type, str], list[Watched]]
+
+
+def _members(pipeline: str, policy: object, names: _Names) -> Iterator[Member]:
     if isinstance(policy, Watched):
-        yield policy
+        same = names[type(policy), policy.name]
+        if policy not in same:
+            same.append(policy)
+        number = same.index(policy) + 1
+        yield Member(pipeline, policy.name if number == 1 else f"{policy.name}-{number}", policy)
+    by_key = isinstance(getattr(policy, "policies", None), Mapping)
     for part in _inside(policy):
-        yield from _watched(part)
+        yield from _members(pipeline, part, _Names(list) if by_key else names)
 
 
 def _inside(policy: object) -> tuple[Policy[Any], ...]:

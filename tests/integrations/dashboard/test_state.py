@@ -97,6 +97,19 @@ async def test_a_policy_in_two_pipelines_is_shown_once(make: Make) -> None:
     assert circuit["pipelines"] == ["read", "write"]
 
 
+async def test_circuits_of_one_name_are_different_cards(make: Make) -> None:
+    """A key of the page for each, which stays its own as others come and go."""
+    hosts = Keyed(lambda host: CircuitBreaker(name="host"), key=lambda host: host)
+    for host in "abc":
+        hosts.call(str, host)
+    app = make(hosts)
+    shown = [{it["key"] for it in (await state_of(app))["now"]["circuits"]}]
+    hosts.forget("a")
+    shown.append({it["key"] for it in (await state_of(app))["now"]["circuits"]})
+    assert (len(shown[0]), len(shown[1])) == (3, 2)
+    assert shown[1] < shown[0]
+
+
 async def test_of_many_circuits_the_ones_that_are_not_closed_are_shown_first(make: Make) -> None:
     """The others are left out, and counted."""
     breakers = [CircuitBreaker(name=f"b{number}") for number in range(MOST + 5)]

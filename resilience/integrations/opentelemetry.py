@@ -131,6 +131,7 @@ def _make_feed(provider: MeterProvider, labels: Labels, attempts: bool) -> Feed:
     meter = provider.get_meter(_SCOPE)
     record: dict[Instrument, Callable[..., None]] = {}
     feed = Feed(lambda it, values: partial(record[it], attributes=_attributes(values)), labels, attempts=attempts)
+    gauges = _Gauges(feed)
     for it in INSTRUMENTS:
         if it.kind == "counter":
             record[it] = meter.create_counter(it.name, it.unit, it.description).add
@@ -139,12 +140,31 @@ def _make_feed(provider: MeterProvider, labels: Labels, attempts: bool) -> Feed:
                 it.name, it.unit, it.description, explicit_bucket_boundaries_advisory=DURATION_BUCKETS
             ).record
         else:
-            meter.create_observable_gauge(it.name, [partial(_observe, feed, it)], it.unit, it.description)
+            meter.create_observable_gauge(it.name, [partial(gauges.observe, it)], it.unit, it.description)
     return feed
 
 
-def _observe(feed: Feed, it: Instrument, options: CallbackOptions) -> Iterable[Observation]:
-    return [Observation(value, _attributes(labels)) for found, value, labels in feed.gauges() if found is it]
+@final
+class _Gauges:
+    """Reads all policies once for a collection, in which each gauge has a callback.
+
+    The first callback reads them, and the others take what it has found. What a gauge has taken is gone, so in the next
+    collection the first callback reads them again.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._found: dict[Instrument, list[Observation]] = {}
+
+    def observe(self, it: Instrument, options: CallbackOptions) -> Iterable[Observation]:
+        observations = self._found.pop(it, None)
+        if observations is None:
+            found: dict[Instrument, list[Observation]] = {each: [] for each in INSTRUMENTS}
+            for gauge, value, labels in self._feed.gauges():
+                found[gauge].append(Observation(value, _attributes(labels)))
+            observations = found.pop(it)
+            self._found = found
+        return observations
 
 
 def _attributes(labels: Mapping[str, str]) -> dict[str, str]:

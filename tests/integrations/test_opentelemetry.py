@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
-from resilience import CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
 from resilience.integrations.opentelemetry import Tracing, instrument
 from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS
 from resilience.testing import script
@@ -88,6 +88,28 @@ def test_a_provider_that_becomes_the_global_one_counts_once(monkeypatch: pytest.
         assert [value[0] for (name, _), value in it.series().items() if name == "execution.duration"] == [1]
     for end in ends:
         end()
+
+
+def test_all_gauges_of_a_collection_are_read_at_once() -> None:
+    """Policies of many hosts are expensive to read. The next collection reads them again."""
+    bulkhead, reads = Bulkhead(2, name="pool"), []
+
+    class Counting:
+        @property
+        def policies(self) -> dict[str, Bulkhead]:
+            reads.append(bulkhead.stats().in_flight)
+            return {"one": bulkhead}
+
+    counting, exporter = Counting(), OpenTelemetry()
+    exported = Metrics(exporter)
+    exported.instrument(counting)
+    reads.clear()  # it has asked whether there are policies
+    where = {"pipeline": "pool", "policy": "pool"}
+    with bulkhead.slot():
+        assert exported.value("bulkhead.in_flight", **where) == 1
+    assert exported.value("bulkhead.in_flight", **where) == 0
+    assert reads == [1, 0]
+    exported.end()
 
 
 # --- spans -----------------------------------------------------------------------------------

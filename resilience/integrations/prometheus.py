@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import final
@@ -81,6 +82,7 @@ def instrument(
         exporter.feed.refuse_others(Labels(hosts=hosts, max_names=max_names), attempts)
         if exporter.buckets != bounds:
             raise ValueError(f"buckets of this registry are {exporter.buckets!r} already, not {bounds!r}")
+        exporter.register_missing(chosen)
     return exporter.feed.add(*policies)
 
 
@@ -108,6 +110,12 @@ class _Exporter(Collector):
             for collector in (self, *self._metrics.values()):
                 registry.unregister(collector)
             raise
+
+    def register_missing(self, registry: CollectorRegistry) -> None:
+        """Register again what was unregistered, for example by a test that empties the registry."""
+        for collector in (self, *self._metrics.values()):
+            with suppress(ValueError):  # it is registered
+                registry.register(collector)
 
     def _recorder(self, it: Instrument, labels: Mapping[str, str]) -> Callable[[float], object]:
         texts = tuple(labels[name] for name in it.labels)

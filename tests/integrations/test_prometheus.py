@@ -61,6 +61,20 @@ def test_a_name_in_use_is_an_error_that_leaves_the_registry_unchanged(registry: 
     instrument(registry=registry)()
 
 
+def test_an_emptied_registry_is_filled_again(registry: CollectorRegistry) -> None:
+    """By the next `instrument`: the counts go on. A test suite may unregister everything between its tests."""
+    pipeline = Policy.wrap(Bulkhead(7), name="p")
+    for count in (1, 2):
+        end = instrument(pipeline, registry=registry)
+        pipeline.call(int)
+        labels = {"pipeline": "p", "operation": "int", "outcome": "success", "error_type": "", "cancelled_by": ""}
+        assert registry.get_sample_value("resilience_execution_duration_seconds_count", labels) == count
+        assert registry.get_sample_value("resilience_bulkhead_limit", {"pipeline": "p", "policy": "Bulkhead"}) == 7
+        end()
+        for collector in list(registry._collector_to_names):
+            registry.unregister(collector)
+
+
 def test_the_buckets_of_a_registry_cannot_change(registry: CollectorRegistry) -> None:
     """One histogram has one set of bounds."""
     end = instrument(registry=registry, buckets=[0.1, 1])

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from importlib.metadata import distributions
 from math import inf
 from types import NoneType
 from typing import Literal, Never, TypeVar, final
@@ -47,6 +48,7 @@ __all__ = ["Tracing", "instrument"]
 T = TypeVar("T")
 
 _SCOPE = "resilience"
+_VERSION = next((it.version for it in distributions(name="resilience-pipeline")), None)  # None if it is not installed
 
 #: Where a context has the mark of the `Tracing` that has attached it.
 _MARK = context.create_key("resilience")
@@ -128,7 +130,7 @@ def _feed_for(given: MeterProvider | None, labels: Labels, attempts: bool) -> Fe
 
 def _make_feed(provider: MeterProvider, labels: Labels, attempts: bool) -> Feed:
     """Create the instruments of a meter provider, and the feed that records with them."""
-    meter = provider.get_meter(_SCOPE)
+    meter = provider.get_meter(_SCOPE, _VERSION)
     record: dict[Instrument, Callable[..., None]] = {}
     feed = Feed(lambda it, values: partial(record[it], attributes=_attributes(values)), labels, attempts=attempts)
     gauges = _Gauges(feed)
@@ -221,7 +223,7 @@ class Tracing(Policy[Never]):
         checks.instance("tracer_provider", tracer_provider, (TracerProvider, NoneType), "a TracerProvider")
         self._each = each
         self._record_exceptions = checks.flag("record_exceptions", record_exceptions)
-        self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
+        self._tracer = trace.get_tracer(_SCOPE, _VERSION, tracer_provider)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -110,6 +111,17 @@ def test_all_gauges_of_a_collection_are_read_at_once() -> None:
     assert exported.value("bulkhead.in_flight", **where) == 0
     assert reads == [1, 0]
     exported.end()
+
+
+def test_the_scope_has_the_version_of_the_package(traced: Traced) -> None:
+    """So a backend can tell which release has sent the numbers and the spans."""
+    exporter = OpenTelemetry()
+    end = exporter.instrument()
+    traced.policy().call(int)
+    [resource] = exporter.reader.get_metrics_data().resource_metrics
+    scopes = [traced.only.instrumentation_scope, *(it.scope for it in resource.scope_metrics)]
+    assert [(it.name, it.version) for it in scopes] == [("resilience", version("resilience-pipeline"))] * 2
+    end()
 
 
 # --- spans -----------------------------------------------------------------------------------

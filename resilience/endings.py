@@ -84,4 +84,6 @@ def canceller(error: BaseException, ctx: Context) -> Canceller:
         return "interrupt"
     if isinstance(error, GeneratorExit):
         return "closed"
+    if ctx._info.record is not None and ctx._info.record.decided_races:
+        return "hedge"
     return "deadline" if has_come(ctx.deadline) else "caller"

@@ -59,7 +59,10 @@ class History(list[tuple[str, str]]):
 class Record:
     """The record of one execution. Kept only if anything can read it."""
 
-    __slots__ = ("_history", "_last", "attempts", "began", "ended", "idempotency_key", "policy", "was_cut_off")
+    __slots__ = (
+        *("_history", "_last", "attempts", "began", "decided_races", "ended", "idempotency_key", "policy"),
+        "was_cut_off",
+    )
 
     def __init__(self, policy: str) -> None:
         self.policy: str = policy  # the name of the policy or pipeline that is executed
@@ -71,6 +74,8 @@ class Record:
         self.idempotency_key: str | None = None
         #: Whether an attempt was cancelled or abandoned while it ran: it may have done its work, or do it later.
         self.was_cut_off: bool = False
+        #: How many races of hedged attempts are decided, and now cut off the losers.
+        self.decided_races: int = 0
         self._last: Exception | None = None  # the error last added for the current attempt, until the execution ends
 
     @property

@@ -14,8 +14,9 @@ from resilience.info import Called
 from resilience.outcome import Failure, Outcome
 
 #: What cancelled a call: a ``"deadline"`` that has passed (of a Timeout around it or of the caller), an ``"interrupt"``
-#: (Ctrl-C, or the end of the process), the closing of its coroutine (``"closed"``), or else the ``"caller"``.
-Canceller: TypeAlias = Literal["caller", "closed", "deadline", "interrupt"]
+#: (Ctrl-C, or the end of the process), the closing of its coroutine (``"closed"``), a ``"hedge"`` whose call another
+#: attempt has decided, or else the ``"caller"``.
+Canceller: TypeAlias = Literal["caller", "closed", "deadline", "hedge", "interrupt"]
 
 
 @dataclass(frozen=True, kw_only=True)

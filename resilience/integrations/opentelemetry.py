@@ -189,7 +189,7 @@ class Tracing(Policy[Never]):
 
     A span is named after the operation of the execution, by default the qualified name of the function; the name of an
     attempt's span ends with ``" attempt"``. A failure sets the status to error. A cancellation leaves it unset, and
-    sets `resilience.cancelled_by` to ``"deadline"``, ``"caller"``, ``"interrupt"`` or ``"closed"``.
+    sets `resilience.cancelled_by` to ``"deadline"``, ``"caller"``, ``"hedge"``, ``"interrupt"`` or ``"closed"``.
 
     >>> from opentelemetry.sdk.trace import TracerProvider
     >>> from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -222,6 +222,7 @@ class Tracing(Policy[Never]):
             raise ValueError(f"each must be 'execution' or 'attempt', not {each!r}")
         checks.instance("tracer_provider", tracer_provider, (TracerProvider, NoneType), "a TracerProvider")
         self._each = each
+        self._resilience_keeps_record = each == "attempt"  # it knows which attempts a Hedge cuts off
         self._record_exceptions = checks.flag("record_exceptions", record_exceptions)
         self._tracer = trace.get_tracer(_SCOPE, _VERSION, tracer_provider)
 
@@ -253,6 +254,8 @@ class Tracing(Policy[Never]):
         if self._each == "attempt":
             name = f"{name} attempt"
             attributes["resilience.attempt"] = ctx.attempt
+            if ctx.hedge:
+                attributes["resilience.hedge"] = ctx.hedge
         if (left := ctx.remaining()) < inf:
             attributes["resilience.remaining"] = left
         return self._tracer.start_span(name, attributes=attributes)

@@ -190,6 +190,7 @@ class HedgePlan:
         "_ctx",
         "_delay",
         "_first_runs",
+        "_has_losers",
         "_others",
         "_policy",
         "_running",
@@ -208,6 +209,7 @@ class HedgePlan:
         self._began = clock.now()
         self._running = 0
         self._first_runs = True
+        self._has_losers = False  # whether the call was decided while other attempts ran
         self._others = History()  # the failures of the attempts beside the first
         self.due: float = self._began + delay
         self.attempts: int = 0
@@ -283,6 +285,9 @@ class HedgePlan:
         record = self._ctx._info.record
         if record is not None and self._running:  # another attempt may raise the same error
             record.expect_failure()
+            if decides:
+                self._has_losers = True
+                record.decided_races += 1
         return decides or not self._continues(now)
 
     def _is_good(self, outcome: Success[Any]) -> bool:
@@ -323,11 +328,13 @@ class HedgePlan:
         attempts, self.attempts = self.attempts, 0
         if attempts < 2:
             return
+        record = self._ctx._info.record
+        if record is not None and self._has_losers:
+            record.decided_races -= 1
         fields = {"won": self.won, "attempts": attempts, "elapsed": clock.now() - self._began}
         emit(HedgeFinished, self._policy.name, self._ctx, **fields)
         if not isinstance(self.answer, Failure):
             return
-        record = self._ctx._info.record
         if record is not None:
             record.ignore_failure(self.answer.error)
         count = len(self._others) + self._others.left_out

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
-from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Hedge, Policy, Retry, Timeout
 from resilience.integrations.opentelemetry import Tracing, instrument
 from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS
 from resilience.testing import script
@@ -247,6 +247,20 @@ async def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(wo
     timed_out = [event for event in execution.events if event.name == "resilience.timed_out"]
     assert [event.attributes["resilience.scope"] for event in timed_out] == ["attempt"] * 2
     assert execution.attributes["error.type"] == "resilience.errors.TimeoutExceeded"
+
+
+async def test_the_spans_of_hedged_attempts_show_which_one_lost(world: World, traced: Traced) -> None:
+    """Also without metrics. The number is that of the attempt beside the first."""
+
+    async def fn(ctx: Context) -> object:
+        return "fast" if ctx.hedge else await world.hang(ctx)
+
+    pipeline = Policy.wrap(Hedge(0.01), traced.policy(each="attempt"))
+    assert await world.execute(pipeline, fn, Context(operation="get")) == "fast"
+    found = {
+        span.attributes.get("resilience.hedge"): span.attributes.get("resilience.cancelled_by") for span in traced.spans
+    }
+    assert found == {1: None, None: "hedge"}
 
 
 def test_a_span_without_an_operation_is_named_after_its_function(traced: Traced) -> None:

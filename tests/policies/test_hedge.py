@@ -28,6 +28,7 @@ from resilience import (
     TimeoutExceeded,
     events,
 )
+from resilience.testing import recording
 from tests.conftest import Boom, Script, Virtual, World
 from tests.functions import raising
 from tests.policies.hedges import Service
@@ -37,12 +38,28 @@ from tests.policies.retries import Response, bad, notes_of
 
 
 async def test_each_attempt_is_reported_as_a_finished_call(anywhere: Virtual) -> None:
-    """One that is cut off has the outcome None."""
+    """One that is cut off has the outcome None, and was cancelled by the hedge."""
     service, ended = Service(anywhere, (5, "first"), (0.01, "second")), list[Any]()
-    end = events.subscribe(lambda event: ended.append(event.outcome), events.CallFinished)
+    end = events.subscribe(lambda event: ended.append((event.outcome, event.cancelled_by)), events.CallFinished)
     await service.under(Hedge(0.1))
     end()
-    assert ended == [Success("second"), None]
+    assert ended == [(Success("second"), None), (None, "hedge")]
+
+
+async def test_only_the_losers_of_a_hedge_are_cancelled_by_it(anywhere: Virtual) -> None:
+    """Not the attempts of the next call in the same execution, nor the execution."""
+
+    async def fn(ctx: Context) -> None:
+        if ctx.attempt == 1 and ctx.hedge:
+            raise ConnectionError
+        await anywhere.sleep(5)
+
+    policy = Policy.wrap(Timeout(1), Retry(2, backoff=[0]), Hedge(0.1, on=KeyError, budget=None))
+    with recording(events.CallFinished, events.ExecutionFinished) as recorder:
+        await anywhere.attempt(policy, fn)
+    ended = [(type(it).__name__, it.cancelled_by) for it in recorder.events]
+    calls = [("CallFinished", by) for by in (None, "hedge", "deadline", "deadline")]
+    assert ended == [*calls, ("ExecutionFinished", None)]
 
 
 @pytest.mark.parametrize(

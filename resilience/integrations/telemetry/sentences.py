@@ -24,6 +24,7 @@ _CANCELLED = {
     "caller": "by its caller",
     "closed": "as its coroutine was closed",
     "deadline": "by a deadline",
+    "hedge": "as another attempt was faster",
     "interrupt": "by an interrupt",
 }
 _ANSWERS = {"fresh": "a value that it keeps", "stale": "an old value", "shared": "what another call has brought"}

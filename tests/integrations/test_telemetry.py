@@ -248,6 +248,17 @@ def test_policies_of_one_name_are_numbered() -> None:
     assert [(it.name, it.policy) for it in observed] == [("db", first), ("db-2", second), ("db", third)]
 
 
+def test_pipelines_of_one_name_share_their_names() -> None:
+    """As in counters. A policy that is in both is one member, and changes no number of the others."""
+    first, both, last = Bulkhead(1), Bulkhead(2), Bulkhead(3)
+    observed = Observed(Policy.wrap(first, both), Policy.wrap(both, last))
+    assert [(it.name, it.policy) for it in observed] == [
+        ("Bulkhead", first),
+        ("Bulkhead-2", both),
+        ("Bulkhead-2", last),
+    ]
+
+
 def test_policies_of_different_keys_are_not_numbered() -> None:
     """Each number would be a name, and an evicted policy would leave its number to another. One key's own are."""
     keyed = Keyed(lambda key: Policy.wrap(Bulkhead(1), Bulkhead(2)), key=lambda text: text, name="tenants")

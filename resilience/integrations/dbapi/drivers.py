@@ -8,8 +8,11 @@ from typing import Any
 
 
 def is_of(package: str, name: str, it: object) -> bool:
-    """Whether the class of `it`, or one of its bases, has this name and is in this package."""
-    kind: Any = type(it)  # mypy takes no class for hashable
+    """Whether the class of `it`, or one of its bases, has this name and is in this package.
+
+    Tracers wrap connections; only `__class__` is then that of the driver.
+    """
+    kind: Any = it.__class__  # mypy takes no class for hashable
     return _is_kind(kind, package, name)
 
 

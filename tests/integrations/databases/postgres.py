@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -22,6 +23,20 @@ def folder_of_programs() -> Path:
     if not folders:
         pytest.skip("PostgreSQL is not installed")
     return folders[-1]
+
+
+class Traced:
+    """A connection as tracers wrap it: `isinstance` takes the wrapper for the connection, and `type` does not."""
+
+    def __init__(self, connection: Any) -> None:
+        self._wrapped = connection
+
+    @property
+    def __class__(self) -> Any:
+        return type(self._wrapped)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
 
 
 class Frozen:

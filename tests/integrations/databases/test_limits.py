@@ -21,6 +21,7 @@ from resilience.runtimes import workers
 from tests.callers import wait_until
 from tests.conftest import FakeClock
 from tests.functions import raising
+from tests.integrations.databases.postgres import Traced
 from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, Locked, connecting, note
 
 
@@ -267,5 +268,14 @@ def test_a_row_factory_does_not_break_the_limits_of_postgresql(url: str, driver:
     """A connection may return any object as a row: the deadline still reaches the server."""
     connection = driver.connect(url, **options)
     with deadline(0.2), StatementLimits(connection), pytest.raises(driver.Error):
+        connection.cursor().execute("select pg_sleep(20)")
+    connection.close()
+
+
+@pytest.mark.parametrize("driver", [psycopg, psycopg2])
+def test_a_connection_that_a_tracer_has_wrapped_is_limited(url: str, driver: Any) -> None:
+    """Its `type` is that of the tracer."""
+    connection = Traced(driver.connect(url))
+    with deadline(0.2), StatementLimits(connection), pytest.raises(driver.Error, match="statement timeout"):
         connection.cursor().execute("select pg_sleep(20)")
     connection.close()

@@ -21,6 +21,7 @@ from resilience.testing import recording
 from tests.callers import wait_until
 from tests.conftest import FakeClock
 from tests.functions import raising
+from tests.integrations.databases.postgres import Traced
 from tests.integrations.databases.sqlite import AGAIN, PATIENCE, connecting, note, notes
 
 
@@ -228,14 +229,18 @@ def test_an_error_of_closing_is_logged(path: Path, caplog: pytest.LogCaptureFixt
     assert "closing a Unclosable raised" in caplog.text
 
 
-def test_a_connection_returns_to_its_pool(url: str) -> None:
-    """psycopg's `close` does that only with `close_returns`, and not if the connection is lost: the pool would wait."""
+@pytest.mark.parametrize("wrap", [lambda connection: connection, Traced], ids=["plain", "traced"])
+def test_a_connection_returns_to_its_pool(url: str, wrap: Any) -> None:
+    """psycopg's `close` does that only with `close_returns`, and not if the connection is lost: the pool would wait.
+
+    Also if a tracer has wrapped the connection.
+    """
     pool = Mock(close_returns=False)
 
     def connect() -> Any:
         connection = psycopg.connect(url)
         connection._pool = pool
-        return connection
+        return wrap(connection)
 
     unit = unit_of_work(Retry(1), connect)(lambda connection, statement: connection.execute(statement))
     unit("select 1")
@@ -243,7 +248,6 @@ def test_a_connection_returns_to_its_pool(url: str) -> None:
         unit("select pg_terminate_backend(pg_backend_pid())")
     connections = [it.args[0] for it in pool.putconn.call_args_list]
     assert [it.closed for it in connections] == [False, True]
-    connections[0]._pool = None
     connections[0].close()
 
 

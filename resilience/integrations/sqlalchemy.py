@@ -16,7 +16,7 @@ from resilience.integrations._extras import needed_by
 
 with needed_by("sqlalchemy"):
     from sqlalchemy import Connection, Dialect, Engine, Pool, event
-    from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+    from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
 from typing_extensions import override
 
@@ -128,38 +128,38 @@ class _UnitOfWork(UnitOfWork[Any, D]):
         flush = getattr(connection, "flush", None)  # only a session has it
         if flush is not None:
             await maybe_await(flush())
-        blocking = _blocking(connection)
-        if blocking.in_transaction() and _is_postgresql(blocking):
+        if _postgresql(_blocking(connection)):
             await _run(connection, _refuse_if_aborted)
 
     @override
     def is_undone(self, error: Exception) -> bool:
         if isinstance(error, DBAPIError):
             return not error.connection_invalidated and is_undone(_original(error))
-        return is_undone(error)
+        return isinstance(error, PendingRollbackError) or is_undone(error)
 
 
 def _refuse_if_aborted(blocking: Any) -> None:
     """Raise if PostgreSQL would answer a commit with a rollback; with asyncpg, only the server knows, and is asked."""
-    connection = blocking.connection() if _is_session(blocking) else blocking
-    aborted = is_aborted(connection.connection.driver_connection)
-    try:
-        if aborted is None:
-            connection.exec_driver_sql("SELECT 1")
-    except DBAPIError as error:
-        if transient(error):  # the connection is lost: that is no mistake of the unit
-            raise
-        raise TransactionAborted(ABORTED) from error
-    if aborted:
-        raise TransactionAborted(ABORTED)
+    for connection in _postgresql(blocking):
+        aborted = is_aborted(connection.connection.driver_connection)
+        try:
+            if aborted is None:
+                connection.exec_driver_sql("SELECT 1")
+        except DBAPIError as error:
+            if transient(error):  # the connection is lost: that is no mistake of the unit
+                raise
+            raise TransactionAborted(ABORTED) from error
+        if aborted:
+            raise TransactionAborted(ABORTED)
 
 
-def _is_postgresql(blocking: Any) -> bool:
-    try:
-        bind = blocking.get_bind() if _is_session(blocking) else blocking
-    except UnboundExecutionError:  # a session with several databases
-        return False
-    return bool(bind.dialect.name == "postgresql")
+def _postgresql(blocking: Any) -> list[Connection]:
+    """Return the connections to PostgreSQL in a transaction. A session may have several; it has no public list."""
+    connections = {blocking}
+    if _is_session(blocking):
+        root = blocking.get_transaction()
+        connections = {connection for connection, *_ in root._connections.values()} if root else set()
+    return [it for it in connections if it.in_transaction() and it.dialect.name == "postgresql"]
 
 
 # --- deadlines -------------------------------------------------------------------------------

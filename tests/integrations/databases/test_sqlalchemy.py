@@ -12,14 +12,14 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, func, insert, select, text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
-from resilience import DeadlineExceeded, deadline
-from resilience.integrations.sqlalchemy import transient, unit_of_work
+from resilience import DeadlineExceeded, Retry, deadline
+from resilience.integrations.sqlalchemy import TransactionAborted, transient, unit_of_work
 from resilience.testing import script
 from tests.conftest import FakeClock
 from tests.integrations.databases.models import AGAIN, FOREVER, LONG, Account, Base, Note, lost, notes
@@ -111,6 +111,7 @@ def test_a_commit_of_unknown_outcome_is_not_repeated(engine: Engine) -> None:
         (wrapped(psycopg.errors.AdminShutdown()), 1),
         (wrapped(BUSY), 3),
         (psycopg.errors.SerializationFailure(), 3),
+        (PendingRollbackError("This Session's transaction has been rolled back due to a previous exception"), 3),
     ],
 )
 def test_a_commit_that_the_database_has_refused_is_repeated(engine: Engine, error: Exception, attempts: int) -> None:
@@ -119,8 +120,9 @@ def test_a_commit_that_the_database_has_refused_is_repeated(engine: Engine, erro
     class Refused(Session):
         commit = script(error, ...)  # type: ignore[assignment]
 
+    retry = Retry(3, on=type(error), backoff=[0])
     with pytest.raises(type(error)):
-        unit_of_work(AGAIN, sessionmaker(engine, class_=Refused))(lambda session: None)()
+        unit_of_work(retry, sessionmaker(engine, class_=Refused))(lambda session: None)()
     assert len(Refused.commit.calls) == attempts  # type: ignore[attr-defined]
 
 
@@ -278,12 +280,30 @@ def test_a_connection_that_has_already_begun_is_limited(url: str) -> None:
     engine.dispose()
 
 
-def test_a_session_without_a_single_bind_is_committed(url: str) -> None:
-    """It has no connection whose state could be read."""
-    engine = create_engine(url.replace("://", "+psycopg://"))
-    unit_of_work(AGAIN, lambda: Session(binds={Note: engine}))(lambda session: session.add(Note(text="a")))()
-    assert notes(engine) == ["a"]
-    engine.dispose()
+@pytest.mark.parametrize("swallows", [False, True])
+@pytest.mark.parametrize("has_default", [False, True])
+def test_a_session_with_several_databases_is_committed(
+    url: str, engine: Engine, has_default: bool, swallows: bool
+) -> None:
+    """If PostgreSQL has not aborted the transaction in one of them."""
+    postgres = create_engine(url.replace("://", "+psycopg://"))
+
+    @unit_of_work(AGAIN, sessionmaker(engine if has_default else None, binds={Note: postgres}))
+    def add(session: Session) -> None:
+        if has_default:
+            session.add(Account(id=1, amount=0))
+        session.add(Note(text="a"))
+        session.flush()
+        if swallows:
+            with pytest.raises(DBAPIError):
+                session.scalar(select(Note.id / 0))
+
+    with pytest.raises(TransactionAborted) if swallows else nullcontext():
+        add()
+    assert notes(postgres) == ["a"] * (not swallows)
+    with Session(engine) as session:
+        assert (session.get(Account, 1) is not None) is (has_default and not swallows)
+    postgres.dispose()
 
 
 def test_a_unit_whose_connection_is_lost_as_it_is_asked_is_repeated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

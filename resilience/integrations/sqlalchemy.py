@@ -25,9 +25,9 @@ from resilience.callables import maybe_await
 from resilience.integrations import dbapi
 from resilience.integrations.dbapi import OutcomeUnknown, TransactionAborted, UnitOfWork
 from resilience.integrations.dbapi.drivers import is_aborted, is_of
-from resilience.integrations.dbapi.errors import is_undone
+from resilience.integrations.dbapi.errors import AutocommitMisuse, is_undone
 from resilience.integrations.dbapi.limits import SHOW_STATEMENT_TIMEOUT, SQLiteLimits, shorter_limit
-from resilience.integrations.dbapi.units import ABORTED
+from resilience.integrations.dbapi.units import ABORTED, AUTOCOMMIT
 from resilience.policy import Policy
 from resilience.runtimes.driving import drive
 
@@ -87,7 +87,8 @@ def unit_of_work(
     The function gets the session before its own arguments. When it returns, the session is flushed and committed; when
     it raises, rolled back; in any case closed. Nothing is committed after the deadline. The function may be called
     several times, so it should do nothing outside of the transaction, and it must not commit. An `async def` that is
-    cut off waits for its rollback one second at most, as with `resilience.integrations.dbapi.unit_of_work`.
+    cut off waits for its rollback one second at most, as with `resilience.integrations.dbapi.unit_of_work`. An engine
+    with the isolation level `AUTOCOMMIT` raises `ValueError`.
 
     >>> from resilience import Retry
     >>> from resilience.integrations.sqlalchemy import transient, unit_of_work
@@ -118,6 +119,15 @@ class _UnitOfWork(UnitOfWork[Any, D]):
     def connection_of(self, made: Any) -> Any:
         """Return the session behind a scoped one, which would be another one in the task of a clean-up."""
         return made.registry() if hasattr(made, "registry") else made
+
+    @override
+    def refuse_autocommit(self, connection: Any) -> None:
+        blocking = _blocking(connection)
+        bind = blocking.bind if _is_session(blocking) else blocking
+        if bind is not None:  # a session with several databases has none
+            level = bind.get_execution_options().get("isolation_level", bind.dialect._on_connect_isolation_level)
+            if level == "AUTOCOMMIT":
+                raise AutocommitMisuse(AUTOCOMMIT)
 
     @override
     def limits(self, connection: Any) -> _Limits:

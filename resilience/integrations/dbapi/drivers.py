@@ -26,6 +26,16 @@ def is_sqlite(connection: object) -> bool:
     return isinstance(connection, sqlite3.Connection) or is_of("aiosqlite", "Connection", connection)
 
 
+def is_psycopg(connection: object) -> bool:
+    """Whether this is a connection of psycopg or psycopg2."""
+    return is_of("psycopg", "BaseConnection", connection) or is_of("psycopg2", "connection", connection)
+
+
+def is_autocommit(connection: Any) -> bool:
+    """Whether each statement of this connection is committed by itself. Other drivers would ask their server."""
+    return (is_psycopg(connection) or is_sqlite(connection)) and getattr(connection, "autocommit", None) is True
+
+
 #: `PQTRANS_INERROR` of libpq: a statement has failed, and the transaction can only be rolled back.
 _IN_ERROR = 3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from resilience.errors import ResilienceError
+from resilience.errors import Misuse, ResilienceError
 from resilience.integrations.dbapi.drivers import is_of
 from resilience.network_errors import refuses_login
 from resilience.network_errors import transient as lost_connection
@@ -49,6 +49,10 @@ class TransactionAborted(ResilienceError):
     A statement failed, and the function swallowed its error. PostgreSQL answers the commit of such a transaction with
     a rollback, and no driver reports it.
     """
+
+
+class AutocommitMisuse(Misuse, ValueError):
+    """A unit of work was given a connection in autocommit mode: a second attempt would do its work twice."""
 
 
 def transient(error: Exception) -> bool:

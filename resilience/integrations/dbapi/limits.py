@@ -20,7 +20,7 @@ from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import BlockMisuse
-from resilience.integrations.dbapi.drivers import is_of, is_sqlite
+from resilience.integrations.dbapi.drivers import is_of, is_psycopg, is_sqlite
 from resilience.runtimes.driving import drive
 from resilience.runtimes.workers import Job, pool
 
@@ -68,7 +68,7 @@ class StatementLimits:
             ctx.check()
             if is_sqlite(connection):
                 await sqlite.begin(ctx)
-            elif is_of("psycopg", "BaseConnection", connection) or is_of("psycopg2", "connection", connection):
+            elif is_psycopg(connection):
                 cursor = _plain_cursor(connection)
                 (current,) = await _first_row(cursor, SHOW_STATEMENT_TIMEOUT)
                 if statement := shorter_limit(current, ctx):

@@ -27,8 +27,8 @@ from resilience.errors import AwaitableMisuse, DeadlineExceeded, TimeoutExceeded
 from resilience.hints import forbid_repeat
 from resilience.integrations._calls import ClientCall
 from resilience.integrations.dbapi.cleanup import close, undo, undo_shielded
-from resilience.integrations.dbapi.drivers import is_aborted
-from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
+from resilience.integrations.dbapi.drivers import is_aborted, is_autocommit
+from resilience.integrations.dbapi.errors import AutocommitMisuse, OutcomeUnknown, TransactionAborted, is_undone
 from resilience.integrations.dbapi.limits import StatementLimits
 from resilience.policy import Policy, as_pipeline
 
@@ -42,6 +42,7 @@ ABORTED: Final = (
     "a statement of the unit of work has failed, so nothing can be committed: let its error out of the function, or "
     "put the statement into a savepoint"
 )
+AUTOCOMMIT: Final = "a unit of work cannot be rolled back in autocommit mode: connect without autocommit"
 
 
 @overload  # mypy finds no `W` in the union of both for a coroutine function
@@ -76,7 +77,8 @@ def unit_of_work(
     it is rolled back; in any case the connection is closed. Nothing is committed after the deadline. The function may
     be called several times, so it should do nothing outside of the transaction, and it must not commit. If it swallows
     the error of a statement that made PostgreSQL abort the transaction, the call raises `TransactionAborted`. A plain
-    function with an asynchronous connection raises `TypeError` if called, a generator function if decorated.
+    function with an asynchronous connection raises `TypeError` if called, a generator function if decorated. A
+    connection of psycopg, psycopg2 or sqlite3 with `autocommit=True` raises `ValueError`.
 
     If an `async def` fails or is cut off, rollback and close are shielded from cancellation. The caller waits for them
     one second at most (in trio, for each). Then they are cancelled, a warning is logged, and in asyncio they may end
@@ -154,6 +156,11 @@ class UnitOfWork(Generic[W, D]):
         """Return the connection to commit and close, if `connect` returns an object that only refers to one."""
         return made
 
+    def refuse_autocommit(self, connection: W) -> None:
+        """Raise if each statement is committed by itself."""
+        if is_autocommit(connection):
+            raise AutocommitMisuse(AUTOCOMMIT)
+
     def limits(self, connection: W) -> AbstractAsyncContextManager[object]:
         """Return a context manager that limits the statements of a connection to the deadline."""
         return StatementLimits(connection)
@@ -223,6 +230,7 @@ class _Execution(ClientCall):
         connection = self._unit.connection_of(made)
         limits = None
         try:
+            self._unit.refuse_autocommit(connection)
             if self._unit._limit_statements and deadline < inf:
                 limits = self._unit.limits(connection)
                 await limits.__aenter__()  # if an interrupt ends this early, `undo` removes what it has set

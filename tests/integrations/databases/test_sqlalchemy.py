@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, async_scoped_session, async_
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
-from resilience import DeadlineExceeded, Retry, deadline
+from resilience import DeadlineExceeded, Fallback, Retry, deadline
 from resilience.integrations.sqlalchemy import TransactionAborted, transient, unit_of_work
 from resilience.testing import script
 from tests.conftest import FakeClock
@@ -124,6 +124,16 @@ def test_a_commit_that_the_database_has_refused_is_repeated(engine: Engine, erro
     with pytest.raises(type(error)):
         unit_of_work(retry, sessionmaker(engine, class_=Refused))(lambda session: None)()
     assert len(Refused.commit.calls) == attempts  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("source", [sessionmaker, lambda engine: engine], ids=["session", "connection"])
+def test_the_isolation_level_autocommit_is_refused(engine: Engine, source: Any) -> None:
+    """Each statement would be committed, and done again by the next attempt. No policy answers instead."""
+    other = create_engine("sqlite://", isolation_level="AUTOCOMMIT")
+    for each in (other, engine.execution_options(isolation_level="AUTOCOMMIT")):
+        with pytest.raises(ValueError, match="connect without autocommit"):
+            unit_of_work(Fallback("instead"), source(each))(lambda work: pytest.fail("it began"))()
+    other.dispose()
 
 
 @pytest.mark.parametrize("source", ["session", "connection"])

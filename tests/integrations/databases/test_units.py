@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sqlite3
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from unittest.mock import Mock
 
 import aiosqlite
 import psycopg
+import psycopg2
 import pytest
 
 from resilience import Cache, Context, Fallback, Hedge, Policy, Retry, Timeout, current_context, events
@@ -249,6 +251,24 @@ def test_a_connection_returns_to_its_pool(url: str, wrap: Any) -> None:
     connections = [it.args[0] for it in pool.putconn.call_args_list]
     assert [it.closed for it in connections] == [False, True]
     connections[0].close()
+
+
+@pytest.mark.parametrize(
+    "connect", [psycopg.connect, psycopg2.connect, *[sqlite3.connect] * (sys.version_info >= (3, 12))]
+)
+def test_a_connection_in_autocommit_mode_is_refused(url: str, connect: Any) -> None:
+    """Each statement would be committed, and done again by the next attempt. No policy answers instead."""
+    made: list[Any] = []
+
+    def connecting() -> Any:
+        made.append(connect(":memory:" if connect is sqlite3.connect else url))
+        made[-1].autocommit = True
+        return made[-1]
+
+    with pytest.raises(ValueError, match="connect without autocommit"):
+        unit_of_work(Fallback("instead"), connecting)(lambda connection: pytest.fail("it began"))()
+    with pytest.raises((psycopg.OperationalError, psycopg2.InterfaceError, sqlite3.ProgrammingError), match="closed"):
+        made[0].cursor()
 
 
 def rows_of(connection: sqlite3.Connection) -> Any:

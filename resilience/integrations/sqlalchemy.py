@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
 
 from resilience.integrations._extras import needed_by
@@ -130,6 +130,13 @@ class _UnitOfWork(UnitOfWork[Any, D]):
                 raise AutocommitMisuse(AUTOCOMMIT)
 
     @override
+    def watch(self, connection: Any, committed: Callable[[], None]) -> None:
+        blocking = _blocking(connection)
+        if _is_session(blocking):  # a listener for each connection would take as long as a transaction
+            _listen_to_sessions()
+            blocking.info[_COMMITTED] = committed
+
+    @override
     def limits(self, connection: Any) -> _Limits:
         return _Limits(connection)
 
@@ -146,6 +153,23 @@ class _UnitOfWork(UnitOfWork[Any, D]):
         if isinstance(error, DBAPIError):
             return not error.connection_invalidated and is_undone(_original(error))
         return isinstance(error, PendingRollbackError) or is_undone(error)
+
+
+#: The key of what is called after a commit, in the `info` of a session.
+_COMMITTED: Final = "resilience.committed"
+
+
+@cache
+def _listen_to_sessions() -> None:
+    from sqlalchemy.orm import Session  # a unit that has a session has imported it
+
+    event.listen(Session, "after_commit", _after_commit)
+
+
+def _after_commit(session: Session) -> None:
+    committed = session.info.get(_COMMITTED)
+    if committed is not None and not session.in_nested_transaction():  # that would be the end of a savepoint
+        committed()
 
 
 def _refuse_if_aborted(blocking: Any) -> None:

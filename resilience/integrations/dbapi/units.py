@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from math import inf
 from typing import Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, final, overload
 
@@ -161,6 +162,9 @@ class UnitOfWork(Generic[W, D]):
         if is_autocommit(connection):
             raise AutocommitMisuse(AUTOCOMMIT)
 
+    def watch(self, connection: W, committed: Callable[[], None]) -> None:
+        """Have `committed` called after a commit of the function itself, if the connection can report it."""
+
     def limits(self, connection: W) -> AbstractAsyncContextManager[object]:
         """Return a context manager that limits the statements of a connection to the deadline."""
         return StatementLimits(connection)
@@ -231,6 +235,7 @@ class _Execution(ClientCall):
         limits = None
         try:
             self._unit.refuse_autocommit(connection)
+            self._unit.watch(connection, partial(self._commits.append, deadline))
             if self._unit._limit_statements and deadline < inf:
                 limits = self._unit.limits(connection)
                 await limits.__aenter__()  # if an interrupt ends this early, `undo` removes what it has set

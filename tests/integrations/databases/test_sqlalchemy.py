@@ -276,6 +276,26 @@ def test_a_unit_that_uses_no_database_needs_none() -> None:
     assert unit_of_work(AGAIN, sessionmaker(engine))(lambda session: "done")() == "done"
 
 
+@pytest.mark.parametrize(("block", "attempts"), [(Session.begin, 1), (Session.begin_nested, 3)])
+def test_a_unit_that_has_committed_by_itself_is_not_repeated(url: str, block: Any, attempts: int) -> None:
+    """Other than one with a savepoint."""
+    engine = create_engine(url.replace("://", "+psycopg://"))
+    made: list[Session] = []
+
+    @unit_of_work(AGAIN, sessionmaker(engine))
+    def add(session: Session) -> None:
+        made.append(session)
+        with block(session):
+            session.add(Note(text="a"))
+        raise ConnectionResetError("reset")
+
+    with pytest.raises(ConnectionResetError) as caught:
+        add()
+    assert getattr(caught.value, "repeatable", True) is (attempts > 1)
+    assert (len(made), notes(engine)) == (attempts, ["a"] * (attempts == 1))
+    engine.dispose()
+
+
 def test_a_connection_that_has_already_begun_is_limited(url: str) -> None:
     """Its limit cannot wait for the next transaction."""
     engine = create_engine(url.replace("://", "+psycopg://"))

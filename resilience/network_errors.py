@@ -350,6 +350,7 @@ _TESTS: Final[dict[tuple[str, str], _Test]] = {
     **_each({"redis valkey": "AuthenticationError AuthorizationError"}, _never),
     **_each({"aiormq pika": "AuthenticationError ProbableAuthenticationError"}, _never),
     **_each({"pika": "ProbableAccessDeniedError ConnectionWrongStateError NoFreeChannels"}, _never),
+    **_each({"psycopg_pool": "PoolTimeout PoolClosed TooManyRequests"}, _never),
     # Errors of clients for all failures of TLS. A retry can only help if the connection has ended.
     **_each({"requests urllib3 botocore opensearchpy": "SSLError"}, _is_of_ended_tls),
     **_each({"aiohttp": "ClientSSLError ClientConnectorSSLError", "elastic_transport": "TlsError"}, _is_of_ended_tls),

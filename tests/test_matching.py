@@ -365,7 +365,7 @@ LASTING = {
     "pika.exceptions": "ChannelClosedByBroker",
 }
 
-#: Subclasses of a transient class that another try does not help: certificates and credentials.
+#: Subclasses of a transient class that another try does not help: certificates, credentials and pools.
 PERMANENT = {
     "requests.exceptions.SSLError": "requests.exceptions.ConnectionError",
     "urllib3.exceptions.SSLError": "urllib3.exceptions.ProtocolError",
@@ -381,6 +381,9 @@ PERMANENT = {
     "opensearchpy.exceptions.SSLError": "opensearchpy.exceptions.ConnectionError",
     "pika.exceptions.ProbableAuthenticationError": "pika.exceptions.AMQPConnectionError",
     "aiormq.exceptions.AuthenticationError": "builtins.ConnectionError",
+    "psycopg_pool.errors.PoolTimeout": "psycopg.OperationalError",
+    "psycopg_pool.errors.PoolClosed": "psycopg.OperationalError",
+    "psycopg_pool.errors.TooManyRequests": "psycopg.OperationalError",
 }
 
 
@@ -406,7 +409,7 @@ def test_errors_of_the_well_known_clients_are_judged_by_package_and_class_name(k
 
 
 @pytest.mark.parametrize("path", PERMANENT)
-def test_certificate_and_credential_errors_are_not_transient(path: str) -> None:
+def test_errors_of_certificates_credentials_and_pools_are_not_transient(path: str) -> None:
     """Although their classes derive from a transient one."""
     parent = ConnectionError if PERMANENT[path].startswith("builtins.") else fake(PERMANENT[path])
     assert transient(parent("reset"))

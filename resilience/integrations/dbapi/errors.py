@@ -61,7 +61,8 @@ def transient(error: Exception) -> bool:
     True for serialization failures, deadlocks, locks that were not granted, servers that shut down or start, too many
     connections, and lost connections: of psycopg, psycopg2 and asyncpg by SQLSTATE, of sqlite3 and aiosqlite by
     `SQLITE_BUSY` and `SQLITE_LOCKED`, of the drivers of MySQL by number. Also true for the errors that
-    `resilience.transient` matches. A statement that was cancelled (`statement_timeout`) is not transient.
+    `resilience.transient` matches. A statement that was cancelled (`statement_timeout`) is not transient, and a pool of
+    psycopg_pool without a free connection is not either: more attempts make it worse.
     """
     mysql, sqlite, state = _mysql_number(error), _sqlite_code(error), sqlstate(error)
     if mysql in _MYSQL_TRANSIENT or sqlite in _SQLITE_TRANSIENT:

@@ -64,6 +64,7 @@ TRANSIENT = [
 OTHERS = [
     *of_postgres("ProtocolViolation QueryCanceled UniqueViolation UndefinedTable"),
     psycopg.InterfaceError("the cursor is closed"),
+    made("psycopg_pool.errors.PoolTimeout", bases=(psycopg.OperationalError,)),
     asyncpg.UniqueViolationError("x"),
     asyncpg.InterfaceError("cannot perform operation: another operation is in progress"),
     psycopg2.OperationalError("connection failed: FATAL:  password authentication failed for user"),

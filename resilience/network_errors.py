@@ -41,7 +41,7 @@ _NETWORK_ERRORS: Final = {
     "openai anthropic": "APIConnectionError APITimeoutError",
     "anthropic": "RetryableError",
     "pymongo": "ConnectionFailure AutoReconnect NetworkTimeout ServerSelectionTimeoutError",
-    "psycopg": (
+    "psycopg psycopg2": (
         "ConnectionTimeout AdminShutdown CrashShutdown CannotConnectNow "
         "IdleInTransactionSessionTimeout IdleSessionTimeout"
     ),
@@ -92,13 +92,13 @@ def transient(error: Exception) -> bool:
     """Whether `error` is a network error that may be gone at the next try. The default of Retry's `on`.
 
     True for the builtin `ConnectionError` and `TimeoutError` (so for our own `TimeoutExceeded`), for the `OSError`s of
-    connecting (no route, unreachable, timed out, a temporary failure to resolve a name), and for the connection
-    and timeout errors of asyncio's streams, http.client, smtplib, urllib, httpx, httpx2, httpcore, requests, urllib3,
-    aiohttp, anyio, trio, redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, asyncpg and
-    SQLAlchemy (connections that were invalidated), valkey, elasticsearch, opensearchpy, azure-core, google-api-core
-    (made from grpc's `UNAVAILABLE`), google-auth, kafka, aiokafka, pika, aio-pika and websockets (without a close
-    frame). Also for an error of TLS that means that the connection has ended (`SSLEOFError`), and for an exception
-    group if it is true for all its leaves.
+    connecting (no route, unreachable, timed out, a temporary failure to resolve a name), and for the connection and
+    timeout errors of asyncio's streams, http.client, smtplib, urllib, httpx, httpx2, httpcore, requests, urllib3,
+    aiohttp, anyio, trio, redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, psycopg2,
+    asyncpg and SQLAlchemy (connections that were invalidated), valkey, elasticsearch, opensearchpy, azure-core,
+    google-api-core (made from grpc's `UNAVAILABLE`), google-auth, kafka, aiokafka, pika, aio-pika and websockets
+    (without a close frame). Also for an error of TLS that means that the connection has ended (`SSLEOFError`), and for
+    an exception group if it is true for all its leaves.
     The error of a proxy that did not connect is transient, unless the proxy asks for a login (407) or forbids it
     (another 4xx).
 
@@ -276,14 +276,14 @@ def _has_unavailable(error: Any) -> bool:
 
 
 def _without_sqlstate(error: Any) -> bool:
-    """Whether an error from psycopg was not sent by a server (no SQLSTATE), or is of class 08."""
-    sqlstate = getattr(error, "sqlstate", None)
+    """Whether an error from psycopg or psycopg2 was not sent by a server (no SQLSTATE), or is of class 08."""
+    sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if sqlstate is None:
-        return not refuses_login(error)
+        return not _refuses_login(error)
     return isinstance(sqlstate, str) and sqlstate.startswith("08")
 
 
-def refuses_login(error: Exception) -> bool:
+def _refuses_login(error: Exception) -> bool:
     """Whether PostgreSQL has refused a password, in English: errors of connecting have no SQLSTATE in libpq."""
     return _REFUSED_LOGIN.search(message_of(error)) is not None
 
@@ -361,7 +361,7 @@ _TESTS: Final[dict[tuple[str, str], _Test]] = {
     **_each({"openai anthropic": "APIStatusError", "openai": "APIError"}, _is_not_now),
     # The pool has found the connection dead, and will return another one.
     **_each({"sqlalchemy": "DBAPIError"}, _has("connection_invalidated", True)),
-    **_each({"psycopg": "OperationalError"}, _without_sqlstate),
+    **_each({"psycopg psycopg2": "OperationalError"}, _without_sqlstate),
     **_each({"asyncpg": "InterfaceError"}, _is_of_closed_connection),
     **_each({"urllib3": "MaxRetryError", "urllib": "URLError"}, _wraps_transient("reason")),
     **_each({"azure": "ServiceRequestError ServiceResponseError"}, _wraps_transient("inner_exception")),

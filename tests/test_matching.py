@@ -26,6 +26,7 @@ import httpcore
 import httpx
 import httpx2
 import psycopg
+import psycopg2
 import pytest
 import requests
 import urllib3
@@ -322,6 +323,9 @@ TRANSIENT = {
         "ConnectionTimeout AdminShutdown CrashShutdown CannotConnectNow "
         "IdleInTransactionSessionTimeout IdleSessionTimeout"
     ),
+    "psycopg2.errors": (
+        "AdminShutdown CrashShutdown CannotConnectNow IdleInTransactionSessionTimeout IdleSessionTimeout"
+    ),
     "asyncpg.exceptions": (
         "PostgresConnectionError ConnectionDoesNotExistError ConnectionFailureError "
         "AdminShutdownError CrashShutdownError CannotConnectNowError "
@@ -353,6 +357,7 @@ LASTING = {
     "anthropic": "BadRequestError AuthenticationError RateLimitError",
     "pymongo.errors": "DuplicateKeyError OperationFailure ConfigurationError",
     "psycopg.errors": "UniqueViolation SyntaxError UndefinedTable",
+    "psycopg2.errors": "UniqueViolation SyntaxError UndefinedTable",
     "asyncpg.exceptions": "UniqueViolationError InterfaceError SyntaxOrAccessError",
     "sqlalchemy.exc": "IntegrityError OperationalError ArgumentError",
     "grpc": "RpcError",
@@ -455,9 +460,15 @@ def of_google(response: object) -> Exception:
     return carrying(f"{package}.ServiceUnavailable", f"{package}.GoogleAPICallError", response=response)
 
 
-def of_libpq(answer: str) -> Exception:
+LIBPQ = [psycopg, psycopg2]
+REFUSED_PASSWORD = 'FATAL:  password authentication failed for user "joe"'
+
+
+def of_libpq(answer: str, driver: Any) -> Exception:
     """Make the error of a connection, which has no SQLSTATE."""
-    return psycopg.OperationalError(f'connection failed: connection to server at "auth.password" failed: {answer}')
+    text = f'connection to server at "auth.password" failed: {answer}'
+    error: Exception = driver.OperationalError(text)
+    return error
 
 
 def out_of_retries(reason: Any) -> Exception:
@@ -508,9 +519,13 @@ JUDGED: dict[str, tuple[list[Exception], list[Exception]]] = {
         [carrying("psycopg.OperationalError", sqlstate=it) for it in ("08006", "08001", None)],
         [carrying("psycopg.OperationalError", sqlstate=it) for it in ("57P01", "53300", "28P01", "0A000")],
     ),
+    "psycopg2, as psycopg: no SQLSTATE, or one of class 08, which is named pgcode": (
+        [carrying("psycopg2.OperationalError", pgcode=it) for it in ("08006", None)],
+        [carrying("psycopg2.errors.QueryCanceled", "psycopg2.OperationalError", pgcode="57014")],
+    ),
     "libpq, unless the password is refused": (
-        [of_libpq("FATAL:  sorry, too many clients already"), of_libpq("Connection refused")],
-        [of_libpq('FATAL:  password authentication failed for user "joe"'), of_libpq("no password supplied")],
+        [of_libpq(it, driver) for driver in LIBPQ for it in ("FATAL:  sorry, too many clients already", "refused")],
+        [of_libpq(it, driver) for driver in LIBPQ for it in (REFUSED_PASSWORD, "no password supplied")],
     ),
     "urllib, by its reason, which is a text if there was an answer": (
         [urllib.error.URLError(it) for it in (ConnectionRefusedError("no"), TimeoutError())],

@@ -6,7 +6,6 @@ import sqlite3
 
 from resilience.errors import Misuse, ResilienceError
 from resilience.integrations.dbapi.drivers import is_of
-from resilience.network_errors import refuses_login
 from resilience.network_errors import transient as lost_connection
 
 #: https://www.postgresql.org/docs/current/errcodes-appendix.html. Class 08 (connections) is transient as well.
@@ -70,8 +69,6 @@ def transient(error: Exception) -> bool:
     if state is not None:
         return state in _TRANSIENT_STATES or (state.startswith("08") and state != _PROTOCOL_VIOLATION)
     # mysql-connector gives its own errors the number -1: an OperationalError among them is a lost connection.
-    if is_of("psycopg2", "OperationalError", error):
-        return not refuses_login(error)
     return (mysql == -1 and is_of("mysql", "OperationalError", error)) or lost_connection(error)
 
 

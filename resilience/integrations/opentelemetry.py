@@ -13,7 +13,7 @@ from functools import partial
 from importlib.metadata import distributions
 from math import inf
 from types import NoneType
-from typing import Literal, Never, TypeVar, final
+from typing import ClassVar, Literal, Never, TypeVar, final
 from weakref import WeakKeyDictionary
 
 from resilience.integrations._extras import needed_by
@@ -26,6 +26,7 @@ with needed_by("opentelemetry"):
 from typing_extensions import override
 
 from resilience import checks, forks
+from resilience.clock import clock
 from resilience.context import Context
 from resilience.endings import canceller
 from resilience.events import Event
@@ -151,21 +152,25 @@ class _Gauges:
     """Reads all policies once for a collection, in which each gauge has a callback.
 
     The first callback reads them, and the others take what it has found. What a gauge has taken is gone, so in the next
-    collection the first callback reads them again.
+    collection the first callback reads them again. What none has taken for a second is not used: a second reader may
+    collect some of the gauges.
     """
+
+    FRESH: ClassVar[float] = 1.0
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._found: dict[Instrument, list[Observation]] = {}
+        self._read_at: float = -inf
 
     def observe(self, it: Instrument, options: CallbackOptions) -> Iterable[Observation]:
         observations = self._found.pop(it, None)
-        if observations is None:
+        if observations is None or clock.now() > self._read_at + self.FRESH:
             found: dict[Instrument, list[Observation]] = {each: [] for each in INSTRUMENTS}
             for gauge, value, labels in self._feed.gauges():
                 found[gauge].append(Observation(value, _attributes(labels)))
             observations = found.pop(it)
-            self._found = found
+            self._found, self._read_at = found, clock.now()
         return observations
 
 

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
 import pytest
 from opentelemetry import context, metrics, trace
+from opentelemetry.metrics import NoOpMeter, NoOpMeterProvider
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -111,6 +112,27 @@ def test_all_gauges_of_a_collection_are_read_at_once() -> None:
     assert exported.value("bulkhead.in_flight", **where) == 0
     assert reads == [1, 0]
     exported.end()
+
+
+def test_what_no_gauge_has_taken_for_a_second_is_read_again(clock: FakeClock) -> None:
+    """A second reader may have collected only some of the gauges, long ago."""
+    bulkhead, gauges = Bulkhead(2), dict[str, Callable[..., Any]]()
+
+    class Meter(NoOpMeter):
+        def create_observable_gauge(self, name: str, callbacks: Any = None, *rest: Any) -> Any:
+            gauges[name] = callbacks[0]
+
+    class Provider(NoOpMeterProvider):
+        def get_meter(self, name: str, *rest: Any) -> Any:
+            return Meter(name)
+
+    end = instrument(bulkhead, meter_provider=Provider())
+    gauges["resilience.bulkhead.limit"](None)
+    with bulkhead.slot():
+        clock.advance(1.5)
+        (seen,) = gauges["resilience.bulkhead.in_flight"](None)
+    assert seen.value == 1
+    end()
 
 
 def test_the_scope_has_the_version_of_the_package(traced: Traced) -> None:

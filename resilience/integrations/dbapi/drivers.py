@@ -36,11 +36,20 @@ def is_autocommit(connection: Any) -> bool:
     return (is_psycopg(connection) or is_sqlite(connection)) and getattr(connection, "autocommit", None) is True
 
 
-#: `PQTRANS_INERROR` of libpq: a statement has failed, and the transaction can only be rolled back.
-_IN_ERROR = 3
+#: States of libpq: `PQTRANS_INTRANS`, and `PQTRANS_INERROR`, in which the transaction can only be rolled back.
+_IN_TRANSACTION, _IN_ERROR = 2, 3
+
+
+def is_in_transaction(connection: object) -> bool:
+    """Whether a connection of psycopg or psycopg2 is in a transaction that accepts statements."""
+    return bool(_status(connection) == _IN_TRANSACTION)
 
 
 def is_aborted(connection: object) -> bool | None:
     """Whether PostgreSQL has aborted the transaction of a psycopg or psycopg2 connection; None for other drivers."""
-    status = getattr(getattr(connection, "info", None), "transaction_status", None)
+    status = _status(connection)
     return None if status is None else bool(status == _IN_ERROR)
+
+
+def _status(connection: object) -> Any:
+    return getattr(getattr(connection, "info", None), "transaction_status", None)

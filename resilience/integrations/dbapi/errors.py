@@ -51,7 +51,7 @@ class TransactionAborted(ResilienceError):
 
 
 class AutocommitMisuse(Misuse, ValueError):
-    """A unit of work was given a connection in autocommit mode: a second attempt would do its work twice."""
+    """A connection is in autocommit mode: a second attempt would do its work twice, and no limit would hold."""
 
 
 def transient(error: Exception) -> bool:

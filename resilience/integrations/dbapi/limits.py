@@ -1,8 +1,8 @@
 """Deadlines that the database enforces: PostgreSQL by `statement_timeout`, SQLite by a thread that interrupts it.
 
-PostgreSQL drops its limit at the end of the transaction. In SQLite a limit belongs to the connection, which may return
-to a pool, so it has to be removed. A progress handler would need no thread, but a connection has only one, which the
-user may have set, and which cannot be read and restored.
+PostgreSQL drops its limit at the end of the transaction, which may be later than that of the block. In SQLite a limit
+belongs to the connection, which may return to a pool. So both are removed. A progress handler would need no thread, but
+a connection has only one, which the user may have set, and which cannot be read and restored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import threading
 from contextlib import nullcontext, suppress
 from math import inf
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 from weakref import WeakKeyDictionary
 
 from resilience import forks
@@ -20,7 +20,8 @@ from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import BlockMisuse
-from resilience.integrations.dbapi.drivers import is_of, is_psycopg, is_sqlite
+from resilience.integrations.dbapi.drivers import is_autocommit, is_in_transaction, is_of, is_psycopg, is_sqlite
+from resilience.integrations.dbapi.errors import AutocommitMisuse
 from resilience.runtimes.driving import drive
 from resilience.runtimes.workers import Job, pool
 
@@ -40,20 +41,22 @@ class StatementLimits:
 
     `async with` for asynchronous connections. Without a deadline it does nothing.
 
-    PostgreSQL (psycopg, psycopg2): `SET LOCAL statement_timeout`, which limits each statement separately, until the
-    end of the transaction; a smaller value that is already set is kept. SQLite (sqlite3, aiosqlite): when the deadline
-    has passed, a statement is interrupted, and a wait for a lock ends; both limits are removed at the end of the
-    block. The connections of other drivers are not changed.
+    PostgreSQL (psycopg, psycopg2): `SET LOCAL statement_timeout`, which limits each statement separately; a smaller
+    value that is already set is kept, and a larger one is set again at the end of the block. SQLite (sqlite3,
+    aiosqlite): when the deadline has passed, a statement is interrupted, and a wait for a lock ends; both limits are
+    removed at the end of the block. The connections of other drivers are not changed.
 
     :param connection: the connection of the driver.
     :raises DeadlineExceeded: on entering, if the deadline has passed.
+    :raises ValueError: on entering, for a connection of PostgreSQL in autocommit mode outside a transaction, where
+        nothing would be limited.
     """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         #: The limits of the innermost block that has not ended, and those of the blocks around it. Set without a call,
         #: so that an interrupt cannot leave those of a block that did not begin.
-        self._entered: tuple[SQLiteLimits, Any] | None = None
+        self._entered: tuple[_Limits, Any] | None = None
 
     def __enter__(self) -> None:
         drive(self.__aenter__())
@@ -63,25 +66,47 @@ class StatementLimits:
 
     async def __aenter__(self) -> None:
         ctx, connection = current_context(), self._connection
-        sqlite = SQLiteLimits(connection)
+        limits: _Limits = PostgreSQLLimits(connection) if is_psycopg(connection) else SQLiteLimits(connection)
         if ctx.deadline < inf:
             ctx.check()
-            if is_sqlite(connection):
-                await sqlite.begin(ctx)
-            elif is_psycopg(connection):
-                cursor = _plain_cursor(connection)
-                (current,) = await _first_row(cursor, SHOW_STATEMENT_TIMEOUT)
-                if statement := shorter_limit(current, ctx):
-                    await _first_row(cursor, statement)
-                await maybe_await(cursor.close())
-        self._entered = sqlite, self._entered
+            if is_psycopg(connection) or is_sqlite(connection):
+                await limits.begin(ctx)
+        self._entered = limits, self._entered
 
     async def __aexit__(self, *error: object) -> None:
         if self._entered is None:
             raise BlockMisuse("no block of these limits is open: write `with StatementLimits(connection):` around it")
-        sqlite, self._entered = self._entered
+        limits, self._entered = self._entered
         with nullcontext() if error[0] is None else suppress(Exception):  # keep the error of the block
-            await sqlite.end()
+            await limits.end()
+
+
+@final
+class PostgreSQLLimits:
+    """The limit of a connection of psycopg or psycopg2, for the rest of its transaction."""
+
+    def __init__(self, connection: Any) -> None:
+        if is_autocommit(connection) and not is_in_transaction(connection):
+            raise AutocommitMisuse("in autocommit mode nothing is limited: begin a transaction around the block")
+        self._connection = connection
+        #: The connection's own `statement_timeout`, if it was longer than the time left.
+        self._own: str | None = None
+
+    async def begin(self, ctx: Context) -> None:
+        """Limit the connection to the deadline of a context."""
+        cursor = _plain_cursor(self._connection)
+        (own,) = await _first_row(cursor, SHOW_STATEMENT_TIMEOUT)
+        if statement := shorter_limit(own, ctx):
+            await _first_row(cursor, statement)
+            self._own = own
+        await maybe_await(cursor.close())
+
+    async def end(self) -> None:
+        """Set the connection's own limit again, unless the transaction has ended, or can only be rolled back."""
+        if self._own is not None and is_in_transaction(self._connection):
+            cursor = _plain_cursor(self._connection)
+            await _first_row(cursor, f"SET LOCAL statement_timeout = '{self._own}'")
+            await maybe_await(cursor.close())
 
 
 @final
@@ -122,6 +147,9 @@ class SQLiteLimits:
                 await _first_row(cursor, f"PRAGMA busy_timeout = {own}")
                 self._own = None
                 await maybe_await(cursor.close())
+
+
+_Limits: TypeAlias = PostgreSQLLimits | SQLiteLimits
 
 
 @final

@@ -279,3 +279,51 @@ def test_a_connection_that_a_tracer_has_wrapped_is_limited(url: str, driver: Any
     with deadline(0.2), StatementLimits(connection), pytest.raises(driver.Error, match="statement timeout"):
         connection.cursor().execute("select pg_sleep(20)")
     connection.close()
+
+
+def limit_of(connection: Any) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute("show statement_timeout")
+        return str(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize("driver", [psycopg, psycopg2])
+def test_the_limit_of_postgresql_ends_with_its_block(url: str, driver: Any) -> None:
+    """Although its transaction continues. A later block may have a longer limit."""
+    connection = driver.connect(url, options="-c statement_timeout=3h")
+    limits = StatementLimits(connection)
+    with deadline(50.0), limits:
+        outer = limit_of(connection)
+        with deadline(10.0), limits:
+            assert limit_of(connection) != outer
+        assert limit_of(connection) == outer != "3h"
+    assert limit_of(connection) == "3h"
+    for end in (connection.rollback, connection.close):
+        with deadline(20.0), StatementLimits(connection):
+            end()
+    connection.close()
+
+
+@pytest.mark.parametrize("driver", [psycopg, psycopg2])
+def test_a_block_in_autocommit_mode_is_refused(url: str, driver: Any) -> None:
+    """It would limit nothing. Also without a deadline, so that tests notice it."""
+    connection = driver.connect(url)
+    connection.autocommit = True
+    with pytest.raises(ValueError, match="begin a transaction"), StatementLimits(connection):
+        pytest.fail("it began")
+    connection.cursor().execute("begin")
+    with deadline(20.0), StatementLimits(connection):
+        assert limit_of(connection) != "0"
+    assert limit_of(connection) == "0"
+    connection.close()
+
+
+async def test_a_block_limits_an_asynchronous_connection(url: str) -> None:
+    """And ends its limit."""
+    connection = await psycopg.AsyncConnection.connect(url)
+    shown: list[Any] = []
+    async with deadline(20.0), StatementLimits(connection):
+        shown += await (await connection.execute("show statement_timeout")).fetchall()
+    shown += await (await connection.execute("show statement_timeout")).fetchall()
+    assert [shown[0] != ("0",), shown[1]] == [True, ("0",)]
+    await connection.close()

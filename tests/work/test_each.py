@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import nullcontext, suppress
 from itertools import count
@@ -549,6 +550,27 @@ def test_many_items_are_worked_on_in_few_threads() -> None:
             seen.add(item)
     assert len(seen) == 5000
     wait_until(lambda: not any(it.name.startswith("resilience-each") for it in threading.enumerate()))
+
+
+async def test_an_item_is_freed_once_it_is_delivered(world: World, ordered: bool) -> None:
+    class Item: ...
+
+    alive: weakref.WeakSet[Item] = weakref.WeakSet()
+
+    def source() -> Iterator[Item]:
+        for _ in range(20):
+            item = Item()
+            alive.add(item)
+            yield item
+            del item
+
+    async def work(item: Item) -> None: ...
+
+    async with entered(world, each(Retry(1), world.native(work), source(), limit=2, ordered=ordered)) as pairs:
+        consumed = Consumed(world, pairs)
+        for _ in range(20):
+            await consumed.next()
+        await until(world, lambda: not alive)
 
 
 def test_async_items_or_an_async_function_in_a_blocking_block_are_refused() -> None:

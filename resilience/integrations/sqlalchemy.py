@@ -248,12 +248,20 @@ class _Limits:
         if connection.dialect.name == "postgresql":
             current: str = connection.exec_driver_sql(SHOW_STATEMENT_TIMEOUT).scalar_one()
             if statement := shorter_limit(current, self._ctx):
-                connection.exec_driver_sql(statement)
+                _execute_once(connection, statement)
         elif connection.dialect.name == "sqlite":
             pooled = connection.connection
             limits = pooled.info[_LIMITS] = SQLiteLimits(pooled.driver_connection)
             self._endings.append(partial(_remove, limits, pooled.dbapi_connection))
-            _drive(pooled.dbapi_connection, limits.begin(self._ctx))
+            _drive(pooled.dbapi_connection, lambda _: limits.begin(self._ctx))
+
+
+def _execute_once(connection: Connection, statement: str) -> None:
+    """Execute a statement whose text will not come again; SQLAlchemy would prepare it with asyncpg, and keep it."""
+    if connection.dialect.driver == "asyncpg":
+        _drive(connection.connection.dbapi_connection, lambda driver: driver.execute(statement))
+    else:
+        connection.exec_driver_sql(statement)
 
 
 #: The key of a connection's limits in its `info`.
@@ -270,7 +278,7 @@ def _before_return(adapted: Any, record: ConnectionPoolEntry | None, state: obje
 
 def _remove(limits: SQLiteLimits, adapted: Any) -> None:
     with suppress(Exception):  # a broken connection raises, and is not used again
-        _drive(adapted, limits.end())
+        _drive(adapted, lambda _: limits.end())
 
 
 def _is_session(blocking: object) -> bool:
@@ -291,10 +299,10 @@ async def _run(work: Any, step: Callable[[Any], None]) -> None:
         await run_sync(step)
 
 
-def _drive(adapted: Any, step: Coroutine[Any, Any, None]) -> None:
+def _drive(adapted: Any, step: Callable[[Any], Coroutine[Any, Any, object]]) -> None:
     """Run a step with the driver's connection; the adapter of an asynchronous driver awaits it in the greenlet."""
     run_async = getattr(adapted, "run_async", None)
     if run_async is None:
-        drive(step)
+        drive(step(adapted))
     else:
-        run_async(lambda driver: step)
+        run_async(step)

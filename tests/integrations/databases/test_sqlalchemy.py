@@ -377,3 +377,16 @@ async def test_a_connection_that_is_lost_after_the_last_statement_is_tried_again
     async with engine.connect() as connection:
         assert list(await connection.scalars(select(Note.text))) == ["attempt 2"]
     await engine.dispose()
+
+
+async def test_limits_fill_no_cache_of_prepared_statements(url: str) -> None:
+    """asyncpg keeps each text, and each unit has another time left: those of the user would have to leave."""
+    engine = create_async_engine(url.replace("://", "+asyncpg://"))
+
+    @unit_of_work(AGAIN, engine)
+    async def prepared(connection: AsyncConnection) -> list[str]:
+        return list(await connection.scalars(text("select statement from pg_prepared_statements")))
+
+    async with deadline(20.0):
+        assert [it for it in await prepared() if it.startswith("SET")] == []
+    await engine.dispose()

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from resilience import forks
 from resilience.ambient import current_context
 from resilience.callables import maybe_await
-from resilience.clock import clock
+from resilience.clock import MAX_CLIENT_TIMEOUT, clock
 from resilience.context import Context
 from resilience.errors import BlockMisuse
 from resilience.integrations.dbapi.drivers import is_autocommit, is_in_transaction, is_of, is_psycopg, is_sqlite
@@ -225,8 +225,17 @@ def shorter_limit(current: str, ctx: Context) -> str | None:
     """
     number = current.rstrip("abcdefghijklmnopqrstuvwxyz")
     milliseconds = int(number) * _UNITS.get(current.removeprefix(number), 1)
-    left = milliseconds_left(ctx)
-    return None if 0 < milliseconds <= left else f"SET LOCAL statement_timeout = {left}"
+    limit = _rounded_up(milliseconds_left(ctx))
+    return None if 0 < milliseconds <= limit else f"SET LOCAL statement_timeout = {limit}"
+
+
+def _rounded_up(milliseconds: int) -> int:
+    """Keep three digits: PostgreSQL has statistics of each text, for at most 5000 by default.
+
+    Not rounded down, as a server answers 504 only if the database has ended a statement after the deadline.
+    """
+    step = int(10 ** max(0, len(str(milliseconds)) - 3))
+    return min(-(-milliseconds // step) * step, int(MAX_CLIENT_TIMEOUT * 1000))
 
 
 def _plain_cursor(connection: Any) -> Any:

@@ -14,7 +14,7 @@ import psycopg2
 import psycopg2.extras
 import pytest
 
-from resilience import DeadlineExceeded, Retry, WorkersExhausted, deadline
+from resilience import Context, DeadlineExceeded, Retry, WorkersExhausted, deadline
 from resilience.errors import Misuse
 from resilience.integrations.dbapi import StatementLimits, limits, unit_of_work
 from resilience.runtimes import workers
@@ -302,6 +302,20 @@ def test_the_limit_of_postgresql_ends_with_its_block(url: str, driver: Any) -> N
         with deadline(20.0), StatementLimits(connection):
             end()
     connection.close()
+
+
+def test_the_limits_of_postgresql_have_few_texts(clock: FakeClock) -> None:
+    """Its statistics keep each text. A limit is at most a hundredth longer than the time left, and never shorter:
+    a statement that is ended before the deadline would be no proof that the time was over.
+    """
+    texts = set()
+    for milliseconds in (*range(1, 2000), *range(10_000, 100_000, 7)):
+        statement = limits.shorter_limit("0", Context(timeout=milliseconds / 1000 + 0.0001))
+        assert statement is not None
+        texts.add(statement)
+        assert milliseconds <= int(statement.rpartition(" ")[2]) <= milliseconds * 1.01
+    assert len(texts) <= 999 + 101 + 901
+    assert limits.shorter_limit("1004ms", Context(timeout=1.002)) is None
 
 
 @pytest.mark.parametrize("driver", [psycopg, psycopg2])

@@ -91,6 +91,8 @@ runtimes/races/{__init__,asyncio_race,threads,trio_race}: HEDGE own_policy conte
     policies/circuit_breaker_probe streams/usage composition/cancellation
 network_errors: matching transient_for_real integrations/sdks
 work/claims: work/once integrations/redis/once
+work/each_tasks: work/each
+work/each_threads: work/each
 work/for_each: work/each bad_input
 work/gate: work/gate composition/cancellation
 work/idempotency: work/idempotency

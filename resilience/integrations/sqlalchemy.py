@@ -121,20 +121,16 @@ class _UnitOfWork(UnitOfWork[Any, D]):
         return made.registry() if hasattr(made, "registry") else made
 
     @override
-    def refuse_autocommit(self, connection: Any) -> None:
-        blocking = _blocking(connection)
-        bind = blocking.bind if _is_session(blocking) else blocking
-        if bind is not None:  # a session with several databases has none
-            level = bind.get_execution_options().get("isolation_level", bind.dialect._on_connect_isolation_level)
-            if level == "AUTOCOMMIT":
-                raise AutocommitMisuse(AUTOCOMMIT)
-
-    @override
     def watch(self, connection: Any, committed: Callable[[], None]) -> None:
-        blocking = _blocking(connection)
+        bind = blocking = _blocking(connection)
         if _is_session(blocking):  # a listener for each connection would take as long as a transaction
             _listen_to_sessions()
             blocking.info[_COMMITTED] = committed
+            bind = blocking.bind  # None if it has several databases
+        if bind is not None:
+            level = bind.get_execution_options().get("isolation_level", bind.dialect._on_connect_isolation_level)
+            if level == "AUTOCOMMIT":
+                raise AutocommitMisuse(AUTOCOMMIT)
 
     @override
     def limits(self, connection: Any) -> _Limits:

@@ -157,13 +157,13 @@ class UnitOfWork(Generic[W, D]):
         """Return the connection to commit and close, if `connect` returns an object that only refers to one."""
         return made
 
-    def refuse_autocommit(self, connection: W) -> None:
-        """Raise if each statement is committed by itself."""
+    def watch(self, connection: W, committed: Callable[[], None]) -> None:
+        """Refuse a connection in autocommit mode; have `committed` called after a commit of the function itself.
+
+        That is only possible if the connection reports it.
+        """
         if is_autocommit(connection):
             raise AutocommitMisuse(AUTOCOMMIT)
-
-    def watch(self, connection: W, committed: Callable[[], None]) -> None:
-        """Have `committed` called after a commit of the function itself, if the connection can report it."""
 
     def limits(self, connection: W) -> AbstractAsyncContextManager[object]:
         """Return a context manager that limits the statements of a connection to the deadline."""
@@ -234,7 +234,6 @@ class _Execution(ClientCall):
         connection = self._unit.connection_of(made)
         limits = None
         try:
-            self._unit.refuse_autocommit(connection)
             self._unit.watch(connection, partial(self._commits.append, deadline))
             if self._unit._limit_statements and deadline < inf:
                 limits = self._unit.limits(connection)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from resilience import Retry
 from resilience.events import RetryScheduled
+from resilience.pytest_plugin import _resilience_recorder, _resilience_time  # noqa: F401 -- fixtures of this module
 from resilience.testing import Recorder, VirtualClock, script
-from resilience.testing.plugin import _resilience_recorder, _resilience_time  # noqa: F401 -- fixtures of this module
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +52,7 @@ def test_each_test_has_its_own_clock(resilience_time, resilience_recorder):
 #: Runs pytest in a separate project without other plugins, once for the list of its fixtures.
 RUN = """
 import pytest, sys
-options = ["-q", "-W", "error", "-p", "resilience.testing.plugin"]
+options = ["-q", "-W", "error", "-p", "resilience.pytest_plugin"]
 pytest.main([*options, "--fixtures"])
 sys.exit(pytest.main(options))
 """
@@ -66,7 +66,7 @@ def test_the_fixtures_work_in_a_separate_project(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
-    ours = re.findall(r"^(\w+) -- .*resilience/testing/plugin\.py", done.stdout, re.MULTILINE)
+    ours = re.findall(r"^(\w+) -- .*resilience/pytest_plugin\.py", done.stdout, re.MULTILINE)
     assert sorted(ours) == ["resilience_recorder", "resilience_time"]
 
 
@@ -76,7 +76,14 @@ def test_the_fixtures_work_together(resilience_time: VirtualClock, resilience_re
     resilience_recorder.assert_happened(RetryScheduled, times=1, delay=60)
 
 
+def test_the_plugin_imports_nothing_of_the_library_before_a_test_uses_a_fixture() -> None:
+    """pytest loads it in every project of an environment, also in those that do not use the library."""
+    show = "import sys, resilience.pytest_plugin; print(sorted(it for it in sys.modules if 'resilience' in it))"
+    done = subprocess.run([sys.executable, "-c", show], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "['resilience', 'resilience.pytest_plugin']\n"
+
+
 def test_pytest_finds_the_plugin_by_its_entry_point() -> None:
     """A project does not have to name it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["entry-points"]["pytest11"] == {"resilience": "resilience.testing.plugin"}
+    assert project["entry-points"]["pytest11"] == {"resilience": "resilience.pytest_plugin"}

@@ -121,7 +121,9 @@ class AsyncStream(AsyncGenerator[T, None]):
             except BaseException as error:
                 failed = error
             if self._finalizer is None:
-                self._finalizer = sys.get_asyncgen_hooks().finalizer
+                first_iteration, self._finalizer = sys.get_asyncgen_hooks()
+                if first_iteration is not None:
+                    first_iteration(self)
             item = await driver.wait(out if failed is None else driver.step(failed))
         finally:
             driver.is_busy = False
@@ -161,6 +163,26 @@ class AsyncStream(AsyncGenerator[T, None]):
 
     def __del__(self) -> None:
         """Let the event loop close a stream that is garbage-collected, as asynchronous generators do (PEP 525)."""
-        if self._finalizer is not None and not self._driver.is_over:
-            with suppress(RuntimeError):  # the run of trio is over
-                self._finalizer(self)
+        finalizer = self._finalizer
+        if finalizer is None or self._driver.is_over:
+            return
+        closed: AsyncGenerator[Any, Any] = self
+        is_in_its_loop = sys.get_asyncgen_hooks().finalizer == finalizer
+        if is_in_its_loop:
+            closed = _closing(self._driver)
+            with suppress(StopIteration):
+                closed.__anext__().__await__().send(None)
+        with suppress(RuntimeError):  # the run of trio is over
+            finalizer(closed)
+
+
+async def _closing(driver: Driver) -> AsyncGenerator[None, None]:
+    """Close a stream when this generator, which has begun, is closed.
+
+    At the end of its run, a loop cancels the task that closes a stream, perhaps before its first step. Then nothing of
+    an `aclose()` of ours would run, but the `finally` of a generator does.
+    """
+    try:
+        yield
+    finally:
+        await driver.close()

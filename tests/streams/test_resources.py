@@ -8,7 +8,7 @@ import gc
 import random
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, nullcontext
 from typing import Any, NoReturn
 
 import anyio
@@ -249,3 +249,32 @@ async def test_a_context_variable_of_a_source_is_kept_between_pulls(world: World
         assert VARIABLE.get() == 0
         await (stream.close() if leaves else stream.all())
     assert restored == [0, 0]
+
+
+@pytest.mark.parametrize("left", ["dropped", "referenced"])
+def test_a_stream_that_is_left_open_at_the_end_of_its_event_loop_is_closed(tasks_world: World, left: str) -> None:
+    """Like a generator: the policies release what they hold, and the source ends its `finally`."""
+    bulkhead, kept, closed = Bulkhead(1), list[Any](), list[str]()
+
+    async def source() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            closed.append("closed")
+
+    async def leave() -> None:
+        stream = Pipeline(Timeout(60), bulkhead).streaming().call(source)
+        if left == "referenced":
+            kept.append(stream)
+        async for _ in stream:
+            break
+
+    warns = tasks_world.name == "trio" and left == "dropped"  # as for any generator that is not closed
+    with (
+        no_collector(),
+        pytest.warns(ResourceWarning, match="before it had been exhausted") if warns else nullcontext(),
+    ):
+        for times in (1, 2):
+            anyio.run(leave, backend=tasks_world.name)
+            assert (bulkhead.stats().in_flight, closed) == (0, ["closed"] * times)

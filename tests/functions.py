@@ -34,3 +34,17 @@ class Later:
 
 async def coroutine(*args: object) -> str:
     return "never awaited"
+
+
+async def fail_on_the_way_out(*args: object) -> None:
+    """Wait in a task group until it is cancelled. A child then raises, which trio adds to the cancellation."""
+
+    async def child() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise Boom("on the way out")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(child)
+        group.start_soon(anyio.sleep_forever)

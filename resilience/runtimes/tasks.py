@@ -293,6 +293,18 @@ TASKS: TaskRuntime = TaskRuntime()
 _NOT_BEGUN: Final = object()
 
 
+def split_cancellation(group: BaseExceptionGroup) -> tuple[BaseException, ExceptionGroup] | None:
+    """Return the cancellation in a group of exceptions, and the failures beside it; None if it has not both.
+
+    A nursery of trio, and a task group of anyio in it, adds to a cancellation what children raise on the way out. A
+    scope that has cancelled them would take only the cancellation out of the group, and let the failures out.
+    """
+    import anyio  # here, as in `_library`
+
+    cancelled, failed = group.split(anyio.get_cancelled_exc_class())
+    return (cancelled, failed) if cancelled is not None and isinstance(failed, ExceptionGroup) else None
+
+
 @types.coroutine
 def cut_off_at(deadline: float, awaitable: Awaitable[T], late: Callable[[], Exception]) -> Generator[Any, Any, T]:
     """Await an awaitable; cut it off at `deadline`, an instant on the process clock, and raise `late()` then.

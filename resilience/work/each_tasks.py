@@ -14,7 +14,7 @@ from typing_extensions import override
 from resilience.errors import Misuse
 from resilience.executable import acaptured
 from resilience.runtimes.base import close_each
-from resilience.runtimes.tasks import TASKS
+from resilience.runtimes.tasks import TASKS, split_cancellation
 from resilience.work.each_calls import Call, Job
 
 
@@ -112,6 +112,11 @@ class Tasks(AsyncIterator[Any]):
             call.outcome = await acaptured(self._job.policy.acall(self._job.function, call.item))
         except Misuse as error:
             call.outcome = error
+        except BaseExceptionGroup as group:
+            call.outcome = group
+            if (parts := split_cancellation(group)) is None:
+                raise
+            raise parts[0] from None
         except BaseException as error:  # a cancellation, perhaps of what the function awaited: the consumer must get it
             call.outcome = error
             raise

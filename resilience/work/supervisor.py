@@ -24,6 +24,7 @@ from resilience.formats import format_number
 from resilience.info import Listener
 from resilience.log import logger
 from resilience.outcome import Failure
+from resilience.runtimes.tasks import split_cancellation
 
 #: The supervisors that run the current task, or a task that has started it.
 _kept_running: ContextVar[tuple[Supervisor, ...]] = ContextVar("resilience.supervisors", default=())
@@ -171,6 +172,12 @@ class Supervisor:
                     raise
                 failure = Failure(RuntimeError("what it awaited was cancelled"))
                 failure.error.__cause__ = error
+            except BaseExceptionGroup as group:
+                if (parts := split_cancellation(group)) is None:
+                    raise
+                cancelled, failed = parts
+                self._log(name, Failure(failed), "as it was cancelled")
+                raise cancelled from None
             else:
                 raise TypeError(f"{name} returned {type(awaitable).__name__}: a supervisor runs coroutine functions")
             now = clock.now()

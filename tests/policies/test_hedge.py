@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextvars import ContextVar
+from itertools import count
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from resilience import (
 )
 from resilience.testing import recording
 from tests.conftest import Boom, Script, Virtual, World
-from tests.functions import raising
+from tests.functions import fail_on_the_way_out, raising
 from tests.policies.hedges import Service
 from tests.policies.retries import Response, bad, notes_of
 
@@ -60,6 +61,17 @@ async def test_only_the_losers_of_a_hedge_are_cancelled_by_it(anywhere: Virtual)
     ended = [(type(it).__name__, it.cancelled_by) for it in recorder.events]
     calls = [("CallFinished", by) for by in (None, "hedge", "deadline", "deadline")]
     assert ended == [*calls, ("ExecutionFinished", None)]
+
+
+async def test_a_loser_that_fails_on_the_way_out_changes_nothing(tasks_world: World) -> None:
+    calls = count(1)
+
+    async def fetch() -> str:
+        if next(calls) == 1:
+            await fail_on_the_way_out()
+        return "second"
+
+    assert await Hedge(0.01).acall(fetch) == "second"
 
 
 @pytest.mark.parametrize(

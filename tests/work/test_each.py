@@ -23,7 +23,7 @@ from tests.callers import wait_until
 from tests.conftest import Boom, Script, Watched, World, no_collector
 from tests.contention.beside import until
 from tests.contention.storm import Gauge
-from tests.functions import quick, raising
+from tests.functions import fail_on_the_way_out, quick, raising
 from tests.policies.blocks import entered
 from tests.policies.retries import Response
 from tests.streams.sources import Consumed
@@ -725,3 +725,26 @@ async def test_an_error_of_closing_the_items_is_in_no_exception_group(tasks_worl
                 if raises:
                     raise ValueError("of the block")
                 break
+
+
+@pytest.mark.parametrize("ends", ["by an error", "early", "by a cancellation"])
+async def test_a_call_that_fails_on_the_way_out_changes_nothing(tasks_world: World, ends: str) -> None:
+    """The error of the block is in no group, and a block that is left or cancelled raises none."""
+
+    async def work(number: int) -> int:
+        if number:
+            await fail_on_the_way_out()
+        await anyio.sleep(0.01)
+        return number
+
+    async def consume() -> None:
+        async with each(Retry(1), work, range(3), limit=3) as outcomes:
+            async for _ in outcomes:
+                if ends == "by an error":
+                    raise KeyError("block")
+                if ends == "early":
+                    break
+
+    with anyio.move_on_after(0.05) as scope, pytest.raises(KeyError) if ends == "by an error" else nullcontext():
+        await consume()
+    assert scope.cancelled_caught == (ends == "by a cancellation")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from resilience.work import Supervisor
 from resilience.work import supervisor as supervisors
 from tests.callers import calls_around
 from tests.conftest import Boom, Virtual, Watched, World, no_collector, nothing_is_left_unawaited
+from tests.functions import fail_on_the_way_out
 
 
 class Task:
@@ -333,3 +335,24 @@ async def test_a_chain_of_started_tasks_keeps_no_reference_to_earlier_ones(tasks
     async with Supervisor() as supervisor:
         supervisor.start_soon(starts_the_next, supervisor, 20)
     assert known == [calls_around() + 1] * 21
+
+
+@pytest.mark.parametrize("ends", ["by an error", "by a drain", "by a cancellation"])
+async def test_a_task_that_fails_on_the_way_out_changes_nothing(
+    tasks_world: World, ends: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error of the block is in no group, and the failure is logged."""
+
+    async def run() -> None:
+        async with Supervisor(restart=[60]) as supervisor:
+            supervisor.start_soon(fail_on_the_way_out)
+            await anyio.sleep(0.01)
+            if ends == "by an error":
+                raise KeyError("block")
+            if ends == "by a drain":
+                assert await supervisor.adrain(0.01) is False
+
+    with anyio.move_on_after(0.1) as scope, pytest.raises(KeyError) if ends == "by an error" else nullcontext():
+        await run()
+    assert scope.cancelled_caught == (ends == "by a cancellation")
+    assert "fail_on_the_way_out failed with" in caplog.text

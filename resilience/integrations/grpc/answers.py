@@ -45,8 +45,10 @@ class _Ended:
     time_remaining: _Method = _constant(None)
 
 
+@grpc.Call.register
+@grpc.Future.register
 @final
-class DeadlineStatus(_Ended, DeadlineExceeded, grpc.aio.AioRpcError, grpc.Call, grpc.Future):  # type: ignore[misc]
+class DeadlineStatus(_Ended, DeadlineExceeded, grpc.aio.AioRpcError):  # type: ignore[misc]
     """The status of a call that was not made because its deadline had passed: `DEADLINE_EXCEEDED`.
 
     It is also a call: a blocking channel returns the error that one interceptor raises, as the call, to the next.
@@ -74,8 +76,10 @@ class DeadlineStatus(_Ended, DeadlineExceeded, grpc.aio.AioRpcError, grpc.Call, 
 _DETAILS = "answered by a policy"
 
 
+@grpc.Call.register
+@grpc.Future.register
 @final
-class Answer(_Ended, grpc.Call, grpc.Future):  # type: ignore[misc]
+class Answer(_Ended):
     """A policy's answer in place of a blocking call: a message, or an iterable of messages."""
 
     _replies: Iterator[Any] | None = None

@@ -25,9 +25,13 @@ class TrioRace(Race):
 
     @override
     async def _run_cuttable(self, number: int, ctx: Any) -> None:
-        with self._trio.CancelScope() as scope:
-            self._running[number] = scope.cancel
-            await self._attempt(number, ctx)
+        try:
+            with self._trio.CancelScope() as scope:
+                self._running[number] = scope.cancel
+                await self._attempt(number, ctx)
+        except ExceptionGroup:  # a nursery adds to a cancellation what was raised on the way out
+            if not scope.cancelled_caught:
+                raise
 
     @override
     def _start(self, number: int, ctx: Any) -> None:

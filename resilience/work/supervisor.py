@@ -120,7 +120,7 @@ class Supervisor:
     async def adrain(self, timeout: Duration) -> bool:
         """Restart no more tasks, and wait until all have ended; after `timeout` seconds (0 or more), cancel the rest.
 
-        :returns: whether all tasks ended without being cancelled.
+        :returns: whether this drain has cancelled no task; another one, with a shorter `timeout`, may have.
         """
         seconds = checks.seconds("timeout", timeout, zero=True)
         if self._stopping is None:

@@ -74,6 +74,12 @@ async def test_a_loser_that_fails_on_the_way_out_changes_nothing(tasks_world: Wo
     assert await Hedge(0.01).acall(fetch) == "second"
 
 
+async def test_a_group_that_a_predicate_raises_reaches_the_caller(world: World) -> None:
+    group = ExceptionGroup("of a predicate", [KeyError()])
+    error = await world.attempt(Hedge(60, on=raising(group)), Script(Boom()).function())
+    assert error is group
+
+
 @pytest.mark.parametrize(
     ("seconds", "expected", "loser"), [((5, 0.01), ("second", 0.11), 0), ((0.2, 5), ("first", 0.2), 1)]
 )

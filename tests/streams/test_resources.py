@@ -278,3 +278,15 @@ def test_a_stream_that_is_left_open_at_the_end_of_its_event_loop_is_closed(tasks
         for times in (1, 2):
             anyio.run(leave, backend=tasks_world.name)
             assert (bulkhead.stats().in_flight, closed) == (0, ["closed"] * times)
+
+
+def test_a_stream_is_read_without_an_event_loop_as_long_as_it_does_not_wait() -> None:
+    """No loop has set the hooks of asynchronous generators, so none closes it."""
+
+    async def source() -> AsyncIterator[int]:
+        yield 1
+
+    stream = Retry(1).streaming().call(source)
+    with pytest.raises(StopIteration) as returned:
+        stream.__anext__().send(None)
+    assert returned.value.value == 1

@@ -748,3 +748,10 @@ async def test_a_call_that_fails_on_the_way_out_changes_nothing(tasks_world: Wor
     with anyio.move_on_after(0.05) as scope, pytest.raises(KeyError) if ends == "by an error" else nullcontext():
         await consume()
     assert scope.cancelled_caught == (ends == "by a cancellation")
+
+
+async def test_a_group_with_an_interrupt_reaches_the_consumer(world: World) -> None:
+    group = BaseExceptionGroup("of a child", [KeyboardInterrupt()])
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await outcomes_of(world, raising(group), [1], limit=1)
+    assert raised.group_contains(KeyboardInterrupt)

@@ -356,3 +356,13 @@ async def test_a_task_that_fails_on_the_way_out_changes_nothing(
         await run()
     assert scope.cancelled_caught == (ends == "by a cancellation")
     assert "fail_on_the_way_out failed with" in caplog.text
+
+
+async def test_a_group_with_an_interrupt_is_raised(tasks_world: World) -> None:
+    async def run() -> None:
+        raise BaseExceptionGroup("of a child", [KeyboardInterrupt()])
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        async with Supervisor() as supervisor:
+            supervisor.start_soon(run)
+    assert raised.group_contains(KeyboardInterrupt)

@@ -116,7 +116,10 @@ class Tasks(AsyncIterator[Any]):
             call.outcome = group
             if (parts := split_cancellation(group)) is None:
                 raise
-            raise parts[0] from None
+            try:
+                raise parts[0] from None
+            finally:
+                del parts  # no cycle, as below
         except BaseException as error:  # a cancellation, perhaps of what the function awaited: the consumer must get it
             call.outcome = error
             raise

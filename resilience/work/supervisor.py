@@ -160,26 +160,9 @@ class Supervisor:
         restarts: deque[float] = deque()
         while True:
             began = clock.now()
-            try:
-                if is_awaitable(awaitable := call()):
-                    await awaitable
-                    return
-            except Exception as error:
-                failure = Failure(error)
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():  # not only something that it awaits
-                    raise
-                failure = Failure(RuntimeError("what it awaited was cancelled"))
-                failure.error.__cause__ = error
-            except BaseExceptionGroup as group:
-                if (parts := split_cancellation(group)) is None:
-                    raise
-                cancelled, failed = parts
-                self._log(name, Failure(failed), "as it was cancelled")
-                raise cancelled from None
-            else:
-                raise TypeError(f"{name} returned {type(awaitable).__name__}: a supervisor runs coroutine functions")
+            failure = await self._run_once(name, call)
+            if failure is None:
+                return
             now = clock.now()
             if now - began >= self._within:
                 delays = self._restart.delays()
@@ -198,6 +181,31 @@ class Supervisor:
             with anyio.move_on_after(clock.shorten(delay)):
                 await self.wait_stopping()
                 return
+
+    async def _run_once(self, name: str, call: Callable[[], Awaitable[object]]) -> Failure | None:
+        """Run a task until it ends, and return its failure; None if it has returned."""
+        try:
+            if is_awaitable(awaitable := call()):
+                await awaitable
+                return None
+        except Exception as error:
+            return Failure(error)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():  # not only something that it awaits
+                raise
+            failure = Failure(RuntimeError("what it awaited was cancelled"))
+            failure.error.__cause__ = error
+            return failure
+        except BaseExceptionGroup as group:
+            if (parts := split_cancellation(group)) is None:
+                raise
+            try:
+                self._log(name, Failure(parts[1]), "as it was cancelled")
+                raise parts[0] from None
+            finally:
+                del parts  # no cycle: error -> traceback -> this frame -> error
+        raise TypeError(f"{name} returned {type(awaitable).__name__}: a supervisor runs coroutine functions")
 
     def _park(self, name: str, restarts: int, last: Failure) -> None:
         self._parked.append(name)

@@ -47,7 +47,7 @@ policies/fallback: policies/fallback EVERY_POLICY
 policies/circuit_breaker: BREAKER policies/machines composition/{nested_calls,nested_trees,signals} EVERY_POLICY
 policies/live_circuit: BREAKER policies/{machines,observe_only} composition/{nested_calls,nested_trees}
 policies/marks: BREAKER composition/{nested_calls,nested_trees}
-policies/{retry_state,retry}: RETRY context EVERY_POLICY
+policies/{retry_state,attempts,retry}: RETRY context EVERY_POLICY
 state/quantiles: state/quantiles policies/hedge_delay
 policies/hedge: HEDGE policies/repeat_cap EVERY_POLICY
 policies/latencies: policies/hedge_delay bad_input

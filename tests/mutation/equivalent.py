@@ -137,6 +137,8 @@ _EQUIVALENT: dict[str, dict[str, list[str]]] = {
         "the first attempt may have its own context, too": [
             "attempt = ctx if ctx.attempt == <[1||0]> else ctx.child(attempt=1)"
         ],
+    },
+    "policies/attempts.py": {
         _FOR_CHECKERS: ["if <[error is None or self._state is None||((error is None))]>:"],
         _FALSE_ANYWAY: ["return False"],
         _RETURNS_NONE: ["return None"],
